@@ -1,0 +1,1 @@
+"""tfgrpo: make LLM agents better from a few dozen examples."""
