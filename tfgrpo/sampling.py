@@ -1,0 +1,485 @@
+"""The only loop that turns tasks into groups.
+
+A `Sampler` owns concurrency, deadlines, verification and the verdict "this run cannot work": it
+gives up early when a key or model is wrong, or when nothing can be scored. One failed rollout
+changes nothing for its siblings. Every finished rollout goes to the recorder before anything is
+built on it, and what the recorder already holds is never made again.
+
+Does not know: what a policy does, how calls are cached, paid or retried (the LM's wrappers do),
+or what groups are for. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tfgrpo.canonical import derive_seed
+from tfgrpo.context import EMPTY_CONTEXT, Context
+from tfgrpo.errors import (
+    ConfigError,
+    PolicyError,
+    ProviderError,
+    TfgrpoError,
+    VerifierError,
+    boundary,
+)
+from tfgrpo.protocols import GroupPolicy, Policy, Recorder, Verifier
+from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
+from tfgrpo.scope import CallScope, call_scope
+
+log = logging.getLogger(__name__)
+
+OnTruncated = Literal["exclude", "grade"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSettings:
+    """How rollouts are run; none of it changes what a rollout is, except `on_truncated`."""
+
+    concurrency: int = 32
+    """Rollouts in flight at most."""
+    timeout_s: float = 600.0
+    """Wall time of one attempt, seconds."""
+    verifier_timeout_s: float = 120.0
+    """Wall time of one verification, seconds."""
+    on_truncated: OnTruncated = "exclude"
+    """What a reply that hit its token limit becomes: outcome `truncated`, or graded and flagged."""
+    probe: int = 4
+    """Rollouts in flight until the first one has been graded; 0 starts at full width."""
+    give_up_after: int = 5
+    """Rollouts that fail in the same way, with none graded, before the run stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """Which groups to make: everything that decides their identity besides the task."""
+
+    group_size: int = 8
+    first_index: int = 0
+    """Sample index of the first rollout; later epochs continue where earlier ones ended."""
+    seed: int = 0
+    scope: str = ""
+    """Tells apart groups that should be separate draws under equal settings."""
+    stage: str = "practice"
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Kept with each group: step, arm, library version, …"""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a call to `Sampler.groups` is."""
+
+    stage: str
+    done: int
+    total: int
+    failed: int
+    in_flight: int
+
+
+class Stop:
+    """A request to stop: set once, seen by every loop that asks."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        """Ask that nothing new is started; what is in flight finishes."""
+        self.requested = True
+
+
+class Stopped(TfgrpoError):
+    """Sampling ended early because a stop was requested; finished rollouts are recorded."""
+
+
+@dataclass(slots=True)
+class _OpenGroup:
+    """A group in the making."""
+
+    task: Task
+    context: Context
+    group_id: str
+    draws: Draws
+    rollouts: dict[int, Rollout] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[int]:
+        first = self.draws.first_index
+        return [i for i in range(first, first + self.draws.group_size) if i not in self.rollouts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What one worker does at a time: one rollout, or a run of a group's rollouts in one call."""
+
+    group: _OpenGroup
+    indices: tuple[int, ...]
+
+
+class Sampler:
+    """Runs rollouts of one policy under one verifier.
+
+    Args:
+        policy: what acts.
+        verifier: what judges; None leaves every attempt `ungraded`.
+        settings: concurrency, deadlines, what to do with cut replies.
+        recorder: where finished rollouts are kept and found again.
+        on_progress: called after every finished rollout.
+        stop: a stop request shared with the caller.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        verifier: Verifier | None,
+        settings: SampleSettings | None = None,
+        *,
+        recorder: Recorder | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+        stop: Stop | None = None,
+    ) -> None:
+        self._policy = policy
+        self._verifier = verifier
+        self._settings = settings or SampleSettings()
+        self._recorder = recorder
+        self._on_progress = on_progress
+        self._stop = stop or Stop()
+        self._proven = self._settings.probe <= 0
+        self._failures: list[Rollout] = []
+        self._width = _width_within_limits(self._settings.concurrency)
+
+    @property
+    def verifier_id(self) -> str:
+        """The verifier's id, or empty where attempts stay ungraded."""
+        return "" if self._verifier is None else self._verifier.verifier_id
+
+    async def groups(
+        self,
+        tasks: Sequence[Task],
+        draws: Draws | None = None,
+        context: Context | Callable[[Task], Context] = EMPTY_CONTEXT,
+        sizes: Sequence[int] | None = None,
+    ) -> list[RolloutGroup]:
+        """Return one closed group a task, in the order of `tasks`.
+
+        Args:
+            tasks: distinct ids; the order fixes the order of the result and nothing else.
+            draws: size, indices, seed and stage of the groups.
+            context: what the policy is given, the same for all or chosen per task.
+            sizes: group sizes a task, in place of `draws.group_size`; 0 leaves a task out.
+
+        Raises:
+            ConfigError: no task, a repeated id, or a reference that the verifier cannot judge.
+            ProviderError: a wrong key, an unknown model, an exhausted quota.
+            PolicyError, VerifierError: every rollout so far failed in the same way.
+            BudgetError: a limit was reached; finished rollouts are recorded.
+            Stopped: a stop was requested; finished rollouts are recorded.
+        """
+        draws = draws or Draws()
+        self._check(tasks, draws)
+        opened = self._open(tasks, draws, context, sizes)
+        units = self._units(opened)
+        total = sum(g.draws.group_size for g in opened)
+        with call_scope(CallScope(stage=draws.stage)):
+            await self._run(units, draws.stage, total, total - sum(len(u.indices) for u in units))
+        return [self._close(g) for g in opened]
+
+    async def group(
+        self, task: Task, draws: Draws | None = None, context: Context = EMPTY_CONTEXT
+    ) -> RolloutGroup:
+        """Return the group of one task; raises like `groups`."""
+        return (await self.groups([task], draws, context))[0]
+
+    def _check(self, tasks: Sequence[Task], draws: Draws) -> None:
+        if not tasks:
+            raise ConfigError("there are no tasks: give at least one")
+        seen: set[str] = set()
+        for task in tasks:
+            if task.task_id in seen:
+                raise ConfigError(
+                    f"task id {task.task_id!r} occurs twice: every task needs an id of its own"
+                )
+            seen.add(task.task_id)
+        if draws.group_size < 1:
+            raise ConfigError(f"group_size is {draws.group_size}: at least 1 is needed")
+        if self._verifier is not None:
+            for task in tasks:
+                self._verifier.check_task(task)
+        sampling = getattr(self._policy, "sampling", None)
+        if draws.group_size > 1 and getattr(sampling, "temperature", None) == 0:
+            log.warning(
+                "temperature 0 with group_size %d: the draws of a group cannot differ, so no group "
+                "will teach anything; set a temperature above 0",
+                draws.group_size,
+            )
+
+    def _open(
+        self,
+        tasks: Sequence[Task],
+        draws: Draws,
+        context: Context | Callable[[Task], Context],
+        sizes: Sequence[int] | None,
+    ) -> list[_OpenGroup]:
+        if sizes is not None and len(sizes) != len(tasks):
+            raise ConfigError(f"{len(sizes)} sizes for {len(tasks)} tasks: give one a task")
+        opened: list[_OpenGroup] = []
+        for position, task in enumerate(tasks):
+            mine = draws if sizes is None else replace(draws, group_size=sizes[position])
+            if mine.group_size == 0:
+                continue
+            given = context if isinstance(context, Context) else context(task)
+            group_id = group_id_of(
+                task, given, self._policy.policy_id, seed=draws.seed, scope=draws.scope
+            )
+            group = _OpenGroup(task, given, group_id, mine)
+            if self._recorder is not None:
+                for i in group.missing:
+                    found = self._recorder.find_rollout(_rollout_id(group_id, i), self.verifier_id)
+                    if found is not None:
+                        group.rollouts[i] = found
+            opened.append(group)
+        return opened
+
+    def _units(self, opened: Iterable[_OpenGroup]) -> list[_Unit]:
+        together = isinstance(self._policy, GroupPolicy) and getattr(
+            self._policy, "prefers_groups", True
+        )
+        units: list[_Unit] = []
+        for group in opened:
+            runs = _runs(group.missing) if together else [(i,) for i in group.missing]
+            units.extend(_Unit(group, run) for run in runs)
+        return units
+
+    async def _run(self, units: list[_Unit], stage: str, total: int, done: int) -> None:
+        queue = iter(units)
+        state = _RunState(stage, total, done)
+        ready = asyncio.Event()
+        if self._proven:
+            ready.set()
+
+        async def worker(number: int) -> None:
+            if number >= self._settings.probe and not self._proven:
+                await ready.wait()
+            for unit in queue:
+                if self._stop.requested or state.ended is not None:
+                    return
+                state.in_flight += len(unit.indices)
+                try:
+                    await self._do(unit, state)
+                except TfgrpoError as exc:
+                    state.ended = state.ended or exc
+                finally:
+                    state.in_flight -= len(unit.indices)
+                    if self._proven or state.ended is not None:
+                        ready.set()
+            ready.set()
+
+        largest = max((len(u.indices) for u in units), default=1)
+        workers = min(len(units), max(1, self._width // largest))
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(workers):
+                tasks.create_task(worker(number))
+        if state.ended is not None:
+            raise state.ended
+        if self._stop.requested and any(u.group.missing for u in units):
+            raise Stopped(
+                f"stopped on request: {state.done} of {total} rollouts of stage {stage!r} are done "
+                "and kept"
+            )
+
+    async def _do(self, unit: _Unit, state: _RunState) -> None:
+        group = unit.group
+        for rollout in await self._attempt(unit):
+            finished = await self._judge(rollout, group.task)
+            if self._recorder is not None:
+                self._recorder.record_rollout(
+                    finished, group_id=group.group_id, verifier_id=self.verifier_id
+                )
+            group.rollouts[finished.sample_index] = finished
+            state.done += 1
+            if finished.outcome not in ("graded", "ungraded"):
+                state.failed += 1
+            self._watch(finished)
+            if self._on_progress is not None:
+                self._on_progress(
+                    Progress(state.stage, state.done, state.total, state.failed, state.in_flight)
+                )
+        if not group.missing:
+            self._record(group)
+
+    async def _attempt(self, unit: _Unit) -> list[Rollout]:
+        group, policy = unit.group, self._policy
+        task = group.task
+        seeds = [derive_seed(group.draws.seed, task.task_id, i) for i in unit.indices]
+        ids = [_rollout_id(group.group_id, i) for i in unit.indices]
+        scope = CallScope(group.draws.stage, task.task_id, ids[0], unit.indices[0])
+        started = time.monotonic()
+        made: Sequence[Rollout]
+        error = ""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                with call_scope(scope), boundary(PolicyError, f"policy {policy.policy_id!r}"):
+                    if len(unit.indices) > 1 and isinstance(policy, GroupPolicy):
+                        made = await policy.attempt_group(task, group.context, seeds)
+                    else:
+                        made = [await policy.attempt(task, group.context, seeds[0])]
+            if len(made) != len(ids):
+                raise PolicyError(
+                    f"policy {policy.policy_id!r} returned {len(made)} rollouts, "
+                    f"asked for {len(ids)}"
+                )
+        except TimeoutError:
+            error = f"no answer within {self._settings.timeout_s:g} s"
+            made = [Rollout(i, task.task_id).failed("timed_out", error) for i in ids]
+        except PolicyError as exc:
+            made = [Rollout(i, task.task_id).failed("policy_failed", str(exc)) for i in ids]
+        seconds = time.monotonic() - started
+        return [
+            replace(
+                rollout,
+                rollout_id=ids[k],
+                task_id=task.task_id,
+                sample_index=unit.indices[k],
+                seed=seeds[k],
+                duration_s=rollout.duration_s or seconds,
+            )
+            for k, rollout in enumerate(made)
+        ]
+
+    async def _judge(self, rollout: Rollout, task: Task) -> Rollout:
+        if rollout.outcome != "ungraded" or self._verifier is None:
+            return rollout
+        if rollout.is_truncated and self._settings.on_truncated == "exclude":
+            return rollout.failed("truncated", "the reply hit its token limit")
+        scope = CallScope("judge", task.task_id, rollout.rollout_id, rollout.sample_index)
+        where = f"verifier {self._verifier.verifier_id!r} on rollout {rollout.rollout_id!r}"
+        try:
+            async with asyncio.timeout(self._settings.verifier_timeout_s):
+                with call_scope(scope), boundary(VerifierError, where):
+                    return rollout.graded(await self._verifier.score(rollout, task))
+        except TimeoutError:
+            limit = self._settings.verifier_timeout_s
+            return rollout.failed("verifier_failed", f"{where}: no score within {limit:g} s")
+        except VerifierError as exc:
+            return rollout.failed("verifier_failed", str(exc))
+        except ProviderError as exc:
+            if exc.is_fatal:
+                raise
+            return rollout.failed("verifier_failed", f"{where}: {exc}")
+
+    def _watch(self, rollout: Rollout) -> None:
+        """Raise when the run cannot work; one graded rollout proves that it can."""
+        kind = rollout.metadata.get("provider_kind")
+        if kind in ("auth", "not_found", "quota"):
+            raise ProviderError(rollout.error, kind=kind)
+        if rollout.outcome in ("graded", "ungraded"):
+            self._proven = True
+            self._failures.clear()
+        if self._proven or rollout.outcome not in _HOPELESS:
+            return
+        self._failures.append(rollout)
+        same = [f for f in self._failures if f.outcome == rollout.outcome]
+        if len(same) >= self._settings.give_up_after:
+            message = f"the first {len(same)} rollouts all failed alike: {rollout.error}"
+            if rollout.outcome == "verifier_failed":
+                raise VerifierError(message)
+            if rollout.outcome == "policy_failed":
+                raise PolicyError(message)
+            raise ProviderError(message, kind=kind or "connection")
+
+    def _group(self, group: _OpenGroup) -> RolloutGroup:
+        metadata = {"stage": group.draws.stage, "verifier_id": self.verifier_id}
+        return RolloutGroup(
+            group_id=group.group_id,
+            task=group.task,
+            rollouts=tuple(group.rollouts[i] for i in sorted(group.rollouts)),
+            context=group.context,
+            policy_id=self._policy.policy_id,
+            metadata=metadata | group.draws.metadata,
+        )
+
+    def _record(self, group: _OpenGroup) -> None:
+        if self._recorder is not None:
+            self._recorder.record_group(self._group(group))
+
+    def _close(self, group: _OpenGroup) -> RolloutGroup:
+        return self._group(group)
+
+
+_HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")
+
+
+@dataclass(slots=True)
+class _RunState:
+    stage: str
+    total: int
+    done: int
+    failed: int = 0
+    in_flight: int = 0
+    ended: TfgrpoError | None = None
+
+
+def _rollout_id(group_id: str, sample_index: int) -> str:
+    return f"{group_id}-{sample_index}"
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, ...]]:
+    """Cut indices into runs of consecutive numbers.
+
+    >>> _runs([0, 1, 4, 5, 9])
+    [(0, 1), (4, 5), (9,)]
+    """
+    runs: list[list[int]] = []
+    for i in indices:
+        if runs and runs[-1][-1] == i - 1:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return [tuple(run) for run in runs]
+
+
+def _width_within_limits(asked: int) -> int:
+    """Keep the width below the file-descriptor limit: a connection takes up to two."""
+    if sys.platform == "win32":
+        return max(1, asked)
+    import resource  # not on Windows
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(8, (soft - 64) // 2) if soft > 0 else asked
+    if asked > most:
+        log.warning("concurrency %d cut to %d: only %d files may be open", asked, most, soft)
+    return max(1, min(asked, most))
+
+
+async def sample_groups(
+    tasks: Sequence[Task],
+    policy: Policy,
+    verifier: Verifier | None,
+    *,
+    context: Context | Callable[[Task], Context] = EMPTY_CONTEXT,
+    draws: Draws | None = None,
+    settings: SampleSettings | None = None,
+    recorder: Recorder | None = None,
+) -> list[RolloutGroup]:
+    """Return one group a task, in order; raises like `Sampler.groups`."""
+    sampler = Sampler(policy, verifier, settings, recorder=recorder)
+    return await sampler.groups(tasks, draws, context)
+
+
+async def sample_group(
+    task: Task,
+    policy: Policy,
+    verifier: Verifier | None,
+    *,
+    context: Context = EMPTY_CONTEXT,
+    draws: Draws | None = None,
+    settings: SampleSettings | None = None,
+    recorder: Recorder | None = None,
+) -> RolloutGroup:
+    """Return the group of one task: G rollouts under one context; raises like `Sampler.groups`."""
+    return await Sampler(policy, verifier, settings, recorder=recorder).group(task, draws, context)
