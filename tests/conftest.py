@@ -1,0 +1,61 @@
+"""What every test shares: an empty home, no network, and a count of the browser tests that ran."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@pytest.fixture(autouse=True)
+def _only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forbid connections to anything but this machine."""
+    connect = socket.socket.connect
+
+    def guarded(self: socket.socket, address: object) -> None:
+        if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
+            raise AssertionError(f"a test connects to {address!r}: tests need no network")
+        connect(self, address)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of public benchmark data; tests that need it skip where it is absent."""
+    root = Path(__file__).parent.parent
+    folder = Path(os.environ.get("TFGRPO_SHARED", root / ".." / "shared")).resolve()
+    if not (folder / "data").is_dir():
+        pytest.skip("the public benchmark data (TFGRPO_SHARED) is not here")
+    return folder
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty home and no key in the environment."""
+    for name in list(os.environ):
+        if name.endswith(("_API_KEY", "_TOKEN")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield tmp_path
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many browser tests ran, so that a skipped browser is seen."""
+    ran = skipped = 0
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            if "browser" in getattr(report, "keywords", ()) and getattr(report, "when", "") in (
+                "call",
+                "setup",
+            ):
+                if outcome == "skipped":
+                    skipped += 1
+                elif report.when == "call":
+                    ran += 1
+    terminalreporter.write_line(f"browser tests: {ran} ran, {skipped} skipped")
