@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -126,9 +126,9 @@ async def test_the_circuit_opens_then_one_probe_goes_through() -> None:
 async def test_short_answers_are_completed_under_the_missing_sample_indices() -> None:
     class Short:
         model_id = "short"
-        identity: Mapping[str, Any] = {}
+        identity: ClassVar[Mapping[str, Any]] = {}
         prefers_n = True
-        asked: list[tuple[int, int, list[int | None]]] = []
+        asked: ClassVar[list[tuple[int, int, list[int | None]]]] = []
 
         async def complete(
             self, request: Request, n: int, seeds: Sequence[int | None]

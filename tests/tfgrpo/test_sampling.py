@@ -162,7 +162,7 @@ async def test_a_crashing_verifier_is_never_a_reward() -> None:
 @pytest.mark.parametrize(
     ("policy", "verifier", "error", "most"),
     [
-        (Echo({i: "auth" for i in range(99)}), Parity(), ProviderError, 5),
+        (Echo(dict.fromkeys(range(99), "auth")), Parity(), ProviderError, 5),
         (Echo(), Parity(error=RuntimeError("no reference")), VerifierError, 9),
         (Echo({i: RuntimeError("x") for i in range(99)}), Parity(), PolicyError, 9),
     ],

@@ -1,0 +1,5 @@
+"""`python -m tfgrpo` is the command line."""
+
+from tfgrpo.cli import main
+
+main()

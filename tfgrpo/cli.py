@@ -1,0 +1,164 @@
+"""The command line: verbs, exit codes, messages; the one place that wires the modules together.
+
+Modules with commands of their own are loaded when their verb is used. Every command is one public
+function with the same names; an error of ours becomes three short lines and an exit code, a
+traceback only with `--debug`. Records go to standard output, everything else to standard error.
+
+Exit codes: 0 done, verdict met · 1 verdict not met · 2 usage or config · 3 credentials or model ·
+4 stopped by a cap · 5 inconclusive · 6 store, disk or lock · 130 Ctrl-C · 143 TERM.
+
+Does not know: what the verbs do. Source: own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from typing import Annotated, Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from tfgrpo.errors import (
+    BudgetError,
+    ConfigError,
+    EditError,
+    MissingExtraError,
+    PolicyError,
+    ProviderError,
+    StoreError,
+    TfgrpoError,
+    VerifierError,
+)
+
+_LAZY = {
+    "learn": ("tfgrpo.learn_command", "learn", "Learn an experience library from group rollouts."),
+    "eval": ("tfgrpo.learn_command", "evaluate", "Score a library against the empty one."),
+    "init": ("tfgrpo.start_command", "init", "Write a commented config, tasks and a verifier."),
+    "doctor": ("tfgrpo.start_command", "doctor", "Check the installation, keys and models."),
+    "config": ("tfgrpo.start_command", "config_app", "Show the resolved settings."),
+    "library": ("tfgrpo.experience.command", "app", "Show, compare and edit learnt libraries."),
+    "runs": ("tfgrpo.store.command", "runs_app", "List and purge runs."),
+    "export": ("tfgrpo.store.command", "export", "Write a run's groups as JSONL or Parquet."),
+    "report": ("tfgrpo.report.command", "report", "Write the report of a run."),
+    "advise": ("tfgrpo.report.command", "advise", "Say which lever pays next."),
+    "models": ("tfgrpo.lm.command", "models", "List backends and known models."),
+    "serve-model": ("tfgrpo.lm.command", "serve_model", "Offer a local model over HTTP."),
+    "route": ("tfgrpo.routing.command", "app", "Route tasks to models by predicted success."),
+    "search": ("tfgrpo.search.command", "search_command", "Search tool plans."),
+    "train": ("tfgrpo.rl.command", "train", "Train a model on groups."),
+}
+
+
+class _LazyGroup(TyperGroup):
+    """A group whose commands are imported when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_LAZY)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _LAZY:
+            return None
+        module, name, _ = _LAZY[cmd_name]
+        return _as_command(getattr(import_module(module), name), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, _, summary) in _LAZY.items()])
+
+
+def _as_command(target: Any, name: str) -> click.Command:
+    if isinstance(target, typer.Typer):
+        command = typer.main.get_command(target)
+    else:
+        single = typer.Typer(add_completion=False)
+        single.command(name)(target)
+        command = typer.main.get_command(single)
+    command.name = name
+    return command
+
+
+app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """tfgrpo makes LLM agents better from a few dozen examples."""
+    from tfgrpo.redact import RedactingFilter
+
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(RedactingFilter())
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("tfgrpo"))
+        raise typer.Exit
+
+
+_CODES: tuple[tuple[type[TfgrpoError], int], ...] = (
+    (ConfigError, 2),
+    (EditError, 2),
+    (MissingExtraError, 2),
+    (BudgetError, 4),
+    (VerifierError, 5),
+    (PolicyError, 5),
+    (StoreError, 6),
+)
+
+
+def exit_code_of(error: TfgrpoError) -> int:
+    """Return the exit code that an error ends the program with."""
+    if isinstance(error, ProviderError):
+        return 3 if error.is_fatal else 5
+    return next((code for kind, code in _CODES if isinstance(error, kind)), 5)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; always leaves through `SystemExit`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    try:
+        code = app(args=arguments, prog_name="tfgrpo", standalone_mode=False)
+    except TfgrpoError as error:
+        if debug:
+            raise
+        code = _report(error)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        code = 130
+    sys.stdout.flush()
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _report(error: TfgrpoError) -> int:
+    from tfgrpo.display import printable
+    from tfgrpo.redact import redact
+
+    code = exit_code_of(error)
+    print(f"error: {printable(redact(str(error)))}", file=sys.stderr)
+    cause = error.__cause__
+    if cause is not None and str(cause) and str(cause) not in str(error):
+        print(f"cause: {type(cause).__name__}: {printable(redact(str(cause)))}", file=sys.stderr)
+    print(f"exit {code} ({_MEANING[code]}); --debug shows the traceback", file=sys.stderr)
+    return code
+
+
+_MEANING = {
+    2: "usage or config",
+    3: "credentials or model",
+    4: "stopped by a cap, finished work is kept",
+    5: "inconclusive: too little could be scored",
+    6: "store, disk or lock",
+}
