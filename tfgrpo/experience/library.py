@@ -1,0 +1,575 @@
+"""The library: an immutable list of experiences, changed only by edits that leave a trace.
+
+Applying edits gives a new version; caps in entries and tokens are enforced; every change can be
+undone; ids are given once. Entries are always in the order of their ids. Rendering is literal and
+can be read back. Does not know who proposed an edit, whether it helps (the gate does), or files.
+Idea: the experience library of Training-Free GRPO; stable ids, undo, pin, ban, caps (own).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
+
+from tfgrpo.canonical import digest
+from tfgrpo.context import Context, Placement
+from tfgrpo.errors import ConfigError, EditError
+from tfgrpo.experience.edits import Edit, EditOutcome
+from tfgrpo.experience.entry import (
+    Experience,
+    Revision,
+    Status,
+    Value,
+    lowest_trust,
+    undented,
+)
+from tfgrpo.experience.similarity import is_near, normal
+from tfgrpo.rollout import Task
+
+FORMAT = "tfgrpo.library"
+FORMAT_VERSION = 1
+_ENTRY_OVERHEAD_TOKENS = 6
+"""What the list mark or the turn markers of one entry take beside its words."""
+
+TokenCounter = Callable[[str], int]
+
+
+class Selector(Protocol):
+    """Chooses which entries a task gets.
+
+    Contract: returns ids of shown entries, each at most once, in the order they should stand in;
+    equal library and task give equal ids.
+    """
+
+    def select(self, library: Library, task: Task) -> Sequence[str]:
+        """Return the ids for this task."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How large a library may grow, counted over what reaches prompts."""
+
+    entries: int | None = 40
+    tokens: int | None = 4000
+    """Of the rendered entries, by the counter given to `apply`."""
+
+
+def estimate_tokens(text: str) -> int:
+    """Return a cautious token count for a model whose tokenizer is not at hand.
+
+    Letters and spaces count a third each, other ASCII one each, other characters 3/4 of their
+    UTF-8 bytes: more than common byte-pair tokenizers give on prose, code and Chinese
+    (approximation).
+    """
+    ascii_text = text.encode("ascii", "ignore")
+    plain = sum(map(ascii_text.count, _PLAIN))
+    wide_bytes = len(text.encode("utf-8", "surrogatepass")) - len(ascii_text)
+    return math.ceil(plain / 3 + (len(ascii_text) - plain) * 0.9 + wide_bytes * 0.75)
+
+
+_PLAIN = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \n"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry before and after; None where it was not there."""
+
+    before: Experience | None
+    after: Experience | None
+
+    @property
+    def experience_id(self) -> str:
+        """Which entry."""
+        entry = self.after or self.before
+        assert entry is not None
+        return entry.experience_id
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSet:
+    """What one `apply`, pin, ban or undo did, as a whole."""
+
+    step: int
+    label: str
+    changes: tuple[Change, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "step": self.step,
+            "label": self.label,
+            "changes": [
+                [c.before and c.before.to_dict(), c.after and c.after.to_dict()]
+                for c in self.changes
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Restore from the JSON form."""
+        changes = tuple(
+            Change(*(None if e is None else Experience.from_dict(e) for e in pair))
+            for pair in row["changes"]
+        )
+        return cls(row["step"], row["label"], changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A new version and the books of how it came about."""
+
+    library: Library
+    outcomes: tuple[EditOutcome, ...]
+    """One an edit, in order."""
+    evicted: tuple[Experience, ...] = ()
+    """Entries that a cap pushed out, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """How one library differs from another."""
+
+    added: tuple[Experience, ...]
+    removed: tuple[Experience, ...]
+    changed: tuple[tuple[Experience, Experience], ...]
+    """Pairs (before, after) whose words or status differ."""
+
+    @property
+    def is_empty(self) -> bool:
+        """True when a prompt could not tell the two apart."""
+        return not (self.added or self.removed or self.changed)
+
+    def lines(self) -> list[str]:
+        """Return the difference for people, one line an entry."""
+        return [
+            *(f"- {e.experience_id} {e.body}" for e in self.removed),
+            *(f"+ {e.experience_id} {e.body}" for e in self.added),
+            *(
+                f"~ {a.experience_id} [{a.status} -> {b.status}] {a.body} -> {b.body}"
+                for a, b in self.changed
+            ),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """All experiences of one version."""
+
+    entries: tuple[Experience, ...] = ()
+    """In the order of their ids, whatever their status."""
+    next_number: int = 1
+    """The number of the next new entry; numbers are never given twice."""
+    step: int = 0
+    log: tuple[ChangeSet, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        numbers = [number_of(e.experience_id) for e in self.entries]
+        if numbers != sorted(set(numbers)) or (numbers and numbers[-1] >= self.next_number):
+            raise ValueError(
+                f"library ids {[e.experience_id for e in self.entries]} are not unique, in order "
+                f"and below E{self.next_number}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.shown)
+
+    @property
+    def shown(self) -> tuple[Experience, ...]:
+        """The entries that may reach a prompt."""
+        return tuple(e for e in self.entries if e.is_shown)
+
+    @property
+    def version_id(self) -> str:
+        """16 hex digits fixed by the words, statuses, lineage and trust of all entries."""
+        rows = [
+            [e.experience_id, e.kind, e.text, [m.to_dict() for m in e.turns], e.status, e.trust,
+             e.provenance.to_dict()]
+            for e in self.entries
+        ]  # fmt: skip
+        return digest(rows, 16)
+
+    def get(self, experience_id: str) -> Experience:
+        """Return one entry.
+
+        Raises:
+            EditError: there is none of that id.
+        """
+        for entry in self.entries:
+            if entry.experience_id == experience_id:
+                return entry
+        ids = ", ".join(e.experience_id for e in self.entries) or "none"
+        raise EditError(f"no experience {experience_id!r} in this library; there are: {ids}")
+
+    def tokens(self, count: TokenCounter = estimate_tokens) -> int:
+        """Return how many tokens the shown entries take in a prompt, marks included."""
+        return sum(count(e.body) + _ENTRY_OVERHEAD_TOKENS for e in self.shown)
+
+    def context(
+        self,
+        task: Task | None = None,
+        selector: Selector | None = None,
+        *,
+        placement: Placement = "system",
+        template: str = "lessons",
+    ) -> Context:
+        """Return what a policy is given: the whole library, or the selector's choice.
+
+        An exemplar made from `task` itself is left out, so that no task is shown its own answer.
+        """
+        entries = self.shown
+        if task is not None and selector is not None:
+            entries = tuple(self.get(key) for key in selector.select(self, task))
+        parts = tuple(
+            e.part()
+            for e in entries
+            if e.is_shown
+            and not (
+                task is not None and e.kind == "exemplar" and task.task_id in e.provenance.task_ids
+            )
+        )
+        return Context(parts, placement, template) if parts else Context()
+
+    def apply(
+        self,
+        edits: Sequence[Edit],
+        *,
+        step: int | None = None,
+        caps: Caps | None = None,
+        count: TokenCounter = estimate_tokens,
+        deduplicate: bool = True,
+    ) -> Applied:
+        """Return a new version with each edit applied, merged or rejected on its own.
+
+        Nothing raises for an edit that cannot be applied: its reason is in its outcome.
+
+        Args:
+            edits: in the order in which they count.
+            step: the step to write into histories; the next one by default.
+            caps: limits to enforce afterwards; None enforces none.
+            count: tokens of a text.
+            deduplicate: merge adds whose words equal or nearly equal an entry's.
+        """
+        step = self.step + 1 if step is None else step
+        draft = _Draft({e.experience_id: e for e in self.entries}, self.next_number, step)
+        outcomes = [draft.one(edit, caps, count, deduplicate) for edit in edits]
+        evicted = draft.enforce(caps, count) if caps is not None else []
+        gone = {e.experience_id for e in evicted}
+        outcomes = [
+            replace(o, result="rejected", reason="no room under the caps of the library")
+            if o.experience_id in gone and o.edit.op == "add" and o.result == "applied"
+            else o
+            for o in outcomes
+        ]
+        kept = tuple(e for e in evicted if e.experience_id not in draft.created)
+        library = self._changed(draft.entries, step, "edits", draft.next_number)
+        return Applied(library, tuple(outcomes), kept)
+
+    def with_status(
+        self, experience_id: str, status: Status, *, reason: str = "", step: int | None = None
+    ) -> Library:
+        """Pin, ban, quarantine or activate one entry.
+
+        Raises:
+            EditError: there is no such entry.
+        """
+        step = self.step if step is None else step
+        entry = self.get(experience_id)
+        changed = entry.revised(step, status, reason, status=status, status_reason=reason)
+        rows = {e.experience_id: e for e in self.entries} | {experience_id: changed}
+        return self._changed(rows, step, f"{status} {experience_id}", self.next_number)
+
+    def measured(
+        self, values: Mapping[str, Value], shown: Mapping[str, int] | None = None
+    ) -> Library:
+        """Return the library with measured values and counters brought up to date.
+
+        The version id stays; neither is part of what a prompt holds. `shown` counts are added.
+        """
+        counts = shown or {}
+        entries = tuple(
+            replace(
+                e,
+                value=values.get(e.experience_id, e.value),
+                shown=e.shown + counts.get(e.experience_id, 0),
+            )
+            for e in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def undo(self, sets: int = 1) -> Library:
+        """Return the library before its last `sets` changes, which leave the log.
+
+        Raises:
+            EditError: there are fewer changes.
+        """
+        if not 0 < sets <= len(self.log):
+            raise EditError(f"cannot undo {sets} changes: this library has {len(self.log)}")
+        rows = {e.experience_id: e for e in self.entries}
+        for change_set in reversed(self.log[-sets:]):
+            for change in reversed(change_set.changes):
+                if change.before is None:
+                    rows.pop(change.experience_id, None)
+                else:
+                    rows[change.experience_id] = change.before
+        entries = tuple(sorted(rows.values(), key=lambda e: number_of(e.experience_id)))
+        return replace(self, entries=entries, log=self.log[:-sets])
+
+    def diff(self, other: Library) -> Diff:
+        """Return what leads from this library to `other`."""
+        mine = {e.experience_id: e for e in self.entries}
+        theirs = {e.experience_id: e for e in other.entries}
+        both = [(e, theirs[key]) for key, e in mine.items() if key in theirs]
+        return Diff(
+            added=tuple(e for key, e in theirs.items() if key not in mine),
+            removed=tuple(e for key, e in mine.items() if key not in theirs),
+            changed=tuple(
+                (a, b)
+                for a, b in both
+                if (a.text, a.turns, a.status) != (b.text, b.turns, b.status)
+            ),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; `from_dict` restores an equal library."""
+        return {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "version_id": self.version_id,
+            "step": self.step,
+            "next_number": self.next_number,
+            "entries": [e.to_dict() for e in self.entries],
+            "log": [s.to_dict() for s in self.log],
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Restore a library from its JSON form.
+
+        Raises:
+            ConfigError: not a library, one of a newer format, or one whose hash does not fit.
+        """
+        if row.get("format") != FORMAT:
+            raise ConfigError(f"format is {row.get('format')!r}; a library says {FORMAT!r}")
+        if row.get("format_version", 0) > FORMAT_VERSION:
+            raise ConfigError(
+                f"library format {row['format_version']} is newer than this package reads "
+                f"({FORMAT_VERSION}): install a newer tfgrpo"
+            )
+        library = cls(
+            entries=tuple(Experience.from_dict(e) for e in row["entries"]),
+            next_number=row["next_number"],
+            step=row["step"],
+            log=tuple(ChangeSet.from_dict(s) for s in row.get("log", ())),
+        )
+        if row.get("version_id", library.version_id) != library.version_id:
+            raise ConfigError(
+                f"the library says version {row['version_id']} and its entries make "
+                f"{library.version_id}: the file was changed by hand or damaged"
+            )
+        return library
+
+    def _changed(
+        self, rows: Mapping[str, Experience], step: int, label: str, next_number: int
+    ) -> Library:
+        entries = tuple(sorted(rows.values(), key=lambda e: number_of(e.experience_id)))
+        before = {e.experience_id: e for e in self.entries}
+        keys = sorted(before.keys() | rows.keys(), key=number_of)
+        changes = tuple(
+            Change(before.get(k), rows.get(k)) for k in keys if before.get(k) != rows.get(k)
+        )
+        log = (*self.log, ChangeSet(step, label, changes)) if changes else self.log
+        return replace(self, entries=entries, next_number=next_number, step=step, log=log)
+
+
+EMPTY_LIBRARY = Library()
+
+
+def number_of(experience_id: str) -> int:
+    """Return the number in an id.
+
+    Raises:
+        ValueError: not an id of ours.
+    """
+    match = re.fullmatch(r"E([1-9]\d*)", experience_id)
+    if match is None:
+        raise ValueError(f"{experience_id!r} is not an experience id; they read E1, E2, …")
+    return int(match[1])
+
+
+@dataclass
+class _Draft:
+    """The version under construction."""
+
+    entries: dict[str, Experience]
+    next_number: int
+    step: int
+    created: set[str] = field(default_factory=set)
+    deleted: set[str] = field(default_factory=set)
+
+    def one(
+        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
+    ) -> EditOutcome:
+        if edit.op == "add":
+            return self._add(edit, caps, count, deduplicate)
+        if edit.op == "keep":
+            return EditOutcome(edit, "applied", "nothing to change", edit.target)
+        why_not = self._untouchable(edit.target)
+        if why_not:
+            return EditOutcome(edit, "rejected", why_not, edit.target)
+        if edit.op == "delete":
+            del self.entries[edit.target]
+            self.deleted.add(edit.target)
+            return EditOutcome(edit, "applied", edit.reason or "deleted", edit.target)
+        return self._update(edit, caps, count, deduplicate)
+
+    def _untouchable(self, target: str) -> str:
+        if target in self.deleted:
+            return f"{target} was deleted in the same step"
+        entry = self.entries.get(target)
+        if entry is None:
+            return f"there is no experience {target!r}"
+        return "" if entry.status == "active" else f"{target} is {entry.status}"
+
+    def _add(
+        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
+    ) -> EditOutcome:
+        entry = Experience(
+            experience_id=f"E{self.next_number}",
+            kind=edit.kind,
+            text=edit.text,
+            turns=edit.turns,
+            provenance=edit.provenance,
+            trust=edit.trust,
+            status="quarantined" if edit.quarantine else "active",
+            status_reason=edit.quarantine,
+            created_step=self.step,
+            updated_step=self.step,
+            history=(Revision(self.step, "add", edit.reason, edit.text),),
+        )
+        if not entry.body.strip():
+            return EditOutcome(edit, "rejected", "there are no words in it")
+        too_long = _too_long(entry, caps, count)
+        if too_long:
+            return EditOutcome(edit, "rejected", too_long)
+        twin = self._twin(entry) if deduplicate else None
+        if twin is not None:
+            return self._merge(edit, twin)
+        self.entries[entry.experience_id] = entry
+        self.created.add(entry.experience_id)
+        self.next_number += 1
+        return EditOutcome(edit, "applied", edit.quarantine, entry.experience_id)
+
+    def _update(
+        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
+    ) -> EditOutcome:
+        old = self.entries[edit.target]
+        if old.kind == "exemplar" or edit.kind == "exemplar":
+            return EditOutcome(edit, "rejected", "an exemplar is added or deleted, never rewritten")
+        if not edit.text.strip():
+            return EditOutcome(edit, "rejected", "there are no words in it", edit.target)
+        if normal(edit.text) == normal(old.text):
+            return self._merge(edit, old)
+        new = old.revised(
+            self.step,
+            "update",
+            edit.reason,
+            text=edit.text,
+            provenance=old.provenance | edit.provenance,
+            trust=lowest_trust([old.trust, edit.trust]),
+            value=None,
+        )
+        if edit.quarantine:
+            reason = f"the update was held back: {edit.quarantine}"
+            return EditOutcome(edit, "rejected", reason, edit.target)
+        why_not = _too_long(new, caps, count)
+        twin = self._twin(new) if deduplicate else None
+        if twin is not None and not why_not:
+            why_not = f"would repeat {twin.experience_id}"
+        if why_not:
+            return EditOutcome(edit, "rejected", why_not, edit.target)
+        self.entries[edit.target] = new
+        return EditOutcome(edit, "applied", edit.reason, edit.target)
+
+    def _twin(self, entry: Experience) -> Experience | None:
+        for other in self.entries.values():
+            if other.experience_id != entry.experience_id and other.kind == entry.kind:
+                same = normal(other.body) == normal(entry.body)
+                if same or (entry.kind == "lesson" and is_near(other.body, entry.body)):
+                    return other
+        return None
+
+    def _merge(self, edit: Edit, twin: Experience) -> EditOutcome:
+        if twin.status == "banned":
+            reason = f"the same as {twin.experience_id}, which is banned"
+            return EditOutcome(edit, "rejected", reason, twin.experience_id)
+        self.entries[twin.experience_id] = replace(
+            twin,
+            merged=twin.merged + 1,
+            provenance=twin.provenance | edit.provenance,
+            trust=lowest_trust([twin.trust, edit.trust]),
+        )
+        return EditOutcome(
+            edit, "merged", f"says the same as {twin.experience_id}", twin.experience_id
+        )
+
+    def enforce(self, caps: Caps, count: TokenCounter) -> list[Experience]:
+        """Evict by measured value, then age; what this step added goes last, pinned never."""
+        sizes = {
+            key: count(e.body) + _ENTRY_OVERHEAD_TOKENS
+            for key, e in self.entries.items()
+            if e.is_shown
+        }
+        order = sorted(
+            (self.entries[key] for key in sizes if self.entries[key].status != "pinned"),
+            key=lambda e: (
+                e.experience_id in self.created,
+                e.value.estimate if e.value else 0.0,
+                e.created_step,
+                number_of(e.experience_id),
+            ),
+        )
+        evicted: list[Experience] = []
+        for entry in order:
+            few_enough = caps.entries is None or len(sizes) <= caps.entries
+            if few_enough and (caps.tokens is None or sum(sizes.values()) <= caps.tokens):
+                break
+            del sizes[entry.experience_id]
+            evicted.append(self.entries.pop(entry.experience_id))
+        return evicted
+
+
+def _too_long(entry: Experience, caps: Caps | None, count: TokenCounter) -> str:
+    if caps is None or caps.tokens is None:
+        return ""
+    tokens = count(entry.body) + _ENTRY_OVERHEAD_TOKENS
+    if tokens <= caps.tokens:
+        return ""
+    return f"{tokens} tokens alone are more than the library's cap of {caps.tokens}"
+
+
+def parse_rendered(prompt: str) -> list[str]:
+    """Read the lessons back from a rendered prompt: the inverse of `Library.context` + render.
+
+    >>> parse_rendered("Lessons:\\n[1] a\\n    [2] still a\\n[2] b")
+    ['a\\n[2] still a', 'b']
+    """
+    found: list[str] = []
+    for line in prompt.split("\n"):
+        mark = f"[{len(found) + 1}] "
+        if line.startswith(mark):
+            found.append(line.removeprefix(mark))
+        elif found and line.startswith("    "):
+            found[-1] += "\n" + line
+        elif found:
+            break
+    return [undented(text) for text in found]
+
+
+def from_texts(texts: Iterable[str]) -> Library:
+    """Return a library of lessons that a person wrote; equal texts become one entry."""
+    edits = [Edit("add", text, trust="human", reason="written by a person") for text in texts]
+    return Library().apply(edits, step=0).library
