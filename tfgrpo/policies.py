@@ -1,4 +1,4 @@
-"""What acts: one chat turn, or any function of the user's. The tool loop is in `tool_policy`.
+"""What acts: one chat turn, any function of the user's, or the tool loop of `tool_policy`.
 
 A policy makes attempts and judges none: a finished attempt is `ungraded`, a failed one carries
 its outcome and one line of cause. What belongs to the run and not to the attempt (a spent budget,
@@ -9,95 +9,31 @@ Does not know: references, metadata, rewards, retries, concurrency. Source: own.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from tfgrpo.attempt import (
+    all_or_none,
+    check_sampling,
+    finished_by,
+    new_rollout,
+    one_line,
+    provider_failure,
+)
 from tfgrpo.canonical import digest
 from tfgrpo.context import Context, render_messages
 from tfgrpo.errors import ConfigError, PolicyError, ProviderError, boundary
 from tfgrpo.foreign import CallTimeout, call_foreign
 from tfgrpo.messages import Message
-from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling
-from tfgrpo.rollout import Outcome, Rollout, Step, Task, Usage
+from tfgrpo.protocols import LM, Limits, Request, Sampling
+from tfgrpo.rollout import Rollout, Step, Task, Usage
 from tfgrpo.scope import call_scope, current_scope
+from tfgrpo.tool_policy import ToolPolicy
 
-T = TypeVar("T")
-
-__all__ = ["ChatPolicy", "FunctionPolicy", "outcome_of", "step_of", "verify_sampling"]
-
-_OUTCOME_OF_KIND: Mapping[str, Outcome] = {"refused": "refused", "timeout": "timed_out"}
-
-
-def outcome_of(error: ProviderError) -> Outcome:
-    """Return how an attempt ends whose call failed so."""
-    return _OUTCOME_OF_KIND.get(error.kind, "provider_failed")
-
-
-def step_of(reply: Completion, observations: Iterable[Message] = ()) -> Step:
-    """Return a reply as a step; token ids and log-probabilities stay with it."""
-    return Step(
-        reply.message,
-        tuple(observations),
-        token_ids=reply.token_ids,
-        logprobs=reply.logprobs,
-        prompt_token_ids=reply.prompt_token_ids,
-    )
-
-
-def verify_sampling(sampling: Sampling, where: str) -> None:
-    """Raise `ConfigError` for values that no provider takes."""
-    if sampling.temperature is not None and sampling.temperature < 0:
-        raise ConfigError(f"{where}: temperature is {sampling.temperature}; it must be 0 or more")
-    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        raise ConfigError(f"{where}: top_p is {sampling.top_p}; it must be above 0, at most 1")
-    if sampling.max_tokens is not None and sampling.max_tokens < 1:
-        raise ConfigError(f"{where}: max_tokens is {sampling.max_tokens}; it must be at least 1")
-    if not 0 <= sampling.top_logprobs <= 20:
-        raise ConfigError(f"{where}: top_logprobs is {sampling.top_logprobs}; 0 to 20 are allowed")
-
-
-def new_rollout(policy_id: str, task: Task, seed: int, offset: int = 0) -> Rollout:
-    """Return an attempt without steps, under an id fixed by policy, task and seed."""
-    return Rollout(
-        rollout_id="r" + digest([policy_id, task.task_id, seed], 20),
-        task_id=task.task_id,
-        sample_index=current_scope().sample_index + offset,
-        seed=seed,
-    )
-
-
-def provider_failure(rollout: Rollout, error: ProviderError, usage: Usage | None = None) -> Rollout:
-    """Return the attempt as one whose call failed; the kind stands in the metadata.
-
-    The failed call is counted. What it cost is known to the ledger alone.
-    """
-    spent = (usage or rollout.usage) + Usage(calls=1)
-    return replace(
-        rollout.failed(outcome_of(error), one_line(error)),
-        usage=spent,
-        metadata={**rollout.metadata, "provider_kind": error.kind},
-    )
-
-
-def one_line(error: BaseException | str, most: int = 500) -> str:
-    """Return a cause as one line of at most `most` characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await everything in order; the first error ends the rest, awaited, before it leaves."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+__all__ = ["ChatPolicy", "FunctionPolicy", "ToolPolicy"]
 
 
 class ChatPolicy:
@@ -124,7 +60,7 @@ class ChatPolicy:
         self._system = system
         self._sampling = sampling or Sampling()
         self._limits = limits or Limits()
-        verify_sampling(self._sampling, "ChatPolicy")
+        check_sampling(self._sampling, "ChatPolicy")
         self._policy_id = policy_id or "chat-" + digest(
             {"lm": lm.identity, "system": system, "sampling": self._sampling}, 16
         )
@@ -197,23 +133,10 @@ class ChatPolicy:
                     made.extend(provider_failure(b, empty) for b in blanks)
                 seconds = time.perf_counter() - started
                 made.extend(
-                    replace(finished_chat(blank, reply), duration_s=seconds)
+                    replace(finished_by(blank, reply), duration_s=seconds)
                     for blank, reply in zip(blanks, replies, strict=False)
                 )
         return made
-
-
-def finished_chat(blank: Rollout, reply: Completion) -> Rollout:
-    """Return the attempt that consists of one reply."""
-    done = replace(
-        blank,
-        steps=(step_of(reply),),
-        usage=reply.usage,
-        is_truncated=reply.finish == "length",
-    )
-    if reply.finish == "content_filter":
-        return done.failed("refused", "the provider's content filter ended the reply")
-    return done
 
 
 Made = str | Message | Rollout | Sequence[Step]

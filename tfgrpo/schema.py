@@ -1,0 +1,99 @@
+"""Strict checks against JSON Schema: no coercion, no remote references.
+
+`"10"` is no number, `true` is no integer, `10.0` is no integer; the one step allowed is an integer
+where a number is asked for. Arguments that a schema does not name are errors unless it says
+`additionalProperties`.
+
+Does not know tools or rollouts. Source: JSON Schema 2020-12 by `jsonschema`, types narrowed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import SchemaError
+from referencing import Registry
+
+from tfgrpo.errors import ConfigError
+
+__all__ = ["check_arguments", "check_schema", "schema_errors"]
+
+
+def _is_integer(_checker: Any, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(_checker: Any, value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_STRICT: Any = validators.extend(  # type: ignore[no-untyped-call]  # its stub lacks types
+    Draft202012Validator,
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer).redefine(
+        "number", _is_number
+    ),
+)
+_NO_REMOTE: Any = Registry()  # type: ignore[var-annotated]  # references are never fetched
+
+
+def check_schema(schema: Mapping[str, Any], where: str = "schema") -> None:
+    """Raise `ConfigError` where `schema` is not a JSON Schema or refers outside itself."""
+    try:
+        Draft202012Validator.check_schema(dict(schema))
+    except SchemaError as exc:
+        raise ConfigError(
+            f"{where} is not a JSON Schema, at {exc.json_path}: {exc.message}"
+        ) from exc
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            raise ConfigError(
+                f"{where} refers to {reference!r}: only references inside the schema "
+                "('#/...') are followed; copy the definition under '$defs'"
+            )
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        own = [v for k, v in value.items() if k in ("$ref", "$dynamicRef") and isinstance(v, str)]
+        return own + [r for v in value.values() for r in _references(v)]
+    if isinstance(value, (list, tuple)):
+        return [r for v in value for r in _references(v)]
+    return []
+
+
+def schema_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]]:
+    """Return (path, message) for everything in `value` that breaks the schema, without coercion.
+
+    >>> schema_errors({"type": "number"}, 10), schema_errors({"type": "integer"}, 10.0)
+    ([], [('$', "10.0 is not of type 'integer'")])
+    """
+    errors = _STRICT(dict(schema), registry=_NO_REMOTE).iter_errors(value)
+    return sorted((e.json_path, e.message) for e in errors)
+
+
+def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is wrong with a call's arguments; empty where they fit the schema.
+
+    >>> schema = {"properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    >>> check_arguments(schema, {"n": "1", "m": 2})
+    ("unknown argument 'm'; known: 'n'", "argument 'n': '1' is not of type 'integer'")
+    >>> check_arguments(schema, {"n": 1})
+    ()
+    """
+    known = schema.get("properties", {})
+    open_ended = "additionalProperties" in schema or "patternProperties" in schema
+    reasons = []
+    for name in args:
+        if name not in known and (not open_ended or schema.get("additionalProperties") is False):
+            if any(re.search(p, name) for p in schema.get("patternProperties", ())):
+                continue
+            names = ", ".join(repr(k) for k in known) or "none"
+            reasons.append(f"unknown argument {name!r}; known: {names}")
+    inner = {k: v for k, v in schema.items() if not (k == "additionalProperties" and v is False)}
+    for path, message in schema_errors(inner, dict(args)):
+        place = path.removeprefix("$").removeprefix(".")
+        reasons.append(f"argument {place!r}: {message}" if place else message)
+    return tuple(reasons)
