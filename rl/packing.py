@@ -1,0 +1,193 @@
+"""Rows of tokens laid end to end, every shared prompt once.
+
+Layout of a micro-batch of T tokens: all prompts first, then all suffixes, grouped. A suffix sees
+its group's prompt and itself, and its positions go on after the prompt, so logits equal those of
+the repeated form. The last prompt token heads every suffix of the group. Groups stay whole while
+they fit; a larger one is cut into parts that each carry the prompt.
+
+Does not know models or losses. Idea: shared-prompt packing as in johncaged/PrefixGrouper, with the
+attention split into two variable-length calls (own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from tfgrpo.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One rollout as token ids."""
+
+    index: int
+    """Number in the optimiser batch."""
+    prompt_ids: tuple[int, ...]
+    suffix_ids: tuple[int, ...]
+    """Everything after the prompt: sampled tokens and, in between, tool output."""
+    loss_positions: tuple[int, ...] | None = None
+    """Which suffix positions carry a loss, ascending; None means all."""
+
+    @property
+    def n_loss(self) -> int:
+        """Loss-bearing tokens."""
+        return len(self.suffix_ids if self.loss_positions is None else self.loss_positions)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One micro-batch. Axes: T input tokens, D loss-bearing tokens, S segments."""
+
+    ids_T: torch.Tensor
+    position_T: torch.Tensor
+    prompt_lengths: tuple[int, ...]
+    suffix_lengths: tuple[tuple[int, ...], ...]
+    """Per prompt: the lengths of its suffixes."""
+    head_D: torch.Tensor
+    """Index into T of the hidden state that predicts each loss-bearing token."""
+    target_D: torch.Tensor
+    row_D: torch.Tensor
+    """Row number of the optimiser batch, per loss-bearing token."""
+    rows: tuple[int, ...]
+    """Row numbers in the order of their tokens."""
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of all prompts: where suffixes begin."""
+        return sum(self.prompt_lengths)
+
+    @property
+    def n_tokens(self) -> int:
+        """Input tokens T."""
+        return int(self.ids_T.shape[0])
+
+    @cached_property
+    def cu_self(self) -> torch.Tensor:
+        """int32 boundaries of all segments, prompts then suffixes: S + 1."""
+        flat = [n for group in self.suffix_lengths for n in group]
+        return self._boundaries([*self.prompt_lengths, *flat])
+
+    @cached_property
+    def max_self(self) -> int:
+        """Longest segment."""
+        return max([*self.prompt_lengths, *(n for g in self.suffix_lengths for n in g)])
+
+    @cached_property
+    def cu_cross_q(self) -> torch.Tensor:
+        """int32 boundaries of each group's suffix tokens, counted from the first suffix."""
+        return self._boundaries([sum(group) for group in self.suffix_lengths])
+
+    @cached_property
+    def cu_cross_k(self) -> torch.Tensor:
+        """int32 boundaries of the prompts."""
+        return self._boundaries(self.prompt_lengths)
+
+    @cached_property
+    def max_cross_q(self) -> int:
+        """Most suffix tokens of one group."""
+        return max((sum(group) for group in self.suffix_lengths), default=0)
+
+    @cached_property
+    def max_cross_k(self) -> int:
+        """Longest prompt."""
+        return max(self.prompt_lengths)
+
+    @cached_property
+    def group_masks(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per group its token indices (into T) and who may see whom: the dense form for CPUs."""
+        masks = []
+        prompt_at, suffix_at = 0, self.n_prompt
+        device = self.ids_T.device
+        for n_prompt, suffixes in zip(self.prompt_lengths, self.suffix_lengths, strict=True):
+            n_suffix = sum(suffixes)
+            index = torch.cat(
+                [
+                    torch.arange(prompt_at, prompt_at + n_prompt, device=device),
+                    torch.arange(suffix_at, suffix_at + n_suffix, device=device),
+                ]
+            )
+            owner = torch.repeat_interleave(
+                torch.arange(len(suffixes) + 1), torch.tensor([n_prompt, *suffixes])
+            ).to(device)
+            may_see = (owner[:, None] == owner[None, :]) | (owner[None, :] == 0)
+            order = torch.arange(len(index), device=device)
+            masks.append((index, may_see & (order[:, None] >= order[None, :])))
+            prompt_at += n_prompt
+            suffix_at += n_suffix
+        return masks
+
+    def _boundaries(self, lengths: Sequence[int]) -> torch.Tensor:
+        total = torch.tensor([0, *lengths]).cumsum(0)
+        return total.to(self.ids_T.device, torch.int32)
+
+
+def pack(rows: Sequence[Row], *, share: bool = True, device: str | torch.device = "cpu") -> Packed:
+    """Lay rows out as one micro-batch; rows with equal prompts next to each other share it.
+
+    Args:
+        rows: at least one; none with an empty prompt or suffix.
+        share: False stores the prompt once a row (for comparison).
+        device: where the tensors live.
+    """
+    groups: list[tuple[tuple[int, ...], list[Row]]] = []
+    for row in rows:
+        if not row.prompt_ids or not row.suffix_ids:
+            raise ConfigError(
+                f"row {row.index} has {len(row.prompt_ids)} prompt and {len(row.suffix_ids)} "
+                "completion tokens; both need at least one"
+            )
+        if share and groups and groups[-1][0] == row.prompt_ids:
+            groups[-1][1].append(row)
+        else:
+            groups.append((row.prompt_ids, [row]))
+    ids = [t for prompt, _ in groups for t in prompt]
+    positions = [p for prompt, _ in groups for p in range(len(prompt))]
+    heads: list[int] = []
+    targets: list[int] = []
+    owners: list[int] = []
+    prompt_end = 0
+    for prompt, members in groups:
+        prompt_end += len(prompt)
+        for row in members:
+            start = len(ids)
+            for at in row.loss_positions if row.loss_positions is not None else range(row.n_loss):
+                heads.append(start + at - 1 if at else prompt_end - 1)
+                targets.append(row.suffix_ids[at])
+                owners.append(row.index)
+            ids.extend(row.suffix_ids)
+            positions.extend(range(len(prompt), len(prompt) + len(row.suffix_ids)))
+    return Packed(
+        ids_T=torch.tensor(ids, device=device),
+        position_T=torch.tensor(positions, device=device),
+        prompt_lengths=tuple(len(prompt) for prompt, _ in groups),
+        suffix_lengths=tuple(tuple(len(r.suffix_ids) for r in members) for _, members in groups),
+        head_D=torch.tensor(heads, device=device, dtype=torch.int64),
+        target_D=torch.tensor(targets, device=device, dtype=torch.int64),
+        row_D=torch.tensor(owners, device=device, dtype=torch.int64),
+        rows=tuple(row.index for _, members in groups for row in members),
+    )
+
+
+def micro_batches(rows: Iterable[Row], max_tokens: int) -> list[list[Row]]:
+    """Cut rows, in order, into micro-batches of at most `max_tokens` input tokens.
+
+    A prompt counts once for the rows that follow each other with it. A row that alone passes the
+    limit gets a micro-batch of its own.
+    """
+    batches: list[list[Row]] = []
+    used = 0
+    prompt: tuple[int, ...] | None = None
+    for row in rows:
+        shared = batches and prompt == row.prompt_ids
+        cost = len(row.suffix_ids) + (0 if shared else len(row.prompt_ids))
+        if not batches or used + cost > max_tokens:
+            batches.append([])
+            used, cost = 0, len(row.suffix_ids) + len(row.prompt_ids)
+        batches[-1].append(row)
+        used += cost
+        prompt = row.prompt_ids
+    return batches
