@@ -1,0 +1,210 @@
+"""Leak checks: practice tasks among held-out ones, answers in the library, and the refusal.
+
+A held-out score says something only about tasks that the library has not seen. Overlap is exact
+(equal texts after Unicode, case and spacing are evened out) or near (most word runs of the shorter
+text stand in the other). Runs that many tasks share are a template and count for nothing.
+
+Does not know scores or how tasks were split. Idea: shingles and containment (Broder, "On the
+resemblance and containment of documents"); template removal and the refusal are our own.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rollout import Task
+
+__all__ = ["Leak", "LeakReport", "find_leaks", "normalised", "refuse_contaminated"]
+
+LeakKind = Literal["same_id", "exact", "near", "answer_in_library", "task_in_library"]
+
+_WORD = re.compile(r"\w+(?:[.,]\d+)*", re.UNICODE)
+_RUN = 3
+"""Words a run: one changed word costs three runs, and few texts share most runs by chance."""
+_QUOTE = 8
+"""Words in a row that make a library text a quotation of a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One way in which a held-out task is known already."""
+
+    kind: LeakKind
+    task_id: str
+    """The held-out task."""
+    source: str
+    """The practice task or the experience that gives it away."""
+    similarity: float
+    """Share of the shorter text's word runs that are shared, in 0..1; 1 for the exact kinds."""
+    evidence: str = ""
+    """The held-out text, its answer, or the words quoted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeakReport:
+    """All leaks found, and what was looked at."""
+
+    leaks: tuple[Leak, ...]
+    n_practice: int
+    n_held_out: int
+    n_experiences: int
+
+    @property
+    def contaminated(self) -> frozenset[str]:
+        """Held-out tasks that no figure may use."""
+        return frozenset(leak.task_id for leak in self.leaks)
+
+    def clean(self, scores: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+        """Return the scores of the tasks that are not contaminated."""
+        return {t: r for t, r in scores.items() if t not in self.contaminated}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "practice": self.n_practice,
+            "held_out": self.n_held_out,
+            "experiences": self.n_experiences,
+            "contaminated": sorted(self.contaminated),
+            "leaks": [
+                {
+                    "kind": leak.kind,
+                    "task_id": leak.task_id,
+                    "source": leak.source,
+                    "similarity": leak.similarity,
+                    "evidence": leak.evidence,
+                }
+                for leak in self.leaks
+            ],
+        }
+
+
+def find_leaks(
+    practice: Sequence[Task],
+    held_out: Sequence[Task],
+    library: Mapping[str, str] | None = None,
+    *,
+    near: float = 0.8,
+) -> LeakReport:
+    """Return every leak from practice tasks and library texts into held-out tasks.
+
+    Args:
+        practice: tasks that lessons were learnt from.
+        held_out: tasks whose scores are to be reported.
+        library: text by experience id; a worked example counts with all its turns.
+        near: share of shared word runs, in (0, 1], from which two texts are near-equal.
+    """
+    leaks = [*_overlaps(practice, held_out, near), *_in_library(held_out, library or {})]
+    return LeakReport(tuple(leaks), len(practice), len(held_out), len(library or {}))
+
+
+def refuse_contaminated(report: LeakReport, *, share: float = 1.0) -> None:
+    """Refuse figures where at least `share` of the held-out tasks are contaminated.
+
+    Raises:
+        ConfigError: the figures would describe what was memorised.
+    """
+    bad = report.contaminated
+    if not bad or len(bad) < share * report.n_held_out:
+        return
+    first = report.leaks[0]
+    raise ConfigError(
+        f"{len(bad)} of {report.n_held_out} held-out tasks are contaminated, first "
+        f"{first.task_id!r} ({first.kind.replace('_', ' ')}, from {first.source!r}): a score on them would describe "
+        "what was memorised. Take other held-out tasks, or remove the practice tasks or "
+        "experiences named"
+    )
+
+
+def normalised(text: str) -> str:
+    """Return the text with Unicode forms, case, punctuation and spacing evened out.
+
+    >>> normalised("  What IS ２+2 ?\\n")
+    'what is 2 2'
+    """
+    return " ".join(_words(text))
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+
+
+def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    """All runs of `length` words; a shorter text is one run."""
+    if len(words) <= length:
+        return {tuple(words)} if words else set()
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+def _overlaps(practice: Sequence[Task], held_out: Sequence[Task], near: float) -> Iterator[Leak]:
+    practised = {t.task_id for t in practice}
+    by_text = {normalised(t.text): t.task_id for t in reversed(practice)}
+    runs_of = {t.task_id: _runs(_words(t.text), _RUN) for t in practice}
+    template = _template([*runs_of.values(), *(_runs(_words(t.text), _RUN) for t in held_out)])
+    by_run: dict[tuple[str, ...], list[str]] = {}
+    for task_id, runs in runs_of.items():
+        runs_of[task_id] = runs - template
+        for run in runs - template:
+            by_run.setdefault(run, []).append(task_id)
+    for task in held_out:
+        if task.task_id in practised:
+            yield Leak("same_id", task.task_id, task.task_id, 1.0)
+        elif (text := normalised(task.text)) in by_text:
+            yield Leak("exact", task.task_id, by_text[text], 1.0, text[:200])
+        else:
+            own = _runs(_words(task.text), _RUN) - template
+            shared = Counter(source for run in own for source in by_run.get(run, ()))
+            for source, count in shared.most_common(1):
+                similarity = count / min(len(own), len(runs_of[source]))
+                if similarity >= near:
+                    yield Leak("near", task.task_id, source, similarity, text[:200])
+
+
+def _template(texts: Sequence[set[tuple[str, ...]]]) -> set[tuple[str, ...]]:
+    """Runs that stand in more than a tenth of the texts and in at least four."""
+    counts = Counter(run for runs in texts for run in runs)
+    return {run for run, n in counts.items() if n >= 4 and n > len(texts) / 10}
+
+
+def _in_library(held_out: Sequence[Task], library: Mapping[str, str]) -> Iterator[Leak]:
+    words_of = {experience_id: _words(text) for experience_id, text in library.items()}
+    spaced = {e: f" {' '.join(words)} " for e, words in words_of.items()}
+    template = _template([_runs(_words(t.text), _QUOTE) for t in held_out])
+    answers = {t.task_id: set(_answers(t.reference)) for t in held_out}
+    common = Counter(a for own in answers.values() for a in own)
+    for task in held_out:
+        quotes = _runs(_words(task.text), _QUOTE) - template
+        for experience_id, text in spaced.items():
+            for answer in sorted(answers[task.task_id]):
+                # An answer that several tasks share is a label, and lessons may name labels.
+                if common[answer] == 1 and f" {answer} " in text:
+                    yield Leak("answer_in_library", task.task_id, experience_id, 1.0, answer)
+                    break
+            hit = next((q for q in sorted(quotes) if f" {' '.join(q)} " in text), None)
+            if hit is not None and len(hit) == _QUOTE:
+                yield Leak("task_in_library", task.task_id, experience_id, 1.0, " ".join(hit))
+
+
+def _answers(reference: Any) -> Iterable[str]:
+    """The telling answers inside a reference: numbers of 3 or more digits, texts of 4 or more
+    letters that are not one common word such as `true`."""
+    if isinstance(reference, Mapping):
+        for value in reference.values():
+            yield from _answers(value)
+    elif isinstance(reference, (list, tuple)):
+        for value in reference:
+            yield from _answers(value)
+    elif isinstance(reference, (str, int, float)) and not isinstance(reference, bool):
+        answer = normalised(str(reference))
+        digits = sum(c.isdigit() for c in answer)
+        letters = sum(c.isalpha() for c in answer)
+        if (digits >= 3 or letters >= 4) and answer not in _PLAIN:
+            yield answer
+
+
+_PLAIN = frozenset({"true", "false", "none", "null", "unknown", "other", "both", "neither"})
