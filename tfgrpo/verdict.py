@@ -10,7 +10,7 @@ Does not know groups, learning or files. Idea: one rule for one word (own).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from xml.etree import ElementTree
