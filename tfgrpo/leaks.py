@@ -116,8 +116,8 @@ def refuse_contaminated(report: LeakReport, *, share: float = 1.0) -> None:
     raise ConfigError(
         f"{len(bad)} of {report.n_held_out} held-out tasks are contaminated, first "
         f"{first.task_id!r} ({first.kind.replace('_', ' ')}, from {first.source!r}): a score on "
-        "them would describe what was memorised. Take other held-out tasks, or remove the practice tasks or "
-        "experiences named"
+        "them would describe what was memorised. Take other held-out tasks, or remove the "
+        "practice tasks or experiences named"
     )
 
 

@@ -1,0 +1,340 @@
+"""Which lever pays next, from the groups already paid for.
+
+Each lever gets its evidence, the gain to expect on the mean reward with an interval, and what it
+costs. A gain is `measured` (this run's own draws show it), a `ceiling` (no more than this can be
+won, perhaps much less) or `unknown` (the run holds no evidence; the text says what would give
+some). Measured gains come first, then ceilings, each by the low end of its interval: what is least
+likely to disappoint.
+
+Does not know journals, files or money beyond the usage of rollouts. Source: own; the oracle gap
+follows router evaluation, cross-fitted so that lucky draws are not called a better model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tfgrpo.rollout import RolloutGroup
+from tfgrpo.statistics import (
+    Interval,
+    Scores,
+    max_at_k,
+    mean_interval,
+    paired_difference,
+)
+
+__all__ = ["Advice", "advise"]
+
+Lever = Literal["experience", "routing", "best_of_k", "hints", "rl"]
+Evidence = Literal["measured", "ceiling", "unknown"]
+_ORDER: Mapping[Evidence, int] = {"measured": 0, "ceiling": 1, "unknown": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What one lever promises."""
+
+    lever: Lever
+    headline: str
+    evidence: str
+    """What it rests on, in numbers."""
+    kind: Evidence
+    gain: Interval | None
+    """Change of the mean reward; None where nothing is known."""
+    cost: str
+    """What it takes, in words and tokens."""
+    tokens_per_point: float | None
+    """Tokens for each 0.01 of mean reward at the estimate: per task where the cost comes with
+    every task, once where it is paid once. None where it cannot be told or nothing is gained."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+
+def advise(
+    groups: Sequence[RolloutGroup], *, k: int = 4, level: float = 0.90, seed: int = 0
+) -> list[Advice]:
+    """Return one piece of advice for each lever, best first.
+
+    Args:
+        groups: all groups of a run, with `stage`, `step` and `arm` in their metadata.
+        k: draws to think of for best-of-k; lowered to what the groups have.
+        level: of the intervals.
+        seed: of the bootstrap.
+    """
+    found = [
+        _experience(groups, level, seed),
+        _routing(groups, level, seed),
+        _best_of_k(groups, k, level, seed),
+        _hints(groups, level, seed),
+        _rl(groups, k, level, seed),
+    ]
+    return sorted(
+        found, key=lambda a: (_ORDER[a.kind], -(a.gain.low if a.gain else -math.inf), a.lever)
+    )
+
+
+def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+    practice = [g for g in groups if g.metadata.get("stage") == "practice"]
+    gated = [g for g in groups if g.metadata.get("stage") == "gate"]
+    steps = sorted(
+        {g.metadata.get("step", 0) for g in gated if g.metadata.get("arm") == "proposed"}
+    )
+    tokens = _tokens(practice) / max(1, len({g.metadata.get("step", 0) for g in practice}))
+    cost = f"about {_number(tokens)} tokens of practice a step, once"
+    mixed = _share(practice, lambda g: g.is_informative())
+    if not steps:
+        return Advice(
+            "experience",
+            "more experience: not measured",
+            f"{mixed:.0%} of {len(practice)} practice groups were mixed; no gated step to go by",
+            "unknown",
+            None,
+            cost,
+            None,
+        )
+    last = steps[-1]
+    at = [g for g in gated if g.metadata.get("step") == last]
+    base, other = (_scores(at, arm) for arm in ("current", "proposed"))
+    if not any(base.get(t) for t, r in other.items() if r):
+        gain = None
+    else:
+        gain = paired_difference(base, other, level=level, seed=seed)
+    return Advice(
+        "experience",
+        "more experience: another step of practice",
+        f"the last of {len(steps)} gated steps moved the gate tasks by {gain or 'nothing known'}; "
+        f"{mixed:.0%} of practice groups were mixed and can teach",
+        "measured" if gain else "unknown",
+        gain,
+        cost,
+        _per_point(tokens, gain),
+    )
+
+
+def _routing(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+    by_policy: dict[str, dict[str, list[float]]] = {}
+    for group in _bare(groups):
+        row = by_policy.setdefault(group.policy_id, {})
+        row.setdefault(group.task.task_id, []).extend(group.rewards_G)
+    shared = (
+        [
+            t
+            for t in set.intersection(*(set(r) for r in by_policy.values()))
+            if all(len(r[t]) >= 2 for r in by_policy.values())
+        ]
+        if len(by_policy) > 1
+        else []
+    )
+    if len(shared) < 2:
+        return Advice(
+            "routing",
+            "routing between models: not measured",
+            f"{len(by_policy)} policy in this run: sample the same tasks with a second model, "
+            "two draws or more",
+            "unknown",
+            None,
+            "a few draws a task and model to find out",
+            None,
+        )
+    rewards = {p: {t: r[t] for t in shared} for p, r in by_policy.items()}
+    single = max(sorted(rewards), key=lambda p: mean_interval(rewards[p], n_boot=1).estimate)
+    base, oracle = _cross_fitted(rewards, shared, single)
+    gain = paired_difference(base, oracle, level=level, seed=seed)
+    return Advice(
+        "routing",
+        f"routing over {len(rewards)} models",
+        f"choosing the better model a task, cross-fitted over {len(shared)} tasks, is {gain} "
+        f"over {single!r} alone",
+        "ceiling",
+        gain,
+        "no further draws; a router decides before the call",
+        0.0 if gain.estimate > 0 else None,
+    )
+
+
+def _cross_fitted(
+    rewards: Mapping[str, Scores], tasks: Sequence[str], single: str
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Per task: the single best model's score, and that of the model chosen on other draws."""
+    base: dict[str, list[float]] = {}
+    oracle: dict[str, list[float]] = {}
+    for task in tasks:
+        halves = {p: (list(r[task][0::2]), list(r[task][1::2])) for p, r in rewards.items()}
+        for choose, test in ((0, 1), (1, 0)):
+            # Ties go to the single best model, so that no gain comes from equal models.
+            best = max(
+                halves,
+                key=lambda p: (math.fsum(halves[p][choose]) / len(halves[p][choose]), p == single),
+            )
+            base.setdefault(task, []).append(_mean(halves[single][test]))
+            oracle.setdefault(task, []).append(_mean(halves[best][test]))
+    return base, oracle
+
+
+def _best_of_k(groups: Sequence[RolloutGroup], k: int, level: float, seed: int) -> Advice:
+    scores, k, rollouts_tokens = _deployed(groups, k)
+    if k < 2:
+        return Advice(
+            "best_of_k",
+            "search or best of k: not measured",
+            "no task has two graded draws under one context",
+            "unknown",
+            None,
+            "k times the tokens of a task",
+            None,
+        )
+    gain = _lift(scores, k, level, seed)
+    extra = (k - 1) * rollouts_tokens
+    return Advice(
+        "best_of_k",
+        f"best of {k} with a verifier at run time, or search",
+        f"max@{k} − mean@1 over {gain.n_tasks} tasks is {gain}; without a verifier at run time "
+        "only a part of it can be had",
+        "measured",
+        gain,
+        f"{k} times the tokens: {_number(extra)} more a task, with every task",
+        _per_point(extra, gain),
+    )
+
+
+def _hints(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+    practice = [g for g in _bare_or_practice(groups) if len(g.rewards_G) >= 2]
+    rewards = [r for g in practice for r in g.rewards_G]
+    hinted = [g for g in groups if g.context.of_kind("hint")]
+    if not rewards or min(rewards) == max(rewards):
+        return Advice(
+            "hints",
+            "hints for tasks where all fail: not measured",
+            "no two different rewards in this run",
+            "unknown",
+            None,
+            "one more group a task and hint level",
+            None,
+        )
+    worst, best = min(rewards), max(rewards)
+    dead: dict[str, list[float]] = {}
+    for group in practice:
+        is_dead = not group.is_informative() and group.rewards_G[0] == worst
+        dead.setdefault(group.task.task_id, []).append((best - worst) * is_dead)
+    gain = mean_interval(dead, level=level, seed=seed)
+    tokens = _tokens(practice) / len(practice)
+    share = _share(practice, lambda g: not g.is_informative() and g.rewards_G[0] == worst)
+    return Advice(
+        "hints",
+        "hints for tasks where all fail",
+        f"{share:.0%} of {len(practice)} groups failed as a whole and teach nothing as they are"
+        + (f"; {len(hinted)} groups with hints so far" if hinted else "; no hints tried yet"),
+        "ceiling",
+        gain,
+        f"about {_number(tokens)} tokens a task and hint level, while learning only",
+        _per_point(tokens * share * len(dead), gain),
+    )
+
+
+def _rl(groups: Sequence[RolloutGroup], k: int, level: float, seed: int) -> Advice:
+    practice = [g for g in _bare_or_practice(groups) if len(g.rewards_G) >= 2]
+    mixed = _share(practice, lambda g: g.is_informative())
+    scores, k, _ = _deployed(practice, k)
+    if k < 2:
+        return Advice(
+            "rl",
+            "RL on the weights: not measured",
+            "no task has two graded draws",
+            "unknown",
+            None,
+            "training on a GPU",
+            None,
+        )
+    gain = _lift(scores, k, level, seed)
+    tokens = _tokens(practice)
+    useful = f"{_number(tokens * mixed)} of {_number(tokens)} tokens lie in mixed groups"
+    return Advice(
+        "rl",
+        "RL on the weights",
+        f"{mixed:.0%} of {len(practice)} groups are mixed and carry a gradient ({useful}); moving "
+        f"max@{k} into the first draw would give {gain}",
+        "ceiling",
+        gain,
+        f"an epoch over these tasks takes about {_number(tokens)} tokens and a GPU, once",
+        _per_point(tokens, gain),
+    )
+
+
+def _lift(scores: Scores, k: int, level: float, seed: int) -> Interval:
+    base = {t: [_mean(r)] for t, r in scores.items()}
+    best = {t: [max_at_k(r, k)] for t, r in scores.items()}
+    return paired_difference(base, best, level=level, seed=seed)
+
+
+def _deployed(groups: Sequence[RolloutGroup], k: int) -> tuple[dict[str, list[float]], int, float]:
+    """Rewards a task under one context, the k that they allow, and tokens of one rollout.
+
+    Prefers the arm that will be used (test groups of the final library), then the bare model's
+    test groups, then practice.
+    """
+    arms = [
+        [g for g in groups if g.metadata.get("stage") == "test" and g.metadata.get("arm") == arm]
+        for arm in ("final", "empty")
+    ]
+    for chosen in (*arms, list(groups)):
+        scores: dict[str, list[float]] = {}
+        for group in chosen:
+            kept = scores.setdefault(group.task.task_id, [])
+            if len(group.rewards_G) > len(kept):
+                scores[group.task.task_id] = list(group.rewards_G)
+        counts = sorted(len(r) for r in scores.values())
+        # The k that nine tenths of the tasks allow.
+        allowed = min(k, counts[len(counts) // 10]) if counts else 0
+        if allowed >= 2:
+            enough = {t: r for t, r in scores.items() if len(r) >= allowed}
+            rollouts = sum(len(g.rollouts) for g in chosen)
+            return enough, allowed, _tokens(chosen) / max(1, rollouts)
+    return {}, 0, 0.0
+
+
+def _bare(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
+    return [g for g in groups if g.context.is_empty]
+
+
+def _bare_or_practice(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    practice = [g for g in groups if g.metadata.get("stage") == "practice"]
+    return practice or _bare(groups)
+
+
+def _scores(groups: Iterable[RolloutGroup], arm: str) -> dict[str, list[float]]:
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        if group.metadata.get("arm") == arm:
+            scores.setdefault(group.task.task_id, []).extend(group.rewards_G)
+    return scores
+
+
+def _share(groups: Sequence[RolloutGroup], test: Any) -> float:
+    return sum(bool(test(g)) for g in groups) / len(groups) if groups else 0.0
+
+
+def _tokens(groups: Iterable[RolloutGroup]) -> float:
+    return float(sum(g.usage.total_tokens for g in groups))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _per_point(tokens: float, gain: Interval | None) -> float | None:
+    if gain is None or gain.estimate <= 0 or tokens <= 0:
+        return None
+    return tokens / (gain.estimate * 100)
+
+
+def _number(value: float) -> str:
+    """A count with thin precision: 1234567 is 1.2M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{letter}"
+    return f"{value:.0f}"

@@ -1,0 +1,377 @@
+"""The summary of a run: everything a report says, as one JSON object.
+
+HTML, Markdown and JSON show this object and compute nothing of their own, so they cannot disagree.
+Figures on held-out tasks leave contaminated tasks out and say so.
+
+Keys: `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `informative`, `outcomes`, `spend`,
+`library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`. Intervals are objects with
+`estimate`, `low`, `high`, `level`, `n_tasks`.
+
+Does not know HTML, files or how groups were made. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tfgrpo.advise import advise
+from tfgrpo.entry_value import observations_of, value_entries
+from tfgrpo.leaks import LeakReport, find_leaks
+from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
+from tfgrpo.rollout import RolloutGroup, Usage
+from tfgrpo.statistics import (
+    Interval,
+    Scores,
+    mean_interval,
+    min_detectable,
+    noise_floor,
+    paired_difference,
+    pass_at_k_interval,
+    permutation_p,
+)
+from tfgrpo.verdict import judge_gain
+
+__all__ = ["FORMAT", "FORMAT_VERSION", "library_texts", "summarise"]
+
+GROUP_KINDS = ("mixed", "all_fail", "all_pass", "equal", "unusable")
+"""What a practice group can teach: mixed ones only; `equal` is between worst and best."""
+FORMAT = "tfgrpo.report"
+FORMAT_VERSION = 1
+
+
+def summarise(view: RunView, *, level: float = 0.95, seed: int = 0) -> dict[str, Any]:
+    """Return the summary of a run; equal views give equal summaries.
+
+    Args:
+        view: the run.
+        level: of all intervals.
+        seed: of all bootstraps.
+    """
+    leaks = leaks_of(view)
+    arms = {a: leaks.clean(scores_of(view.of_stage("test", a))) for a in ("empty", "final")}
+    arms = {a: s for a, s in arms.items() if any(s.values())}
+    summary: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
+    summary["run"] = _run(view)
+    summary |= _benefit(view, arms, leaks, level, seed)
+    summary["curve"] = _curve(view, level, seed)
+    summary["tasks"] = _tasks(view, arms, leaks)
+    summary["informative"] = _informative(view)
+    summary["outcomes"] = _outcomes(view.groups)
+    summary["spend"] = _spend(view)
+    summary["library"] = _library(view, level)
+    summary["versions"] = _versions(view)
+    summary["rejected"] = _rejected(view)
+    summary["leaks"] = leaks.to_dict()
+    summary["advice"] = [a.to_dict() for a in advise(view.groups, seed=seed)]
+    summary["forecast"] = next((d.payload for d in view.of_kind("forecast")), None)
+    summary["damaged"] = list(view.damaged)
+    return summary
+
+
+def leaks_of(view: RunView) -> LeakReport:
+    """Return the leaks into the test tasks from practice, gate and the final library."""
+    return find_leaks(
+        view.tasks("practice", "gate"), view.tasks("test"), library_texts(view.final_library[1])
+    )
+
+
+def library_texts(library: Any) -> dict[str, str]:
+    """Return what each shown entry of a library (in JSON form) puts into prompts."""
+    return {
+        str(e.get("experience_id")): _entry_text(e)
+        for e in _entries(library)
+        if e.get("status", "active") in ("active", "pinned")
+    }
+
+
+def _run(view: RunView) -> dict[str, Any]:
+    learn, policy = (view.config.get(name) or {} for name in ("learn", "policy"))
+    return {
+        "name": view.name,
+        "policy": policy.get("lm", "") or next((g.policy_id for g in view.groups), ""),
+        "preset": learn.get("preset", ""),
+        "seed": learn.get("seed"),
+        "groups": len(view.groups),
+        "rollouts": sum(len(g.rollouts) for g in view.groups),
+        "steps": len({step_of(g) for g in view.groups if stage_of(g) == "practice"}),
+        "policies": sorted({g.policy_id for g in view.groups}),
+    }
+
+
+def _benefit(
+    view: RunView, arms: Mapping[str, Scores], leaks: LeakReport, level: float, seed: int
+) -> dict[str, Any]:
+    """Did it help, by how much, how sure is it, what could have been seen."""
+    empty, final = arms.get("empty", {}), arms.get("final", {})
+    attempted = len(view.tasks("test")) - len(leaks.contaminated)
+    verdict = judge_gain(empty, final, n_attempted=attempted, level=level, seed=seed)
+    found: dict[str, Any] = {
+        "verdict": verdict.to_dict(),
+        "kept": view.final_arm,
+        "why_kept": next((str(d.get("reason") or "") for d in view.of_kind("final")), ""),
+        "arms": [_arm(view, arm, scores, level, seed) for arm, scores in arms.items()],
+        "gain": None,
+        "p_value": None,
+        "noise": None,
+        "detectable": None,
+    }
+    if verdict.interval is not None:
+        found["gain"] = asdict(verdict.interval)
+        found["p_value"] = permutation_p(empty, final, seed=seed)
+    if any(len(r) >= 2 for r in empty.values()):
+        floor = noise_floor(empty, level=level, seed=seed)
+        found["noise"] = asdict(floor)
+        if floor.n_tasks >= 2:
+            draws = max(1, round(floor.draws))
+            found["detectable"] = min_detectable(floor.n_tasks, draws, pilot=empty, level=level)
+    return found
+
+
+def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> dict[str, Any]:
+    groups = list(view.of_stage("test", arm))
+    rollouts = [r for g in groups for r in g.rollouts]
+    draws = min((len(r) for r in scores.values() if r), default=0)
+    return {
+        "arm": arm,
+        "mean": asdict(mean_interval(scores, level=level, seed=seed)),
+        "best_of": [
+            {"k": k, **asdict(pass_at_k_interval(scores, k, level=level, seed=seed))}
+            for k in (2, 4, 8, 16)
+            if k <= draws
+        ],
+        "is_binary": {x for r in scores.values() for x in r} <= {0.0, 1.0},
+        "draws": draws,
+        "rollouts": len(rollouts),
+        "truncated": sum(r.is_truncated for r in rollouts),
+        "tokens_per_rollout": sum(r.usage.total_tokens for r in rollouts) / max(1, len(rollouts)),
+    }
+
+
+def _curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
+    """Step by step: the gate's two arms where there is a gate, else the practice rewards."""
+    decisions = {d.get("step"): d for d in view.of_kind("gate")}
+    by_step: dict[int, list[RolloutGroup]] = {}
+    for group in view.groups:
+        if stage_of(group) in ("practice", "gate"):
+            by_step.setdefault(step_of(group), []).append(group)
+    curve = []
+    for step, groups in sorted(by_step.items()):
+        practice = scores_of(g for g in groups if stage_of(g) == "practice")
+        arms = {
+            arm: scores_of(
+                g for g in groups if stage_of(g) == "gate" and g.metadata.get("arm") == arm
+            )
+            for arm in ("current", "proposed")
+        }
+        point: dict[str, Any] = {"step": step, "practice": _mean(practice, level, seed)}
+        point |= {arm: _mean(scores, level, seed) for arm, scores in arms.items()}
+        shared = [t for t, r in arms["current"].items() if r and arms["proposed"].get(t)]
+        point["difference"] = (
+            asdict(paired_difference(arms["current"], arms["proposed"], level=level, seed=seed))
+            if shared
+            else None
+        )
+        decision = decisions.get(step)
+        point["accepted"] = None if decision is None else decision.get("accepted")
+        point["reason"] = "" if decision is None else str(decision.get("reason") or "")
+        curve.append(point)
+    return curve
+
+
+def _mean(scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
+    if not any(scores.values()):
+        return None
+    return asdict(mean_interval(scores, level=level, seed=seed))
+
+
+def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list[dict[str, Any]]:
+    """Test tasks before and after, the largest loss first."""
+    rows = []
+    for task in view.tasks("test"):
+        before, after = (arms.get(a, {}).get(task.task_id, ()) for a in ("empty", "final"))
+        row: dict[str, Any] = {
+            "task_id": task.task_id,
+            "text": task.text[:300],
+            "before": sum(before) / len(before) if before else None,
+            "after": sum(after) / len(after) if after else None,
+            "n_before": len(before),
+            "n_after": len(after),
+            "contaminated": task.task_id in leaks.contaminated,
+        }
+        both = row["before"] is not None and row["after"] is not None
+        row["difference"] = row["after"] - row["before"] if both else None
+        rows.append(row)
+    return sorted(rows, key=lambda r: (r["difference"] is None, r["difference"] or 0, r["task_id"]))
+
+
+def _informative(view: RunView) -> list[dict[str, Any]]:
+    """Practice groups of each step by what they can teach."""
+    rewards = [r for g in view.of_stage("practice") for r in g.rewards_G]
+    worst, best = (min(rewards), max(rewards)) if rewards else (0.0, 1.0)
+    steps: dict[int, Counter[str]] = {}
+    for group in view.of_stage("practice"):
+        steps.setdefault(step_of(group), Counter())[_group_kind(group, worst, best)] += 1
+    return [
+        {
+            "step": step,
+            **{
+                kind: counts[kind]
+                for kind in ("mixed", "all_fail", "all_pass", "equal", "unusable")
+            },
+            "share": counts["mixed"] / counts.total(),
+        }
+        for step, counts in sorted(steps.items())
+    ]
+
+
+def _group_kind(group: RolloutGroup, worst: float, best: float) -> str:
+    if len(group.rewards_G) < 2:
+        return "unusable"
+    if group.is_informative():
+        return "mixed"
+    if group.rewards_G[0] == best and best > worst:
+        return "all_pass"
+    return "all_fail" if group.rewards_G[0] == worst else "equal"
+
+
+def _outcomes(groups: Iterable[RolloutGroup]) -> dict[str, dict[str, int]]:
+    """Rollouts by stage and outcome; `cut` counts replies that hit their token limit."""
+    found: dict[str, Counter[str]] = {}
+    for group in groups:
+        row = found.setdefault(stage_of(group), Counter())
+        for rollout in group.rollouts:
+            row[rollout.outcome] += 1
+            row["cut"] += rollout.is_truncated
+    return {stage: dict(sorted((+row).items())) for stage, row in sorted(found.items())}
+
+
+def _spend(view: RunView) -> dict[str, Any]:
+    total = Usage()
+    booked = Usage()
+    rows = []
+    for row in view.spend:
+        total, booked = total + row.usage, booked + row.booked
+        rows.append(
+            {
+                "stage": row.stage,
+                "model": row.model,
+                **_amounts(row.usage),
+                "hits": row.hits,
+                "failed_calls": row.failed_calls,
+                "duration_s": row.duration_s,
+            }
+        )
+    return {"rows": rows, "total": _amounts(total), "booked": _amounts(booked)}
+
+
+def _amounts(usage: Usage) -> dict[str, Any]:
+    return {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cache_read_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cost_usd": usage.cost_usd,
+        "is_estimated": usage.is_estimated,
+    }
+
+
+def _library(view: RunView, level: float) -> dict[str, Any]:
+    version, library = view.final_library
+    measured = {
+        v.experience_id: {**asdict(v.effect), "n_with": v.n_with, "n_without": v.n_without,
+                          "p_value": v.p_value}
+        for v in value_entries(observations_of(view.groups), level=level)
+    }  # fmt: skip
+    rows = [
+        {
+            "experience_id": str(e.get("experience_id")),
+            "kind": e.get("kind", "lesson"),
+            "text": _entry_text(e),
+            "status": e.get("status", "active"),
+            "status_reason": e.get("status_reason", ""),
+            "trust": e.get("trust", ""),
+            "created_step": e.get("created_step"),
+            "shown": e.get("shown", 0),
+            "provenance": e.get("provenance") or {},
+            "value": measured.get(str(e.get("experience_id"))) or e.get("value"),
+        }
+        for e in _entries(library)
+    ]
+    return {"version_id": version, "entries": sorted(rows, key=_by_value)}
+
+
+def _by_value(row: Mapping[str, Any]) -> tuple[float, str]:
+    value = row["value"]
+    return (-value["low"] if value else 0.0, row["experience_id"])
+
+
+def _versions(view: RunView) -> list[dict[str, Any]]:
+    """What each version changed over the one before."""
+    rows = []
+    before: dict[str, str] = {}
+    for version, library in view.libraries:
+        now = library_texts(library)
+        rows.append(
+            {
+                "version_id": version,
+                "step": library.get("step") if isinstance(library, Mapping) else None,
+                "entries": len(now),
+                "added": [[k, now[k]] for k in now if k not in before],
+                "removed": [[k, before[k]] for k in before if k not in now],
+                "changed": [
+                    [k, before[k], now[k]] for k in now if k in before and before[k] != now[k]
+                ],
+            }
+        )
+        before = now
+    return rows
+
+
+def _rejected(view: RunView) -> list[dict[str, Any]]:
+    """Every edit and step that was refused, with its reason."""
+    rows = []
+    for decision in view.of_kind("rejected_edit"):
+        edit = decision.get("edit")
+        edit = edit if isinstance(edit, Mapping) else {}
+        rows.append(
+            {
+                "step": decision.get("step"),
+                "what": str(edit.get("op") or decision.get("op") or "edit"),
+                "target": str(edit.get("target") or ""),
+                "text": str(edit.get("text") or decision.get("text") or decision.get("row") or ""),
+                "reason": str(decision.get("reason") or ""),
+            }
+        )
+    for decision in view.of_kind("gate"):
+        if decision.get("accepted") is False:
+            rows.append(
+                {
+                    "step": decision.get("step"),
+                    "what": "whole step",
+                    "target": str(decision.get("library_version") or ""),
+                    "text": "",
+                    "reason": str(decision.get("reason") or "the gate did not let it pass"),
+                }
+            )
+    return sorted(rows, key=lambda r: (r["step"] is None, r["step"] or 0))
+
+
+def _entries(library: Any) -> Sequence[Mapping[str, Any]]:
+    if not isinstance(library, Mapping):
+        return ()
+    return [e for e in library.get("entries", ()) if isinstance(e, Mapping)]
+
+
+def _entry_text(entry: Mapping[str, Any]) -> str:
+    turns = entry.get("turns") or ()
+    if not turns:
+        return str(entry.get("text", ""))
+    return "\n".join(f"{t.get('role')}: {t.get('content')}" for t in turns)
+
+
+def interval_of(row: Mapping[str, Any]) -> Interval:
+    """Return an interval from its place in a summary."""
+    return Interval(row["estimate"], row["low"], row["high"], row["level"], row["n_tasks"])
