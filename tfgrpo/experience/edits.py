@@ -10,7 +10,7 @@ of the published code, see `docs/experience.md`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -172,6 +172,9 @@ class Lesson:
     """Which attempts it was drawn from, by the numbers shown to the critic, from 1."""
 
 
+Resolver = Callable[[object, Mapping[str, str]], str | None]
+
+
 def resolve(raw: object, labels: Mapping[str, str]) -> str | None:
     """Return the id that a model meant, or None when nothing fits.
 
@@ -200,6 +203,11 @@ def resolve(raw: object, labels: Mapping[str, str]) -> str | None:
     return numbered[0] if len(numbered) == 1 else None
 
 
+def exact(raw: object, labels: Mapping[str, str]) -> str | None:
+    """Match an id letter by letter, as the published code does (defect 2)."""
+    return labels.get(raw) if isinstance(raw, str) else None
+
+
 def _number_of(label: str) -> int | None:
     digits = re.search(r"(\d+)$", label)
     return int(digits[1]) if digits else None
@@ -211,6 +219,7 @@ def read_operations(
     *,
     proposals: Mapping[str, str] | None = None,
     strings_are_adds: bool = False,
+    resolver: Resolver | None = None,
 ) -> Operations:
     """Read every operation of a reply; each row stands or falls alone.
 
@@ -219,21 +228,50 @@ def read_operations(
         labels: label of a library entry as shown -> its id.
         proposals: label of a proposal as shown -> its id, where the reply may name proposals.
         strings_are_adds: take bare strings as adds (only where lessons were asked for).
+        resolver: how ids are matched; `resolve` by default.
 
     Raises:
         ReplyError: no JSON, or nothing in it is an operation; the message suits a second asking.
     """
     rows = _rows(json_values(text))
+    found = operations_of(rows, labels, proposals or {}, strings_are_adds, resolver or resolve)
+    if rows and not found.operations and all("is no operation" in r.reason for r in found.rejected):
+        raise ReplyError(found.rejected[0].reason)
+    return found
+
+
+def operations_of(
+    rows: Sequence[Any],
+    labels: Mapping[str, str],
+    proposals: Mapping[str, str],
+    strings_are_adds: bool,
+    resolver: Resolver,
+) -> Operations:
+    """Make operations of decoded rows, each on its own."""
     operations: list[Operation] = []
     rejected: list[RejectedRow] = []
     for row in rows:
         try:
-            operations.extend(_operations_of(row, labels, proposals or {}, strings_are_adds))
+            operations.extend(_operations_of(row, labels, proposals, strings_are_adds, resolver))
+            rejected.extend(_missing_ids(row, labels, proposals))
         except ReplyError as exc:
             rejected.append(RejectedRow(_short(row), str(exc)))
-    if rows and not operations and all("is no operation" in r.reason for r in rejected):
-        raise ReplyError(rejected[0].reason)
     return Operations(tuple(operations), tuple(rejected))
+
+
+def _missing_ids(
+    row: Any, labels: Mapping[str, str], proposals: Mapping[str, str]
+) -> list[RejectedRow]:
+    """Tell of ids that fit nothing in a row that stands all the same."""
+    raws = _as_list(_first(row, _ID_KEYS)) if isinstance(row, dict) else []
+    op = _SYNONYMS.get(str(_first(row, _OP_KEYS)).casefold()) if len(raws) > 1 else None
+    if op in (None, "add", "keep", "drop"):
+        return []
+    return [
+        RejectedRow(_short(raw), f"unknown id in a {op} of several; the rest of it was used")
+        for raw in raws
+        if resolve(raw, labels) is None and not _resolved([raw], proposals)
+    ]
 
 
 def _rows(values: Iterable[Any]) -> list[Any]:
@@ -283,7 +321,11 @@ def _first(row: Mapping[Any, Any], keys: Iterable[str]) -> Any:
 
 
 def _operations_of(
-    row: Any, labels: Mapping[str, str], proposals: Mapping[str, str], strings_are_adds: bool
+    row: Any,
+    labels: Mapping[str, str],
+    proposals: Mapping[str, str],
+    strings_are_adds: bool,
+    resolver: Resolver,
 ) -> list[Operation]:
     if isinstance(row, str) and strings_are_adds:
         row = {"op": "add", "text": row}
@@ -302,7 +344,7 @@ def _operations_of(
         return [Operation(Edit("keep", reason=reason), sources, is_drop=True)]
     if op in ("add", "update", "merge") and text.casefold() in _EMPTY_TEXTS:
         raise ReplyError(f"{op} without text")
-    targets = [resolve(raw, labels) for raw in [*raw_ids, *(raw_sources if op == "merge" else ())]]
+    targets = [resolver(raw, labels) for raw in [*raw_ids, *(raw_sources if op == "merge" else ())]]
     known = list(dict.fromkeys(t for t in targets if t is not None))
     if op == "merge":
         return _merge(text, known, sources, reason)
@@ -312,11 +354,13 @@ def _operations_of(
         return [Operation(Edit("keep", target=t, reason=reason), sources) for t in known or [""]]
     if not raw_ids:
         raise ReplyError(f"{op} without an id")
+    if not known and op == "update" and resolver is exact:
+        return [Operation(Edit("add", text, reason=reason), sources)]
     if not known:
         shown = ", ".join(labels) or "none, the library is empty"
         raise ReplyError(f"{op} of unknown id {_short(raw_ids[0])}; ids: {shown}")
     if op == "delete":
-        return [Operation(Edit("delete", target=t, reason=reason), sources) for t in known]
+        return [Operation(Edit("delete", text, t, reason=reason), sources) for t in known]
     return _merge(text, known, sources, reason)
 
 
@@ -328,7 +372,7 @@ def _merge(
     keep, *others = known
     first = Operation(Edit("update", text, keep, reason=reason), sources)
     why = reason or f"merged into {keep}"
-    return [first, *(Operation(Edit("delete", target=t, reason=why), sources) for t in others)]
+    return [first, *(Operation(Edit("delete", text, t, reason=why), sources) for t in others)]
 
 
 def _op_of(
