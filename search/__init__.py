@@ -1,1 +1,110 @@
-""""""
+"""Inference-time search over tool calls and reasoning steps.
+
+One node, expander, environment and scorer under every algorithm, one asynchronous driver. A search
+returns a `RolloutGroup`, so that what it found feeds learning, plan memory and training.
+
+    group = await search(task, LMExpander(lm, tools), environment, budget=Budget(calls=40))
+
+The core needs the standard library only; `lm_expander`, `tool_environment`, `mcp_environment`,
+`graph` and `config` load more where they are used.
+"""
+
+from __future__ import annotations
+
+from tfgrpo.search.ab_mcts import ABMCTS
+from tfgrpo.search.algorithm import Algorithm, Work
+from tfgrpo.search.astar import BestFirst
+from tfgrpo.search.beam import Beam
+from tfgrpo.search.chains import Chains
+from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
+from tfgrpo.search.depth_first import DepthFirst
+from tfgrpo.search.driver import Driver, SearchResult, SearchSettings
+from tfgrpo.search.environment import (
+    DeepcopyEnvironment,
+    Environment,
+    ImmutableEnvironment,
+    Outcome,
+    ReplayEnvironment,
+    TextEnvironment,
+)
+from tfgrpo.search.expander import (
+    ArmExpander,
+    CheckedExpander,
+    EquivalentExpander,
+    Expander,
+    FunctionExpander,
+    RecordingExpander,
+)
+from tfgrpo.search.fold import Fold, explore
+from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
+from tfgrpo.search.log import FileLog, MemoryLog
+from tfgrpo.search.mcts import MCTS
+from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
+from tfgrpo.search.plan_memory import PlanMemory
+from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
+from tfgrpo.search.scorer import (
+    FrequencyScorer,
+    FunctionScorer,
+    LikelihoodScorer,
+    Scorer,
+    SearchContext,
+    UnitScorer,
+)
+from tfgrpo.search.tree import Tree
+from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
+
+__all__ = [
+    "ABMCTS",
+    "ALGORITHMS",
+    "Algorithm",
+    "ArmExpander",
+    "Beam",
+    "BestFirst",
+    "Chains",
+    "CheckedExpander",
+    "CostPreset",
+    "DeepcopyEnvironment",
+    "DepthFirst",
+    "Driver",
+    "EntropyRollouts",
+    "Environment",
+    "EquivalentExpander",
+    "Expander",
+    "FileLog",
+    "Fold",
+    "FrequencyScorer",
+    "FunctionExpander",
+    "FunctionScorer",
+    "ImmutableEnvironment",
+    "LikelihoodScorer",
+    "LookaheadRollouts",
+    "MCTS",
+    "MemoryLog",
+    "Node",
+    "NodeScore",
+    "Outcome",
+    "PAPER",
+    "PlanMemory",
+    "Proposal",
+    "ROBUST",
+    "RecordingExpander",
+    "ReplayEnvironment",
+    "Scorer",
+    "SearchContext",
+    "SearchResult",
+    "SearchSettings",
+    "TextEnvironment",
+    "ToolChainScorer",
+    "Tree",
+    "UnitScorer",
+    "Work",
+    "action_key",
+    "call",
+    "explore",
+    "fork_advantages",
+    "group_of",
+    "make_algorithm",
+    "search",
+    "search_tree",
+    "tree_advantages",
+]

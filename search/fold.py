@@ -1,0 +1,297 @@
+"""The tree as a fold of visits: the synchronous core under the driver, the replay and the tests.
+
+`select` asks the algorithm for a visit and marks the node; `commit` puts what came of it into the
+tree and tells the algorithm. Equal visits in equal order make an equal tree, whoever did the work
+and however long it took.
+
+Does not know models, asyncio, budgets or files. Idea: event sourcing (common); the split into
+select and commit so that paid results are never dropped (own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rollout import Usage
+from tfgrpo.search.algorithm import Algorithm, Work
+from tfgrpo.search.environment import Outcome
+from tfgrpo.search.node import Node, NodeScore, Proposal, action_key
+from tfgrpo.search.tree import Tree
+
+__all__ = ["Fold", "Merge", "Visit", "explore"]
+
+Merge = Literal["off", "sound", "any"]
+"""Whether nodes with equal state keys become one: never; only with step-additive costs; or also
+where costs depend on the whole path, which is an approximation."""
+
+_EPS = 1e-12
+
+
+@dataclass(slots=True)
+class Visit:
+    """What came of one visit; filled in as results arrive."""
+
+    outcome: Outcome | None = None
+    """Of the node's own action, where it had not been run before."""
+    proposals: list[Proposal] | None = None
+    """What the expander offered; None where it was not asked or failed."""
+    outcomes: list[Outcome | None] | None = None
+    """Of the children's actions, where they are run at once; one a child, in order."""
+    scores: list[NodeScore] | None = None
+    """One a child, in order."""
+    error: str = ""
+    """Why there are no proposals."""
+    usage: dict[str, Usage] = field(default_factory=dict)
+    """Role to usage: propose, score, imagine, verify, tool."""
+    tool_calls: int = 0
+    reward: float | None = None
+    """The verifier's reward of a finished path, where it is asked during the search."""
+
+    def spend(self, role: str, usage: Usage) -> None:
+        """Add to what a role has used."""
+        self.usage[role] = self.usage.get(role, Usage()) + usage
+
+
+class Fold:
+    """A tree, the algorithm that grows it, and the two moves between them.
+
+    Args:
+        merge: what happens to equal states; needs state keys at birth, so that the children's
+            actions have to be run when they are made.
+        max_depth: nodes at this depth get no children.
+        goal_reward: reward from which a verified finished path is a goal.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        tree: Tree | None = None,
+        *,
+        merge: Merge = "off",
+        max_depth: int | None = None,
+        goal_reward: float = 1.0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.tree = tree if tree is not None else Tree()
+        self.merge = merge
+        self.max_depth = max_depth
+        self.goal_reward = goal_reward
+        self.commits = 0
+        self.expansions = 0
+        if merge != "off" and self.tree.root.state_key is not None:
+            self.tree.by_state[self.tree.root.state_key] = 0
+
+    def select(self) -> Work | None:
+        """Return the next visit, or None when the algorithm has none now."""
+        works = self.algorithm.select(self.tree, 1)
+        if not works:
+            return None
+        node = self.tree[works[0].node]
+        if node.status == "open":
+            node.status = "in_flight"
+        return works[0]
+
+    def wants_children(self, node: Node) -> bool:
+        """Return whether a visit asks for next actions once the node's own action has worked."""
+        return (
+            not node.is_terminal
+            and not node.error
+            and (self.max_depth is None or node.depth < self.max_depth)
+        )
+
+    def provisional(self, node: Node, proposals: Sequence[Proposal]) -> list[Node]:
+        """Return the children that proposals would make, equal ones merged; the tree is unchanged.
+
+        A child's prior is the proposal's own, or its share of this visit's samples.
+        """
+        total = sum(p.count for p in proposals) or 1
+        children: list[Node] = []
+        by_key: dict[str, Node] = {}
+        merges = self.algorithm.merges_siblings
+        for proposal in proposals:
+            key = action_key(proposal.action)
+            if merges and key in by_key:
+                child = by_key[key]
+                child.count += proposal.count
+                if proposal.prior is None:
+                    child.prior = child.count / total
+                continue
+            prior = proposal.count / total if proposal.prior is None else proposal.prior
+            child = Node(
+                -1,
+                node.id,
+                node.depth + 1,
+                proposal.action,
+                key,
+                proposal.count,
+                prior,
+                proposal=proposal,
+            )
+            by_key[key] = child
+            children.append(child)
+        return children
+
+    def commit(self, work: Work, visit: Visit) -> None:
+        """Put what came of a visit into the tree and tell the algorithm."""
+        tree, node, algorithm = self.tree, self.tree[work.node], self.algorithm
+        self.commits += 1
+        if visit.usage:
+            node.usage = sum(visit.usage.values(), node.usage or Usage())
+        if visit.outcome is not None:
+            self._take_outcome(node, visit.outcome)
+        if node.is_terminal:
+            self._take_leaf(node, visit)
+            algorithm.on_leaf(tree, node)
+        elif visit.proposals is None:
+            if not node.error:
+                node.error = visit.error or "depth limit"
+            if not node.children:
+                node.status = "dead"
+            algorithm.on_fail(tree, node)
+        else:
+            self.expansions += 1
+            node.status = "expanded"
+            children = self._grow(node, visit)
+            algorithm.on_children(tree, node, children)
+
+    def _take_outcome(self, node: Node, outcome: Outcome) -> None:
+        node.is_executed = True
+        node.state, node.state_key = outcome.state, outcome.state_key
+        node.observation, node.error = outcome.observation, outcome.error
+        node.is_terminal = outcome.is_terminal and not outcome.error
+        node.reward = outcome.reward
+        if outcome.is_goal is not None:
+            node.is_goal = outcome.is_goal
+        else:
+            node.is_goal = node.is_terminal and outcome.reward is None
+
+    def _take_leaf(self, node: Node, visit: Visit) -> None:
+        node.status = "terminal"
+        if visit.reward is not None:
+            node.reward = visit.reward
+            node.is_goal = visit.reward >= self.goal_reward
+
+    def _grow(self, node: Node, visit: Visit) -> list[Node]:
+        tree = self.tree
+        had_children = bool(node.children)
+        provisional = self.provisional(node, visit.proposals or ())
+        nothing = [None] * len(provisional)
+        outcomes: Sequence[Outcome | None] = visit.outcomes or nothing
+        scores: Sequence[NodeScore | None] = visit.scores or nothing
+        fresh: list[Node] = []
+        for child, outcome, score in zip(provisional, outcomes, scores, strict=True):
+            if outcome is not None:
+                self._take_outcome(child, outcome)
+            _take_score(node, child, score)
+            child.seq = self.commits
+            if had_children and self.algorithm.merges_siblings:
+                twin = tree.child_by_key(node, child.action_key)
+                if twin is not None:
+                    twin.count += child.count
+                    tree.merged_siblings += child.count
+                    continue
+            tree.merged_siblings += child.count - 1
+            if self.merge != "off" and child.state_key is not None and self._merged(node, child):
+                continue
+            tree.add(child)
+            if child.error:
+                child.status = "dead"
+            else:
+                fresh.append(child)
+        return fresh
+
+    def _merged(self, node: Node, child: Node) -> bool:
+        """Return True when the child's state is known and needs no node of its own to work on."""
+        tree = self.tree
+        assert child.state_key is not None
+        known_id = tree.by_state.get(child.state_key)
+        if known_id is None:
+            tree.by_state[child.state_key] = len(tree.nodes)
+            return False
+        tree.merged_states += 1
+        known = tree[known_id]
+        if child.g < known.g - _EPS:
+            tree.reparent(known, node, child.action, child.action_key, child.step_cost)
+            self.algorithm.on_moved(tree, known)
+        return True
+
+
+def _take_score(node: Node, child: Node, score: NodeScore | None) -> None:
+    if score is None:  # the scorer failed: as promising as the parent
+        child.step_cost, child.h, child.value = 1.0, node.h, node.value
+    else:
+        if score.step_cost < 0:
+            raise ConfigError(
+                f"step cost {score.step_cost!r} of {child.action_key!r:.80}: costs must be at "
+                "least 0, or cheaper paths could never be ruled out"
+            )
+        child.step_cost, child.h, child.value = score.step_cost, score.to_go, score.value
+        child.parts, child.memo = score.parts, score.memo
+    child.g = node.g + child.step_cost
+
+
+Successors = Callable[[Any], Iterable[tuple[Any, Any, float]]]
+
+
+def explore(
+    start: Any,
+    successors: Successors,
+    algorithm: Algorithm,
+    *,
+    is_goal: Callable[[Any], bool],
+    to_go: Callable[[Any], float] = lambda state: 0.0,
+    key: Callable[[Any], str | None] = str,
+    merge: Merge = "sound",
+    max_expansions: int | None = None,
+) -> Fold:
+    """Search a known world without models or asyncio; for puzzles, proofs and tests.
+
+    Args:
+        successors: state to (action, next state, step cost of at least 0).
+        to_go: the heuristic, for algorithms that use one.
+        key: equal exactly for equal states; None keeps a state apart.
+
+    Returns:
+        The fold; `fold.algorithm.best(fold.tree)` is the best node.
+
+    >>> from tfgrpo.search.astar import BestFirst
+    >>> def steps(n): return [("+1", n + 1, 1.0), ("*2", n * 2, 1.0)]
+    >>> fold = explore(1, steps, BestFirst.uniform_cost(), is_goal=lambda n: n == 10)
+    >>> fold.tree.plan(fold.tree[fold.algorithm.best(fold.tree)])
+    ['+1', '*2', '+1', '*2']
+    """
+    root = Node(0, -1, 0, h=to_go(start), state=start, state_key=key(start), is_executed=True)
+    root.is_terminal = root.is_goal = is_goal(start)
+    fold = Fold(algorithm, Tree(root), merge=merge)
+    while not algorithm.finished(fold.tree):
+        if max_expansions is not None and fold.expansions >= max_expansions:
+            break
+        work = fold.select()
+        if work is None:
+            break
+        fold.commit(work, _known_visit(fold.tree[work.node], successors, is_goal, to_go, key))
+    return fold
+
+
+def _known_visit(
+    node: Node,
+    successors: Successors,
+    is_goal: Callable[[Any], bool],
+    to_go: Callable[[Any], float],
+    key: Callable[[Any], str | None],
+) -> Visit:
+    visit = Visit()
+    if node.is_terminal:
+        return visit
+    visit.proposals, visit.outcomes, visit.scores = [], [], []
+    for action, state, cost in successors(node.state):
+        solved = is_goal(state)
+        visit.proposals.append(Proposal(action))
+        visit.outcomes.append(
+            Outcome(state=state, state_key=key(state), is_terminal=solved, is_goal=solved)
+        )
+        visit.scores.append(NodeScore(step_cost=cost, to_go=0.0 if solved else to_go(state)))
+    return visit
