@@ -1,0 +1,479 @@
+"""P(success | prompt, model) of any model from its outcomes, as four layers blended by evidence.
+
+    level       Beta-binomial on the counts
+    difficulty  two weights on the reference difficulty (2PL), and on its latent axes (`axes`)
+    local       a Gaussian process on what the axes leave, near in meaning and in reference profile
+    network     a small prior-fitted network, corrections to the log odds of `axes`
+
+Each layer predicts every context row from the other rows (leave-one-out); the blend is the mixture
+that explains those best, with a prior on the mixture so that 16 rows cannot swing it. A layer that
+is wrong here gets no weight here. No parameter is trained: a new outcome is a new row.
+Does not know prices, policies of routing or files.
+Sources: in-context value estimation (V_0, arXiv 2602.03584); everything after the idea is own, see
+`docs/routing.md` for what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.routing.laplace import Gaussian, fit_process, fit_weights, sigmoid
+from tfgrpo.routing.records import Outcome
+from tfgrpo.routing.reference import Covariates, ReferencePool
+from tfgrpo.routing.vectors import Embedder
+
+__all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
+
+Array = NDArray[np.float64]
+Layer = Literal["level", "difficulty", "axes", "local", "network"]
+LAYERS: tuple[Layer, ...] = get_args(Layer)
+Coverage = Literal["covered", "far", "thin", "empty"]
+"""`far`: unlike everything seen; `thin`: fewer than `MIN_TRIALS` trials or one class only;
+`empty`: no outcome of this model at all."""
+
+MIN_TRIALS = 8.0
+
+_BLEND_PRIOR: Mapping[Layer, float] = {
+    "level": 0.5, "difficulty": 3.0, "axes": 3.0, "local": 3.0, "network": 1.5,
+}  # fmt: skip
+"""Pseudo-observations a layer in the mixture."""
+
+_NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
+_NODE_WEIGHTS = _NODE_WEIGHTS / _NODE_WEIGHTS.sum()
+
+
+@dataclass(frozen=True, slots=True)
+class Estimates:
+    """Answers for some prompts, in order."""
+
+    mean: Array
+    """Expected success probability."""
+    low: Array
+    """Lower end of the interval of the success probability."""
+    high: Array
+    """Upper end."""
+    level: float
+    """Probability mass of the interval, such as 0.9."""
+    effective_n: Array
+    """Trials that would make a Beta posterior as narrow as this one."""
+    coverage: tuple[Coverage, ...]
+    weights: Mapping[Layer, float]
+    """The mixture over layers, the same for every prompt."""
+    logits: Gaussian
+    """Moment-matched log odds: the posterior that allocators and Thompson draws use."""
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def draw(self, rng: np.random.Generator) -> Array:
+        """Return one success probability a prompt from the posterior."""
+        noise = rng.standard_normal(len(self.mean))
+        return sigmoid(self.logits.mean + np.sqrt(self.logits.variance) * noise)
+
+
+class ValueModel:
+    """A reference pool, an embedder and the layers in use: makes the state of any model."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        pool: ReferencePool | None = None,
+        *,
+        layers: Sequence[Layer] = LAYERS,
+        local_rows: int = 1024,
+    ) -> None:
+        unknown = [name for name in layers if name not in LAYERS]
+        if unknown or not layers:
+            raise ConfigError(
+                f"layers {list(layers)!r}: unknown {unknown}; choose one or more of {', '.join(LAYERS)}"
+            )
+        if pool is not None and pool.embedder_id != embedder.embedder_id:
+            raise ConfigError(
+                f"the pool was fitted on vectors of {pool.embedder_id!r}, the embedder is "
+                f"{embedder.embedder_id!r}: use the same one, or fit the pool again"
+            )
+        self.embedder = embedder
+        self.pool = pool or ReferencePool.empty(embedder.embedder_id, embedder.width)
+        self.layers = tuple(name for name in LAYERS if name in layers)
+        self.local_rows = local_rows
+
+    def state(
+        self,
+        outcomes: Sequence[Outcome],
+        *,
+        model: str = "",
+        now: float | None = None,
+        half_life: float | None = None,
+    ) -> ModelState:
+        """Return the state of one model after its outcomes; the order of rows does not matter.
+
+        With `half_life`, a row dated `at` counts 0.5 ** ((now − at) / half_life) of its trials
+        (`now` defaults to the newest row); undated rows count in full.
+
+        Raises:
+            ConfigError: rows of several models.
+        """
+        names = sorted({r.model for r in outcomes} | ({model} if model else set()))
+        if len(names) > 1:
+            raise ConfigError(f"one state is one model; the outcomes are of {', '.join(names)}")
+        rows = _Rows.merge(outcomes, now, half_life)
+        vectors = np.asarray(self.embedder.embed(rows.prompts), dtype=np.float64)
+        return self.state_of_counts(
+            vectors, rows.counts, rows.trials, keys=rows.keys, model=names[0] if names else ""
+        )
+
+    def state_of_counts(
+        self,
+        vectors: NDArray[Any],
+        counts: Array,
+        trials: Array,
+        *,
+        keys: Sequence[str] = (),
+        model: str = "",
+    ) -> ModelState:
+        """Return the state for rows that are vectors already; `keys` must be distinct."""
+        vectors = np.asarray(vectors, dtype=np.float64).reshape(len(counts), -1)
+        if not len(counts):
+            vectors = np.zeros((0, self.embedder.width))
+        return ModelState(self, model, vectors, counts, trials, self.pool.covariates(vectors, keys))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    keys: tuple[str, ...]
+    prompts: tuple[str, ...]
+    counts: Array
+    trials: Array
+
+    @classmethod
+    def merge(cls, outcomes: Sequence[Outcome], now: float | None, half_life: float | None) -> _Rows:
+        if half_life is not None and not half_life > 0:
+            raise ConfigError(f"half_life is {half_life!r}; allowed is a number above 0, or None")
+        dated = [r.at for r in outcomes if r.at is not None]
+        if now is None and dated:
+            now = max(dated)
+        prompts: dict[str, str] = {}
+        sums: dict[str, list[tuple[float, float]]] = {}
+        for row in outcomes:
+            weight = 1.0
+            if half_life is not None and row.at is not None and now is not None:
+                weight = 0.5 ** (max(now - row.at, 0.0) / half_life)
+            prompts.setdefault(row.key, row.prompt)
+            sums.setdefault(row.key, []).append((weight * row.successes, weight * row.trials))
+        keys = tuple(sorted(sums))
+        total = [np.sum(sorted(sums[k]), axis=0) for k in keys]
+        return cls(
+            keys,
+            tuple(prompts[k] for k in keys),
+            np.array([t[0] for t in total]),
+            np.array([t[1] for t in total]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Query:
+    vectors: Array
+    covariates: Covariates
+
+
+class ModelState:
+    """One model's outcomes, digested: predicts any prompt in well under a millisecond."""
+
+    def __init__(
+        self,
+        owner: ValueModel,
+        model: str,
+        vectors: Array,
+        counts: Array,
+        trials: Array,
+        covariates: Covariates,
+    ) -> None:
+        self.model, self._owner = model, owner
+        self.vectors, self.counts, self.trials = vectors, counts, trials
+        self._covariates = covariates
+        self._known_ground: tuple[Array, float] | None = None
+        self._experts = {name: _EXPERTS[name](self) for name in owner.layers if self._can(name)}
+        self.weights: Mapping[Layer, float] = self._blend()
+
+    @property
+    def owner(self) -> ValueModel:
+        """The value model that made this state."""
+        return self._owner
+
+    @property
+    def n_trials(self) -> float:
+        """Trials behind this state, after ageing."""
+        return float(self.trials.sum())
+
+    def _can(self, layer: Layer) -> bool:
+        if layer == "difficulty":
+            return self._owner.pool.size > 0
+        if layer == "axes":
+            return self._owner.pool.axes.size > 0
+        return layer == "level" or len(self.counts) > 0
+
+    def _blend(self) -> Mapping[Layer, float]:
+        prior = np.array([_BLEND_PRIOR[name] for name in self._experts])
+        if not len(self.counts) or len(self._experts) == 1:
+            weights = prior / prior.sum()
+        else:
+            p = np.stack([e.left_out.probability for e in self._experts.values()])
+            weights = mixture_weights(p, self.counts, self.trials, prior)
+        return dict(zip(self._experts, (float(w) for w in weights), strict=True))
+
+    def left_out(self) -> Array:
+        """Return the blended leave-one-out probability of each context row."""
+        parts = [w * self._experts[name].left_out.probability for name, w in self.weights.items()]
+        return np.asarray(np.sum(parts, axis=0))
+
+    def predict(self, prompts: Sequence[str], *, level: float = 0.9) -> Estimates:
+        """Return estimates for texts; see `predict_vectors`."""
+        return self.predict_vectors(self._owner.embedder.embed(prompts), level=level)
+
+    def predict_vectors(
+        self, vectors: NDArray[Any], *, keys: Sequence[str] = (), level: float = 0.9
+    ) -> Estimates:
+        """Return estimates for prompt vectors of shape (prompts, width).
+
+        Raises:
+            ConfigError: `level` is not inside (0, 1), or the width is another embedder's.
+        """
+        from scipy.special import ndtri
+
+        if not 0 < level < 1:
+            raise ConfigError(f"interval level {level!r}: allowed is a number between 0 and 1")
+        vectors = np.asarray(vectors, dtype=np.float64)
+        if vectors.ndim != 2 or vectors.shape[1] != self._owner.embedder.width:
+            raise ConfigError(
+                f"vectors of shape {vectors.shape}: expected (prompts, {self._owner.embedder.width}) of "
+                f"{self._owner.embedder.embedder_id!r}"
+            )
+        query = _Query(vectors, self._owner.pool.covariates(vectors, keys))
+        parts = {name: self._experts[name].predict(query) for name in self.weights}
+        w = np.array([self.weights[name] for name in parts])[:, None]
+        f = np.stack([g.mean for g in parts.values()])
+        v = np.stack([g.variance for g in parts.values()])
+        p = np.stack([g.probability for g in parts.values()])
+        mean = np.sum(w * p, axis=0)
+        centre = np.sum(w * f, axis=0)
+        variance = np.sum(w * (v + f**2), axis=0) - centre**2
+        logits = Gaussian(centre, np.maximum(variance, 1e-9))
+        half = ndtri(0.5 + level / 2) * np.sqrt(logits.variance)
+        return Estimates(
+            mean=mean,
+            low=np.minimum(sigmoid(centre - half), mean),
+            high=np.maximum(sigmoid(centre + half), mean),
+            level=level,
+            effective_n=_effective_trials(logits),
+            coverage=self._coverage(query),
+            weights=self.weights,
+            logits=logits,
+        )
+
+    def _coverage(self, query: _Query) -> tuple[Coverage, ...]:
+        if not len(self.counts):
+            return ("empty",) * len(query.vectors)
+        rate = self.counts.sum() / self.trials.sum()
+        thin = self.n_trials < MIN_TRIALS or rate in (0.0, 1.0)
+        nearest, floor = self._ground(query.vectors)
+        return tuple("far" if c < floor else "thin" if thin else "covered" for c in nearest)
+
+    def _ground(self, vectors: Array) -> tuple[Array, float]:
+        """Cosine to the nearest known prompt, and the cosine below which a prompt is far."""
+        if self._known_ground is None:
+            known = np.vstack([self.vectors, self._owner.pool.vectors[:_GROUND_ROWS]])
+            sample = known[:: max(len(known) // 512, 1)]
+            cosines = np.sort(sample @ known.T, axis=1)[:, -2:-1]  # the largest is the row itself
+            floor = float(np.quantile(cosines, 0.01)) if cosines.size else -1.0
+            self._known_ground = known, floor
+        known, floor = self._known_ground
+        return (vectors @ known.T).max(axis=1), floor
+
+
+_GROUND_ROWS = 2048
+
+
+def _effective_trials(logits: Gaussian) -> Array:
+    """Return n with p(1 − p)/(n + 1) equal to the posterior variance of p (9-node quadrature)."""
+    at = sigmoid(logits.mean[:, None] + np.sqrt(logits.variance)[:, None] * _NODES)
+    mean = at @ _NODE_WEIGHTS
+    variance = np.maximum((at - mean[:, None]) ** 2 @ _NODE_WEIGHTS, 1e-9)
+    return np.asarray(np.maximum(mean * (1 - mean) / variance - 1, 0.0))
+
+
+def mixture_weights(p: Array, counts: Array, trials: Array, prior: Array) -> Array:
+    """Return the mixture of experts that best explains counts, by expectation maximisation.
+
+    `p` has shape (experts, rows): leave-one-out probabilities. The objective is the log loss of the
+    mixed probability plus Σ prior·log weight.
+    """
+    p = np.clip(p, 1e-6, 1 - 1e-6)
+    weights = prior / prior.sum()
+    failures = trials - counts
+    for _ in range(200):
+        mixed = weights @ p
+        gain = p * (counts / mixed) + (1 - p) * (failures / (1 - mixed))
+        new = weights * gain.sum(axis=1) + prior
+        new = new / new.sum()
+        if np.max(np.abs(new - weights)) < 1e-5:
+            return np.asarray(new)
+        weights = new
+    return np.asarray(weights)
+
+
+class _Expert(Protocol):
+    @property
+    def left_out(self) -> Gaussian:
+        """Log odds of each context row, from the other rows."""
+        ...
+
+    def predict(self, query: _Query) -> Gaussian:
+        """Log odds of new prompts."""
+        ...
+
+
+class _Level:
+    """Beta-binomial: the same answer for every prompt."""
+
+    def __init__(self, state: ModelState) -> None:
+        a, b = state.owner.pool.priors.level
+        self._a = a + float(state.counts.sum())
+        self._b = b + float((state.trials - state.counts).sum())
+        self.left_out = _beta_logits(
+            self._a - state.counts, self._b - (state.trials - state.counts)
+        )
+
+    def predict(self, query: _Query) -> Gaussian:
+        n = len(query.vectors)
+        return _beta_logits(np.full(n, self._a), np.full(n, self._b))
+
+
+@dataclass(frozen=True, slots=True)
+class _BetaLogits(Gaussian):
+    exact: Array = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def probability(self) -> Array:
+        return self.exact
+
+
+def _beta_logits(a: Array, b: Array) -> Gaussian:
+    """Log odds of a Beta variable: digamma and trigamma moments; the mean of p stays exact."""
+    from scipy.special import digamma, polygamma
+
+    a, b = np.maximum(a, 1e-3), np.maximum(b, 1e-3)
+    return _BetaLogits(digamma(a) - digamma(b), polygamma(1, a) + polygamma(1, b), a / (a + b))
+
+
+def _quasi(state: ModelState) -> tuple[Array, Array]:
+    """Counts and trials after subtracting the noise shared with the reference models."""
+    priors, c = state.owner.pool.priors, state._covariates
+    known = c.shared != 0.0
+    phi = np.where(known, priors.dispersion, 1.0)
+    counts = state.counts - state.trials * priors.shared_slope * c.shared
+    return counts / phi, state.trials / phi
+
+
+class _Linear:
+    """Log odds linear in the reference covariates."""
+
+    def __init__(self, state: ModelState, *, with_axes: bool) -> None:
+        self._with_axes = with_axes
+        priors = state.owner.pool.priors
+        X = self._features(state._covariates)
+        extra = X.shape[1] - 2
+        mean = np.concatenate([priors.weights, np.zeros(extra)])
+        covariance = np.diag(np.full(len(mean), priors.axis_variance))
+        covariance[:2, :2] = priors.covariance
+        self._posterior = fit_weights(X, *_quasi(state), mean, covariance)
+        self.left_out: Gaussian = self._posterior.left_out
+
+    def _features(self, c: Covariates) -> Array:
+        columns = [np.ones(len(c.base)), c.base]
+        return np.column_stack([*columns, c.axes] if self._with_axes else columns)
+
+    def predict(self, query: _Query) -> Gaussian:
+        return self._posterior.predict(self._features(query.covariates))
+
+
+LOCAL_VARIANCE = 1.0
+LOCAL_LENGTH = 0.7
+"""Length scale in cosine: the kernel falls to 1/e where the cosine is 0.7 below 1."""
+PROFILE_LENGTH = 2.0
+"""Length scale in pool spreads of difficulty and axes."""
+
+
+class _Local:
+    """The axes' log odds plus a Gaussian process, near in meaning and in reference profile."""
+
+    def __init__(self, state: ModelState) -> None:
+        owner = state.owner
+        priors = owner.pool.priors
+        rows = slice(None)
+        if len(state.counts) > owner.local_rows:
+            chosen = np.random.default_rng(0).permutation(len(state.counts))[: owner.local_rows]
+            rows = np.sort(chosen)  # type: ignore[assignment]
+        self._priors = priors
+        ground = owner.pool.vectors if owner.pool.size else state.vectors
+        self._centre = ground.mean(axis=0)
+        c = state._covariates
+        self._context = _Query(self._unit(state.vectors[rows]), c.take(np.arange(len(c.base))[rows]))
+        counts, trials = _quasi(state)
+        kernel = self._kernel(self._context, self._context)
+        prior_mean = self._prior_mean(self._context)
+        self._posterior = fit_process(kernel, prior_mean, counts[rows], trials[rows])
+        self.left_out: Gaussian = self._posterior.left_out
+        if len(self.left_out.mean) < len(state.counts):
+            out = self._predict(_Query(self._unit(state.vectors), c))
+            mean, variance = out.mean.copy(), out.variance.copy()
+            mean[rows], variance[rows] = self.left_out.mean, self.left_out.variance
+            self.left_out = Gaussian(mean, variance)
+
+    def _unit(self, vectors: Array) -> Array:
+        centred = vectors - self._centre
+        return np.asarray(
+            centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-9)
+        )
+
+    def _prior_mean(self, q: _Query) -> Array:
+        w = self._priors.weights
+        return np.asarray(w[0] + w[1] * q.covariates.base)
+
+    def _linear(self, q: _Query) -> Array:
+        return np.column_stack([np.ones(len(q.covariates.base)), q.covariates.base])
+
+    def _kernel(self, a: _Query, b: _Query) -> Array:
+        linear = self._linear(a) @ self._priors.covariance @ self._linear(b).T
+        axes = self._priors.axis_variance * a.covariates.axes @ b.covariates.axes.T
+        near = (np.minimum(a.vectors @ b.vectors.T, 1.0) - 1.0) / LOCAL_LENGTH
+        pa, pb = a.covariates.profile, b.covariates.profile
+        far = np.sum(pa**2, 1)[:, None] + np.sum(pb**2, 1) - 2 * pa @ pb.T
+        local = LOCAL_VARIANCE * np.exp(near - np.maximum(far, 0.0) / (2 * PROFILE_LENGTH**2))
+        return np.asarray(linear + axes + local)
+
+    def _variance(self, q: _Query) -> Array:
+        x = self._linear(q)
+        linear = np.einsum("ij,jk,ik->i", x, self._priors.covariance, x)
+        axes = self._priors.axis_variance * np.sum(q.covariates.axes**2, axis=1)
+        return np.asarray(linear + axes + LOCAL_VARIANCE)
+
+    def _predict(self, q: _Query) -> Gaussian:
+        cross = self._kernel(q, self._context)
+        return self._posterior.predict(self._prior_mean(q), cross, self._variance(q))
+
+    def predict(self, query: _Query) -> Gaussian:
+        return self._predict(_Query(self._unit(query.vectors), query.covariates))
+
+
+_EXPERTS: Mapping[Layer, Callable[[ModelState], _Expert]] = {
+    "level": _Level,
+    "difficulty": lambda state: _Linear(state, with_axes=False),
+    "axes": lambda state: _Linear(state, with_axes=True),
+    "local": _Local,
+}
