@@ -5,53 +5,124 @@ returns a `RolloutGroup`, so that what it found feeds learning, plan memory and 
 
     group = await search(task, LMExpander(lm, tools), environment, budget=Budget(calls=40))
 
-The core needs the standard library only; `lm_expander`, `tool_environment`, `mcp_environment`,
-`graph` and `config` load more where they are used.
+Names are loaded on first use. The core needs the standard library only; `lm_expander`,
+`tool_environment`, `mcp_environment`, `graph` and `config` load more where they are used.
 """
 
 from __future__ import annotations
 
-from tfgrpo.search.ab_mcts import ABMCTS
-from tfgrpo.search.algorithm import Algorithm, Work
-from tfgrpo.search.astar import BestFirst
-from tfgrpo.search.beam import Beam
-from tfgrpo.search.chains import Chains
-from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
-from tfgrpo.search.depth_first import DepthFirst
-from tfgrpo.search.driver import Driver, SearchResult, SearchSettings
-from tfgrpo.search.environment import (
-    DeepcopyEnvironment,
-    Environment,
-    ImmutableEnvironment,
-    Outcome,
-    ReplayEnvironment,
-    TextEnvironment,
-)
-from tfgrpo.search.expander import (
-    ArmExpander,
-    CheckedExpander,
-    EquivalentExpander,
-    Expander,
-    FunctionExpander,
-    RecordingExpander,
-)
-from tfgrpo.search.fold import Fold, explore
-from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
-from tfgrpo.search.log import FileLog, MemoryLog
-from tfgrpo.search.mcts import MCTS
-from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
-from tfgrpo.search.plan_memory import PlanMemory
-from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
-from tfgrpo.search.scorer import (
-    FrequencyScorer,
-    FunctionScorer,
-    LikelihoodScorer,
-    Scorer,
-    SearchContext,
-    UnitScorer,
-)
-from tfgrpo.search.tree import Tree
-from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfgrpo.search.ab_mcts import ABMCTS
+    from tfgrpo.search.algorithm import Algorithm, Work
+    from tfgrpo.search.astar import BestFirst
+    from tfgrpo.search.beam import Beam
+    from tfgrpo.search.chains import Chains
+    from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
+    from tfgrpo.search.depth_first import DepthFirst
+    from tfgrpo.search.driver import Driver, SearchResult, SearchSettings
+    from tfgrpo.search.environment import (
+        DeepcopyEnvironment,
+        Environment,
+        ImmutableEnvironment,
+        Outcome,
+        ReplayEnvironment,
+        TextEnvironment,
+    )
+    from tfgrpo.search.expander import (
+        ArmExpander,
+        CheckedExpander,
+        EquivalentExpander,
+        Expander,
+        FunctionExpander,
+        RecordingExpander,
+    )
+    from tfgrpo.search.fold import Fold, explore
+    from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
+    from tfgrpo.search.log import FileLog, MemoryLog
+    from tfgrpo.search.mcts import MCTS
+    from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
+    from tfgrpo.search.plan_memory import PlanMemory
+    from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
+    from tfgrpo.search.scorer import (
+        FrequencyScorer,
+        FunctionScorer,
+        LikelihoodScorer,
+        Scorer,
+        SearchContext,
+        UnitScorer,
+    )
+    from tfgrpo.search.tree import Tree
+    from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
+
+_HOME = {
+    "ABMCTS": "ab_mcts",
+    "ALGORITHMS": "verb",
+    "Algorithm": "algorithm",
+    "ArmExpander": "expander",
+    "Beam": "beam",
+    "BestFirst": "astar",
+    "Chains": "chains",
+    "CheckedExpander": "expander",
+    "CostPreset": "costs",
+    "DeepcopyEnvironment": "environment",
+    "DepthFirst": "depth_first",
+    "Driver": "driver",
+    "EntropyRollouts": "rollouts",
+    "Environment": "environment",
+    "EquivalentExpander": "expander",
+    "Expander": "expander",
+    "FileLog": "log",
+    "Fold": "fold",
+    "FrequencyScorer": "scorer",
+    "FunctionExpander": "expander",
+    "FunctionScorer": "scorer",
+    "ImmutableEnvironment": "environment",
+    "LikelihoodScorer": "scorer",
+    "LookaheadRollouts": "rollouts",
+    "MCTS": "mcts",
+    "MemoryLog": "log",
+    "Node": "node",
+    "NodeScore": "node",
+    "Outcome": "environment",
+    "PAPER": "costs",
+    "PlanMemory": "plan_memory",
+    "Proposal": "node",
+    "ROBUST": "costs",
+    "RecordingExpander": "expander",
+    "ReplayEnvironment": "environment",
+    "Scorer": "scorer",
+    "SearchContext": "scorer",
+    "SearchResult": "driver",
+    "SearchSettings": "driver",
+    "TextEnvironment": "environment",
+    "ToolChainScorer": "costs",
+    "Tree": "tree",
+    "UnitScorer": "scorer",
+    "Work": "algorithm",
+    "action_key": "node",
+    "call": "node",
+    "explore": "fold",
+    "fork_advantages": "groups",
+    "group_of": "groups",
+    "make_algorithm": "verb",
+    "search": "verb",
+    "search_tree": "verb",
+    "tree_advantages": "groups",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "ABMCTS",

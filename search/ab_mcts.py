@@ -5,9 +5,9 @@ A normal-inverse-gamma posterior over their mean is drawn from once each; the la
 walk ends where "one more child" wins. Several proposers (LMs) are just several such arms.
 
 Draws come from a counter, so equal answers give equal trees. Does not know where scores come from;
-they should lie in [0, 1], as the prior says. Source: Inoue et al. 2025 (AB-MCTS, aggregation form A;
-structure from descriptions and from the behaviour of TreeQuest; the prior's constants are ours: an
-approximation).
+they should lie in [0, 1], as the prior says. Source: Inoue et al. 2025 (AB-MCTS, aggregation form
+A; structure from descriptions and from the behaviour of TreeQuest; the prior's constants are ours:
+an approximation).
 """
 
 from __future__ import annotations

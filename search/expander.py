@@ -47,7 +47,7 @@ class Expander(Protocol):
 
 
 def estimate_of(expander: Expander, ctx: SearchContext, node: Node, k: int) -> dict[str, float]:
-    """Return what a proposal may use at most, by resource; one call where the expander is silent."""
+    """Return what a proposal may use at most, by resource; by default one call."""
     estimate = getattr(expander, "estimate", None)
     return {"calls": 1.0} if estimate is None else dict(estimate(ctx, node, k))
 

@@ -14,6 +14,7 @@ TreeRL (value of a step from the leaves below it); both from descriptions: appro
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -189,7 +190,7 @@ def fork_advantages(
     worth = {n: v + (call_bonus if ok.get(n, False) else 0.0) for n, v in values.items()}
     children: dict[int, set[int]] = {}
     for _, path in paths:
-        for parent, child in zip(path, path[1:]):
+        for parent, child in itertools.pairwise(path):
             children.setdefault(parent, set()).add(child)
     mean = group.mean_reward or 0.0
     result: dict[str, list[float]] = {}
@@ -197,7 +198,7 @@ def fork_advantages(
         assert rollout.reward is not None
         whole = rollout.reward - mean
         steps = []
-        for parent, child in zip(path, path[1:]):
+        for parent, child in itertools.pairwise(path):
             siblings = sorted(children[parent])
             fork = worth[child] - math.fsum(worth[s] for s in siblings) / len(siblings)
             steps.append(blend * fork + (1 - blend) * whole)
@@ -225,7 +226,7 @@ def tree_advantages(group: RolloutGroup) -> dict[str, list[float]]:
     return {
         rollout.rollout_id: [
             (2 * values[child] - values[path[0]] - values[parent]) / math.sqrt(through[child])
-            for parent, child in zip(path, path[1:])
+            for parent, child in itertools.pairwise(path)
         ]
         for rollout, path in paths
     }

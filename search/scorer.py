@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 
+_AT_ROOT = Work(0)
+
+
 @dataclass(slots=True)
 class SearchContext:
     """What expanders and scorers are told besides the node. The tree is for reading only."""
@@ -37,7 +40,7 @@ class SearchContext:
     task: Task
     tree: Tree
     context: Context = EMPTY_CONTEXT
-    work: Work = Work(0)
+    work: Work = _AT_ROOT
     seed: int = 0
     """Fixed by the search's seed and the visit; the only source of randomness."""
     first_sample: int = 0

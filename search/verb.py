@@ -55,6 +55,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 """Name to what makes it."""
 
 
+_DEFAULT_SETTINGS = SearchSettings()
+_DEFAULT_BUDGET = Budget(expansions=64)
+
+
 def make_algorithm(name: str, **options: Any) -> Algorithm:
     """Return a fresh algorithm by name.
 
@@ -77,8 +81,8 @@ async def search_tree(
     algorithm: Algorithm | str = "astar",
     scorer: Scorer | None = None,
     memory: PlanMemory | None = None,
-    settings: SearchSettings = SearchSettings(),
-    budget: Budget | Ledger = Budget(expansions=64),
+    settings: SearchSettings = _DEFAULT_SETTINGS,
+    budget: Budget | Ledger = _DEFAULT_BUDGET,
     context: Context = EMPTY_CONTEXT,
     verifier: Verifier | None = None,
     log: EventLog | None = None,
@@ -130,7 +134,7 @@ async def search(
     verifier: Verifier | None = None,
     context: Context = EMPTY_CONTEXT,
     policy_id: str = "",
-    settings: SearchSettings = SearchSettings(),
+    settings: SearchSettings = _DEFAULT_SETTINGS,
     include_failed: bool = False,
     **options: Any,
 ) -> RolloutGroup:
