@@ -1,1 +1,66 @@
-"""experience"""
+"""Learning from groups: edits of an experience library, the critic behind them, gate and export.
+
+Pure functions of groups with one thin asynchronous driver, the critic. Does not know how rollouts
+are made or where records are kept. Source: Training-Free GRPO, with the repairs listed in
+`settings.Repairs`.
+"""
+
+from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
+from tfgrpo.experience.critic import Critic, Proposal, stalled
+from tfgrpo.experience.edits import Edit, EditCounts, EditOutcome
+from tfgrpo.experience.entry import Experience, Provenance, Value
+from tfgrpo.experience.gate import (
+    FinalChoice,
+    GateDecision,
+    RejectedEdits,
+    final_choice,
+    gate_step,
+    smaller_sets,
+)
+from tfgrpo.experience.guards import Guards
+from tfgrpo.experience.informative import Teaching, teaching_groups
+from tfgrpo.experience.injection import prompt_context
+from tfgrpo.experience.library import EMPTY_LIBRARY, Caps, Library, estimate_tokens
+from tfgrpo.experience.select import HashedNgrams, SentenceEmbedder, TopK
+from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
+from tfgrpo.experience.splits import Overlap, Splits, overlaps, split_tasks
+
+__all__ = [
+    "EMPTY_LIBRARY",
+    "Artefact",
+    "Caps",
+    "Card",
+    "Critic",
+    "Edit",
+    "EditCounts",
+    "EditOutcome",
+    "Experience",
+    "ExperienceSettings",
+    "FinalChoice",
+    "GateDecision",
+    "Guards",
+    "HashedNgrams",
+    "Library",
+    "Overlap",
+    "Proposal",
+    "Provenance",
+    "RejectedEdits",
+    "Repairs",
+    "SentenceEmbedder",
+    "Splits",
+    "Teaching",
+    "TopK",
+    "Value",
+    "estimate_tokens",
+    "export_artefact",
+    "final_choice",
+    "gate_step",
+    "load_artefact",
+    "overlaps",
+    "preset",
+    "prompt_context",
+    "smaller_sets",
+    "split_tasks",
+    "stalled",
+    "teaching_groups",
+]

@@ -206,7 +206,7 @@ class _Step:
         lessons = await asker.ask(
             Where("contrast", group.task.task_id),
             lambda room: self.prompts.contrast(group, summaries, room),
-            self._read_lessons,
+            read_lessons,
         )
         shown = self.prompts.shown_attempts(group, limit)
         trust: Trust = "third_party" if has_third_party(rollouts) else "model"
@@ -215,9 +215,6 @@ class _Step:
             reason = f"more than {self.settings.lessons_per_group} lessons of one group"
             self.rejected.append(RejectedRow(repr(lesson.text)[:160], reason))
         return [_proposed(lesson, group, shown, trust) for lesson in wanted], foreign
-
-    def _read_lessons(self, text: str) -> tuple[Lesson, ...]:
-        return read_lessons(text)
 
     async def _summaries(self, group: RolloutGroup, rollouts: Sequence[Rollout]) -> dict[str, str]:
         long = [r for r in rollouts if self._wants_summary(r)]
@@ -270,12 +267,12 @@ class _Step:
 
     async def _merged(self, related: Sequence[Edit]) -> Merged:
         groups = {g for e in related for g in e.provenance.group_ids}
-        asks = self.settings.merge == "auto" and len(related) > 1 and len(groups) > 1
-        if not asks:
-            return settle(related)
-        first = await self._ask_about("merge", related)
-        second = settle(first.edits)
-        return Merged(second.edits, (*first.settled, *second.settled), first.rejected)
+        plain = settle(related)
+        if self.settings.merge != "auto" or len(plain.edits) < 2 or len(groups) < 2:
+            return plain
+        asked = await self._ask_about("merge", plain.edits)
+        last = settle(asked.edits)
+        return Merged(last.edits, (*plain.settled, *asked.settled, *last.settled), asked.rejected)
 
     async def _ask_about(self, stage: Any, edits: Sequence[Edit]) -> Merged:
         """Ask about proposals; without a usable reply they go on as they are."""

@@ -8,7 +8,8 @@ branch `training_free_GRPO`) as described by its code; defect numbers as in `doc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from tfgrpo.context import Placement
@@ -128,7 +129,7 @@ class ExperienceSettings:
 def preset(name: str, **changes: Any) -> ExperienceSettings:
     """Return a preset by name, with some fields changed.
 
-    `repairs` may be a mapping of single switches on top of the preset's.
+    A mapping for `repairs`, `caps`, `budget`, `sampling` or `limits` changes single fields of it.
 
     Raises:
         ConfigError: unknown preset, field or repair.
@@ -142,15 +143,20 @@ def preset(name: str, **changes: Any) -> ExperienceSettings:
     known = {f.name for f in fields(ExperienceSettings)}
     for key in changes.keys() - known:
         raise ConfigError(f"experience setting {key!r} is unknown; allowed: {sorted(known)}")
-    repairs = changes.pop("repairs", None)
-    if isinstance(repairs, Repairs):
-        changes["repairs"] = repairs
-    elif repairs:
-        allowed = {f.name for f in fields(Repairs)}
-        for key in repairs.keys() - allowed:
-            raise ConfigError(f"repair {key!r} is unknown; allowed: {', '.join(sorted(allowed))}")
-        changes["repairs"] = replace(settings.repairs, **repairs)
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            changes[key] = _changed(getattr(settings, key), key, value)
     return replace(settings, **changes)
+
+
+def _changed(current: Any, where: str, values: Mapping[str, Any]) -> Any:
+    """Return a nested record with some fields changed."""
+    if not is_dataclass(current) or isinstance(current, type):
+        raise ConfigError(f"experience setting {where!r} is one value, not a table: {dict(values)}")
+    allowed = sorted(f.name for f in fields(current))
+    for key in values.keys() - set(allowed):
+        raise ConfigError(f"{where}.{key} is unknown; allowed: {', '.join(allowed)}")
+    return replace(current, **values)
 
 
 _PAPER = ExperienceSettings(

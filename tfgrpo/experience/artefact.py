@@ -1,0 +1,289 @@
+"""The library as something that travels: JSON, Markdown for people, a ready prompt text.
+
+The JSON carries the card (models, scores with intervals, sampling, limits), the entries and the
+hash of what they render to; the loader renders again and refuses a file whose prompt would be
+another. Loading runs nothing and trusts nothing: a library of strangers is shown and scanned
+first, and can be loaded with every entry in quarantine.
+Does not know runs or models. Idea: model cards (Mitchell et al. 2019); hash check (own).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.canonical import canonical_json, digest
+from tfgrpo.context import Context, Placement, render_messages
+from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.experience.guards import Guards
+from tfgrpo.experience.library import Library
+from tfgrpo.messages import Message
+
+FORMAT = "tfgrpo.artefact"
+FORMAT_VERSION = 1
+_PROBE = (Message("user", "<task>"),)
+"""What stands in a task's place when the prompt is hashed and shown."""
+_MAX_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a stranger needs to know before use. All values are JSON."""
+
+    name: str = ""
+    models: Mapping[str, str] = field(default_factory=dict)
+    """Role (policy, critic, judge) to model id."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How the policy is to draw in use: its own settings, not practice's."""
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    """What the tasks are, how many of each split, the verifier."""
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    """Test-split figures with intervals, for the library and for none."""
+    cost: Mapping[str, Any] = field(default_factory=dict)
+    limits: tuple[str, ...] = ()
+    """Where it was not tested or does not help, one sentence each."""
+    licence: str = ""
+    created: str = ""
+    """UTC date."""
+    package_version: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "name": self.name,
+            "models": dict(self.models),
+            "sampling": dict(self.sampling),
+            "tasks": dict(self.tasks),
+            "scores": dict(self.scores),
+            "cost": dict(self.cost),
+            "limits": list(self.limits),
+            "licence": self.licence,
+            "created": self.created,
+            "package_version": self.package_version,
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Card:
+        """Restore from the JSON form; unknown keys are left out."""
+        known = Card().to_dict().keys() & row.keys()
+        values = {key: row[key] for key in known}
+        if "limits" in values:
+            values["limits"] = tuple(values["limits"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A library with its card and the way it is injected."""
+
+    library: Library
+    card: Card = field(default_factory=Card)
+    placement: Placement = "system"
+    template: str = "lessons"
+    system: str = ""
+    """The agent's own system text, which the lessons follow."""
+
+    @property
+    def context(self) -> Context:
+        """The whole library as a context."""
+        return self.library.context(placement=self.placement, template=self.template)
+
+    @property
+    def render_hash(self) -> str:
+        """Fixed by every byte that this library adds to, and stands beside in, a prompt."""
+        return digest([m.to_dict() for m in self.messages(_PROBE)], 32)
+
+    def messages(self, task_messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return the prompt for a task, as it was practised."""
+        return render_messages(task_messages, self.context, system=self.system)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        row = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "card": self.card.to_dict(),
+            "placement": self.placement,
+            "template": self.template,
+            "system": self.system,
+            "render_hash": self.render_hash,
+            "library": self.library.to_dict(),
+        }
+        return row | {"sha256": digest(row)}
+
+    def markdown(self) -> str:
+        """Return the card and the entries for people."""
+        return _markdown(self)
+
+    def prompt_text(self) -> str:
+        """Return the prompt around `<task>`, one block a turn, ready to paste."""
+        blocks = [f"--- {m.role} ---\n{m.content}" for m in self.messages(_PROBE)]
+        return "\n".join(blocks) + "\n"
+
+
+def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
+    """Write `library.json`, `library.md` and `prompt.txt` into a folder.
+
+    Each file is written beside its place and moved there, so a reader sees the old or the new one.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    folder = Path(folder)
+    texts = {
+        "library.json": json.dumps(artefact.to_dict(), indent=1, ensure_ascii=True) + "\n",
+        "library.md": artefact.markdown(),
+        "prompt.txt": artefact.prompt_text(),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            _replace(folder / name, text.encode("utf-8", "backslashreplace"))
+    except OSError as exc:
+        raise StoreError(f"artefact folder {str(folder)!r} cannot be written: {exc}") from exc
+    return {name: folder / name for name in texts}
+
+
+def _replace(path: Path, data: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
+    """Read an artefact and check that it still renders to what was practised.
+
+    Args:
+        path: `library.json`, or the folder that holds it.
+        quarantine: load every entry as quarantined, for a library of strangers: nothing reaches a
+            prompt until an entry is activated.
+
+    Raises:
+        ConfigError: not an artefact, damaged, too new, or its prompt would differ.
+        StoreError: it cannot be read.
+    """
+    path = Path(path)
+    path = path / "library.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"{str(path)!r} has more than {_MAX_BYTES:,} bytes: not a library")
+        raw = path.read_bytes()
+    except OSError as exc:
+        raise StoreError(f"artefact {str(path)!r} cannot be read: {exc}") from exc
+    try:
+        row = json.loads(raw)
+    except ValueError as exc:
+        raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
+    artefact = from_row(row, str(path))
+    return held(artefact) if quarantine else artefact
+
+
+def from_row(row: Any, where: str) -> Artefact:
+    """Restore an artefact from its JSON form, checking format, digest and render hash.
+
+    Raises:
+        ConfigError: any of them does not fit.
+    """
+    if not isinstance(row, dict) or row.get("format") != FORMAT:
+        raise ConfigError(f"{where} is no artefact: its format should read {FORMAT!r}")
+    if row.get("format_version", 0) > FORMAT_VERSION:
+        raise ConfigError(
+            f"{where}: format {row['format_version']} is newer than this package reads "
+            f"({FORMAT_VERSION}): install a newer tfgrpo"
+        )
+    try:
+        body = {key: value for key, value in row.items() if key != "sha256"}
+        if digest(body) != row["sha256"]:
+            raise ConfigError(f"{where}: its content does not fit its sha256; it was changed")
+        artefact = Artefact(
+            Library.from_dict(row["library"]),
+            Card.from_dict(row["card"]),
+            row["placement"],
+            row["template"],
+            row["system"],
+        )
+        stated = row["render_hash"]
+    except (KeyError, TypeError, AttributeError, ValueError) as exc:
+        if isinstance(exc, ConfigError):
+            raise
+        raise ConfigError(f"{where} is damaged: {type(exc).__name__}: {exc}") from exc
+    if artefact.render_hash != stated:
+        raise ConfigError(
+            f"{where}: its entries render to {artefact.render_hash}, practised was {stated}: this "
+            "version of the package words prompts otherwise. Use the version that the card names "
+            f"({artefact.card.package_version or 'unknown'}), or learn and gate again"
+        )
+    return artefact
+
+
+def held(artefact: Artefact) -> Artefact:
+    """Return the artefact with every shown entry in quarantine."""
+    library = artefact.library
+    for entry in library.shown:
+        library = library.with_status(
+            entry.experience_id, "quarantined", reason="loaded from elsewhere, not yet looked at"
+        )
+    return replace(artefact, library=library)
+
+
+def scan(library: Library) -> list[tuple[str, str]]:
+    """Return (id, finding) for each shown entry that the guards would hold back or refuse."""
+    guards = Guards(max_words=10_000)
+    found = []
+    for entry in library.shown:
+        finding = guards.check(entry.body)
+        if finding.verdict != "pass":
+            found.append((entry.experience_id, finding.reason))
+    return found
+
+
+def _markdown(artefact: Artefact) -> str:
+    card, library = artefact.card, artefact.library
+    lines = [f"# {card.name or 'Experience library'}", ""]
+    rows = {
+        "version": library.version_id,
+        "render hash": artefact.render_hash,
+        "entries": str(len(library.shown)),
+        "placement": artefact.placement,
+        "licence": card.licence or "not stated",
+        "created": card.created or "not stated",
+        "tfgrpo": card.package_version or "not stated",
+    }
+    lines += [f"- {name}: {value}" for name, value in rows.items()]
+    sections = {
+        "Models": card.models,
+        "Sampling in use": card.sampling,
+        "Tasks": card.tasks,
+        "Scores": card.scores,
+        "Cost": card.cost,
+    }
+    for title, values in sections.items():
+        if values:
+            lines += ["", f"## {title}", ""]
+            lines += [f"- {key}: {_plain(value)}" for key, value in values.items()]
+    lines += ["", "## Limits", ""]
+    lines += [f"- {limit}" for limit in card.limits] or ["- none stated"]
+    lines += ["", "## Entries", ""]
+    for entry in library.entries:
+        value = "" if entry.value is None else f", value {entry.value.estimate:+.3f}"
+        lines.append(f"### {entry.experience_id} ({entry.kind}, {entry.status}{value})")
+        lines += ["", *("    " + line for line in entry.body.split("\n")), ""]
+        origin = ", ".join(entry.provenance.rollout_ids) or "none"
+        lines += [f"trust {entry.trust}; from rollouts {origin}", ""]
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
