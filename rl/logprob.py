@@ -131,7 +131,9 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
         forward, backward = _chunk_functions(hidden.is_cuda)
         wide = torch.float32 if hidden.dtype in (torch.bfloat16, torch.float16) else hidden.dtype
         d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+        d_weight: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         logps, entropies = [], []
         for start in range(0, len(target), chunk):
@@ -144,7 +146,8 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
                 logits, lse, target[part], d_logp, entropy, d_entropy, 1.0 / temperature
             )
             d_hidden[part] = d_logits @ weight
-            d_weight += d_logits.t() @ hidden[part]
+            if d_weight is not None:
+                d_weight += d_logits.t() @ hidden[part]
             total += loss
             logps.append(logp)
             if entropy is not None:
@@ -160,7 +163,8 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         d_hidden, d_weight = ctx.saved_tensors
         scale = grads[0]
-        d_weight = (d_weight * scale).to(ctx.weight_dtype)
+        if d_weight is not None:
+            d_weight = d_weight.mul_(scale).to(ctx.weight_dtype)
         return (d_hidden * scale).to(d_hidden.dtype), d_weight, None, None, None, None, None
 
 

@@ -1,0 +1,95 @@
+"""Several processes, one a GPU: FSDP2 shards the trained weights, every process samples its share.
+
+Started by `torchrun`; with one process every function here is the identity. The trained weights
+are float32 shards, gathered layer by layer in bfloat16; the generator has a whole copy in
+bfloat16 that is refreshed after each update. Task ids fix the seeds, so what is sampled does not
+depend on how many processes there are.
+
+Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tfgrpo.rl.model import Decoder
+
+
+def world() -> tuple[int, int]:
+    """Return (this process's number, number of processes)."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def start() -> tuple[int, int]:
+    """Join the group that `torchrun` describes, if it started us; return `world()`."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not torch.distributed.is_initialized():
+        on_cuda = torch.cuda.is_available()
+        if on_cuda:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.distributed.init_process_group("nccl" if on_cuda else "gloo")
+    return world()
+
+
+def finish() -> None:
+    """Leave the group."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def sum_over_ranks(value: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes."""
+    if world()[1] == 1:
+        return value
+    total = value.clone()
+    torch.distributed.all_reduce(total)
+    return total
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """Return every process's value, in order of process number."""
+    if world()[1] == 1:
+        return [value]
+    found: list[Any] = [None] * world()[1]
+    torch.distributed.all_gather_object(found, value)
+    return found
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return this process's shard of a distributed tensor, or the tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the full value of a distributed tensor; all processes must call it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def shard(decoder: Decoder) -> Decoder:
+    """Shard a float32 decoder over all processes; gradients are summed, not averaged."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    on_cuda = decoder.embed.is_cuda
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if on_cuda else None, reduce_dtype=torch.float32
+    )
+    for layer in decoder.layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(decoder, mp_policy=policy)
+    for module in (*decoder.layers, decoder):
+        module.set_gradient_divide_factor(1.0)
+    return decoder
+
+
+def refresh(target: Decoder, source: Decoder) -> None:
+    """Copy a sharded decoder's weights into a whole one; all processes must call it."""
+    own = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, parameter in source.named_parameters():
+            own[name].copy_(whole(parameter.detach()))
