@@ -1,0 +1,573 @@
+"""Transformers weights in this process, requests of many asyncio tasks decoded together.
+
+Requests queue; one engine thread decodes them as rows of one batch, and rows join and leave while
+it runs. A prompt that several rows share is read once. Equal request and seed give an equal reply
+whatever else is in the batch, as far as the engine's arithmetic allows: each row draws from its
+own random stream, but in bfloat16 the shape of a batch can change a logit's last bit.
+
+Does not know HTTP, caches, retries. Idea: one model, one queue (own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.canonical import digest
+from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, TfgrpoError
+from tfgrpo.lm.chat import ChatFormat
+from tfgrpo.lm.decoding import HFGenerator, Row, default_threads
+from tfgrpo.lm.embedded import NAME as EMBEDDED
+from tfgrpo.lm.embedded import embedded_folder
+from tfgrpo.lm.wire import split_thinking, timed_out
+from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request, Sampling
+from tfgrpo.redact import redact
+from tfgrpo.rollout import Usage
+
+logger = logging.getLogger(__name__)
+
+_JOIN_S = 0.003
+"""How long an idle engine waits for requests that are made at the same moment."""
+
+
+def bf16_is_native() -> bool:
+    """True when this processor multiplies bfloat16 in hardware (Linux tells)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return any(f" {name}" in flags for name in ("amx_bf16", "avx512_bf16"))
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """Weights, tokenizer and where they came from."""
+
+    model: Any
+    tokenizer: Any
+    source: str
+    dtype: str
+    context_tokens: int
+    eos_ids: tuple[int, ...]
+
+
+def load_model(
+    name: str, *, device: str | None = None, dtype: str | None = None, threads: int | None = None
+) -> LoadedModel:
+    """Load weights: the embedded model, a folder, or a name on the hub (only when so named).
+
+    Args:
+        name: `smollm2-135m`, a path, or `ORG/NAME`.
+        device: `cpu`, `cuda`, …; None takes a GPU where there is one.
+        dtype: `bfloat16`, `float32`, `float16`; None is bfloat16 where the device multiplies it.
+        threads: of torch, for this process; None leaves torch's own choice.
+
+    Raises:
+        ConfigError: no such folder, device or dtype.
+        MissingExtraError: torch or transformers is not installed.
+        ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as exc:
+        raise MissingExtraError.of("local", "the local backend", exc.name or "torch") from exc
+    if threads:
+        torch.set_num_threads(min(threads, default_threads()))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = _dtype(torch, name, device, dtype)
+    place = _place(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place)
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=kind).to(device).eval()
+    except (OSError, ValueError, RuntimeError) as exc:
+        raise ProviderError(
+            redact(f"local model {name!r} cannot be loaded: {type(exc).__name__}: {exc!s:.300}"),
+            kind="not_found",
+        ) from exc
+    model.requires_grad_(False)
+    return LoadedModel(
+        model,
+        tokenizer,
+        name,
+        str(kind).removeprefix("torch."),
+        _context_tokens(model.config),
+        _eos_ids(model, tokenizer),
+    )
+
+
+def _dtype(torch: Any, name: str, device: str, dtype: str | None) -> Any:
+    allowed = ("bfloat16", "float32", "float16")
+    if dtype is not None and dtype not in allowed:
+        raise ConfigError(f"local model {name!r}: dtype {dtype!r} must be one of {allowed}")
+    if dtype is not None:
+        return getattr(torch, dtype)
+    if device.startswith("cuda"):
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if bf16_is_native() else torch.float32
+
+
+def _place(name: str) -> str:
+    if name == EMBEDDED:
+        return str(embedded_folder())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(f"local model {name!r}: the folder has no config.json")
+        return str(path)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return name  # named, hence wanted: the hub
+    raise ConfigError(
+        f"local model {name!r} is neither 'smollm2-135m', nor a folder, nor ORG/NAME of the hub"
+    )
+
+
+def _context_tokens(config: Any) -> int:
+    text = config.get_text_config()
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = getattr(text, name, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 20
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    found: list[int] = []
+    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
+        found += value if isinstance(value, (list, tuple)) else [value]
+    return tuple(sorted({v for v in found if v is not None}))
+
+
+def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
+    """Return what decodes: the group decoder of `tfgrpo.rl.generator` where it is installed, else
+    the loop of `tfgrpo.lm.decoding`."""
+    make = _faster_generator()
+    if make is not None:
+        return make(loaded.model, loaded.tokenizer, max_rows=max_rows)
+    return HFGenerator(
+        loaded.model,
+        eos_ids=loaded.eos_ids,
+        decode=loaded.tokenizer.decode,
+        max_rows=max_rows,
+    )
+
+
+def _faster_generator() -> Callable[..., Generator] | None:
+    """The one place of the core that knows `rl`: its decoder, where that module is installed."""
+    try:
+        from tfgrpo.rl.generator import make_generator as make
+    except ImportError:
+        return None
+    return make
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One draw that somebody waits for."""
+
+    row: Row
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Generated]
+
+    def settle(self, result: Generated | BaseException) -> None:
+        """Hand the result over to the waiting task; called on the engine thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._set, result)
+        except RuntimeError:
+            logger.debug("a reply came after its event loop was closed")
+
+    def _set(self, result: Generated | BaseException) -> None:
+        if self.future.done():
+            return
+        if isinstance(result, BaseException):
+            self.future.set_exception(result)
+        else:
+            self.future.set_result(result)
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Waiting jobs, and the engine thread's state; guarded by its lock."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    jobs: deque[_Job] = field(default_factory=deque)
+    thread: threading.Thread | None = None
+    is_closed: bool = False
+
+
+class LocalLM:
+    """A model in this process.
+
+    Args:
+        name: `smollm2-135m`, a folder with `config.json`, or `ORG/NAME` of the hub.
+        device: None takes a GPU where there is one.
+        dtype: None is bfloat16 where the device multiplies it natively, else float32.
+        max_rows: rows decoded at once.
+        max_tokens: of a reply whose request sets none.
+        threads: of torch; None leaves torch's own choice.
+        loaded: weights that somebody else loaded (a trainer's); then `name` is only a label.
+        generator: what decodes; None asks `make_generator`.
+        weights_id: part of the identity; change it when the weights were changed in place.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        max_rows: int = 64,
+        max_tokens: int = 512,
+        threads: int | None = None,
+        loaded: LoadedModel | None = None,
+        generator: Generator | None = None,
+        weights_id: str = "",
+    ) -> None:
+        if max_rows < 1:
+            raise ConfigError(f"local model {name!r}: max_rows {max_rows} must be 1 or more")
+        if name != EMBEDDED and loaded is None:
+            _place(name)  # a wrong name is told now, not at the first call
+        self._name = name
+        self._load: Callable[[], LoadedModel] = lambda: load_model(
+            name, device=device, dtype=dtype, threads=threads
+        )
+        self._dtype_asked = dtype
+        self._max_rows = max_rows
+        self._default_tokens = max_tokens
+        self._loaded = loaded
+        self._generator = generator
+        self._format: ChatFormat | None = None
+        self._weights_id = weights_id
+        self._queue = _Queue()
+        self._load_lock = threading.Lock()
+
+    @property
+    def model_id(self) -> str:
+        """The spec string."""
+        return f"local:{self._name}"
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Backend, name, number type, default reply length and the weights' label."""
+        return {
+            "backend": "local",
+            "model": self._name,
+            "dtype": self._dtype_asked or "auto",
+            "max_tokens": self._default_tokens,
+            "weights": self._weights_id,
+            "files": _folder_mark(self._name),
+        }
+
+    @property
+    def prefers_n(self) -> bool:
+        """True: the prompt of n draws is read once."""
+        return True
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The weights; loads them if no call has."""
+        self._prepare()
+        assert self._loaded is not None
+        return self._loaded
+
+    @property
+    def generator(self) -> Generator:
+        """What decodes; shared with a trainer, whose `sync` gives it new weights."""
+        self._prepare()
+        assert self._generator is not None
+        return self._generator
+
+    async def complete(
+        self, request: Request, n: int, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        """Return n replies, decoded together with whatever else waits."""
+        chat = await self._chat()
+        prompt = self._read(chat, request)
+        jobs = self._enqueue(request, prompt, list(seeds)[:n])
+        where = f"model {self.model_id!r}"
+        failure: ProviderError | None = None
+        try:
+            async with asyncio.timeout(request.limits.timeout_s):
+                results = await asyncio.gather(*(j.future for j in jobs))
+        except TimeoutError:
+            failure = timed_out(where, "no whole reply", "timeout_s", request.limits.timeout_s)
+        finally:
+            for job in jobs:
+                job.row.is_cancelled = True
+        if failure is not None:
+            raise failure
+        return [
+            self._completion(chat, request, prompt, job, result, is_first=i == 0)
+            for i, (job, result) in enumerate(zip(jobs, results, strict=True))
+        ]
+
+    async def stream(self, request: Request, seed: int | None) -> AsyncIterator[str | Completion]:
+        """Yield the pieces of one reply's text as they are decoded, then the `Completion`.
+
+        Pieces are raw text, thinking and tool calls included; only the completion separates them.
+        """
+        chat = await self._chat()
+        prompt = self._read(chat, request)
+        pieces: asyncio.Queue[int | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def heard(row: Row) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, len(row.token_ids))
+
+        (job,) = self._enqueue(request, prompt, [seed], on_token=heard)
+        job.future.add_done_callback(lambda _: pieces.put_nowait(None))
+        sent = ""
+        try:
+            async with asyncio.timeout(request.limits.timeout_s):
+                while (count := await pieces.get()) is not None:
+                    text = chat.text(job.row.token_ids[:count])
+                    # A cut character, or what may grow into a stop string, waits for its rest.
+                    text = chat.safe_prefix(text, request.sampling.stop)
+                    if text.startswith(sent) and text != sent:
+                        yield text[len(sent) :]
+                        sent = text
+                completion = self._completion(
+                    chat, request, prompt, job, await job.future, is_first=True
+                )
+            whole, _ = chat.cut(job.row.token_ids, request.sampling.stop)
+            if whole.startswith(sent) and whole != sent:
+                yield whole[len(sent) :]
+            yield completion
+        finally:
+            job.row.is_cancelled = True
+
+    async def _chat(self) -> ChatFormat:
+        if self._format is None:
+            await asyncio.to_thread(self._prepare)
+        assert self._format is not None
+        return self._format
+
+    def _prepare(self) -> None:
+        with self._load_lock:
+            if self._format is not None:
+                return
+            if self._loaded is None:
+                self._loaded = self._load()
+            if self._generator is None:
+                self._generator = make_generator(self._loaded, max_rows=self._max_rows)
+            self._format = ChatFormat(self._loaded.tokenizer, self._loaded.eos_ids)
+
+    def _read(self, chat: ChatFormat, request: Request) -> tuple[int, ...]:
+        """The prompt's token ids; raises where it leaves no room for a reply."""
+        prompt = chat.prompt_ids(request)
+        assert self._loaded is not None
+        limit = self._loaded.context_tokens
+        wanted = request.sampling.max_tokens or 1
+        if len(prompt) + wanted > limit:
+            raise ProviderError(
+                f"model {self.model_id!r}: the prompt has {len(prompt)} tokens and max_tokens is "
+                f"{wanted}, the context holds {limit}; shorten one of them",
+                kind="context_too_long",
+            )
+        return prompt
+
+    def _enqueue(
+        self,
+        request: Request,
+        prompt: tuple[int, ...],
+        seeds: Sequence[int | None],
+        on_token: Callable[[Row], None] | None = None,
+    ) -> list[_Job]:
+        assert self._loaded is not None
+        room = self._loaded.context_tokens - len(prompt)
+        limit = min(request.sampling.max_tokens or self._default_tokens, room)
+        sampling = replace(request.sampling, max_tokens=limit)
+        loop = asyncio.get_running_loop()
+        jobs = [
+            _Job(
+                Row(
+                    prompt,
+                    secrets.randbits(63) if seed is None else seed,
+                    sampling,
+                    limit,
+                    on_token=on_token,
+                ),
+                loop,
+                loop.create_future(),
+            )
+            for seed in seeds
+        ]
+        for job in jobs:
+            job.row.tag = job
+        with self._queue.lock:
+            if self._queue.is_closed:
+                raise ProviderError(f"model {self.model_id!r} is closed", kind="bad_request")
+            self._queue.jobs.extend(jobs)
+            if self._queue.thread is None:
+                self._queue.thread = threading.Thread(
+                    target=self._decode, name="tfgrpo-local-lm", daemon=True
+                )
+                self._queue.thread.start()
+        return jobs
+
+    def _decode(self) -> None:
+        """The engine thread: decode until nothing waits."""
+        time.sleep(_JOIN_S)
+        while True:
+            with self._queue.lock:
+                if not self._queue.jobs:
+                    self._queue.thread = None
+                    return
+            source = _JobSource(self._queue)
+            generator = self._generator
+            assert generator is not None
+            try:
+                if isinstance(generator, HFGenerator):
+                    generator.run(source)
+                else:
+                    _run_batch(generator, source, self._max_rows)
+            except TfgrpoError as exc:
+                source.fail(exc)
+            except (ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
+                # torch raises RuntimeError for everything, exhausted memory included.
+                source.fail(
+                    ProviderError(
+                        f"model {self.model_id!r}: {type(exc).__name__}: {exc!s:.300}",
+                        kind="bad_reply",
+                    )
+                )
+
+    def _completion(
+        self,
+        chat: ChatFormat,
+        request: Request,
+        prompt: tuple[int, ...],
+        job: _Job,
+        made: Generated,
+        *,
+        is_first: bool,
+    ) -> Completion:
+        text, ids = chat.cut(made.token_ids, request.sampling.stop)
+        finish: Finish = "stop" if len(ids) < len(made.token_ids) else made.finish
+        tools: tuple[Any, ...] = ()
+        answer, thought = split_thinking(text, finish=finish)
+        if request.tools and request.tool_choice != "none":
+            answer, tools = chat.tool_calls(answer)
+        if tools and finish == "stop":
+            finish = "tool_calls"
+        reasoning_tokens = min(len(ids), chat.count(thought)) if thought else 0
+        usage = Usage(
+            uncached_tokens=len(prompt) if is_first else 0,
+            text_tokens=len(made.token_ids) - reasoning_tokens,
+            reasoning_tokens=reasoning_tokens,
+            calls=1 if is_first else 0,
+        )
+        wants = request.sampling.logprobs or request.sampling.top_logprobs
+        top = tuple(
+            {chat.token_text(i): logp for i, logp in row.items()} for row in job.row.top[: len(ids)]
+        )
+        return Completion(
+            answer,
+            finish,
+            thought,
+            tools,
+            token_ids=ids,
+            logprobs=made.logprobs[: len(ids)] if wants else None,
+            prompt_token_ids=prompt,
+            top_logprobs=top or None,
+            usage=usage,
+            model=self._name,
+        )
+
+    async def aclose(self) -> None:
+        """Refuse further calls, cancel waiting ones and let the weights go."""
+        with self._queue.lock:
+            self._queue.is_closed = True
+            jobs, self._queue.jobs = list(self._queue.jobs), deque()
+            thread = self._queue.thread
+        for job in jobs:
+            job.row.is_cancelled = True
+            job.settle(ProviderError(f"model {self.model_id!r} was closed", kind="bad_request"))
+        if thread is not None:
+            await asyncio.to_thread(thread.join)
+        self._loaded = self._generator = self._format = None
+
+
+class _JobSource:
+    """Feeds a generator from the queue and hands finished rows to whoever waits."""
+
+    def __init__(self, queue: _Queue) -> None:
+        self._queue = queue
+        self._taken: dict[int, _Job] = {}
+
+    def take(self, count: int) -> list[Row]:
+        """Up to `count` rows that somebody still waits for."""
+        rows: list[Row] = []
+        with self._queue.lock:
+            while self._queue.jobs and len(rows) < count:
+                job = self._queue.jobs.popleft()
+                if not job.row.is_cancelled:
+                    self._taken[id(job.row)] = job
+                    rows.append(job.row)
+        return rows
+
+    def take_alike(self, count: int) -> list[Row]:
+        """Up to `count` rows of the first one's sampling, for generators that take only one."""
+        rows = self.take(1)
+        if not rows:
+            return rows
+        wanted = _alike(rows[0].sampling)
+        with self._queue.lock:
+            rest: deque[_Job] = deque()
+            while self._queue.jobs:
+                job = self._queue.jobs.popleft()
+                if len(rows) < count and _alike(job.row.sampling) == wanted:
+                    self._taken[id(job.row)] = job
+                    rows.append(job.row)
+                else:
+                    rest.append(job)
+            self._queue.jobs = rest
+        return rows
+
+    def finish(self, row: Row, generated: Generated) -> None:
+        """Hand a finished row over."""
+        job = self._taken.pop(id(row), None)
+        if job is not None:
+            job.settle(generated)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell everybody whose row was being decoded."""
+        for job in self._taken.values():
+            job.settle(error)
+        self._taken.clear()
+
+
+def _alike(sampling: Sampling) -> str:
+    return digest(sampling, 16)
+
+
+def _run_batch(generator: Generator, source: _JobSource, max_rows: int) -> None:
+    """Serve the queue with a generator that knows only whole batches."""
+    while rows := source.take_alike(max_rows):
+        replies = generator.generate(
+            [r.prompt for r in rows], 1, rows[0].sampling, [[r.seed] for r in rows]
+        )
+        for row, (generated, *_) in zip(rows, replies, strict=True):
+            row.token_ids, row.logprobs = list(generated.token_ids), list(generated.logprobs)
+            source.finish(row, generated)
+
+
+def _folder_mark(name: str) -> str:
+    """A cheap mark of a folder's weights: names, sizes and times of its weight files."""
+    path = Path(name).expanduser()
+    if name == EMBEDDED or not path.is_dir():
+        return ""
+    rows = sorted(
+        (p.name, p.stat().st_size, p.stat().st_mtime_ns)
+        for p in path.iterdir()
+        if p.suffix in (".safetensors", ".bin", ".gguf", ".json", ".jinja")
+    )
+    return digest([list(r) for r in rows], 16)

@@ -1,0 +1,521 @@
+"""Any OpenAI-compatible server, through the `openai` client used as a plain transport.
+
+The client signs, connects and pools; everything that decides is ours: no retries, no redirects,
+one total deadline on monotonic time (a slow drip never resets it), a limit for the first token,
+a limit for the bytes held, the reading of streams, and the typing of every failure. A stream
+that ends without a finish reason is not an answer.
+
+Does not know retries, prices, caches. Idea: one layer, one job (own).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
+from tfgrpo.lm.failures import body_failure, error_in_body, http_failure
+from tfgrpo.lm.stream import EventStream
+from tfgrpo.lm.usage import normalise_usage, share_usage
+from tfgrpo.lm.wire import ChoiceParts, prompt_bytes, reply_bytes, request_json, timed_out
+from tfgrpo.protocols import Completion, Limits, Request
+from tfgrpo.redact import Secret, redact, redact_logs
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+logger = logging.getLogger(__name__)
+
+OFFICIAL_URL = "https://api.openai.com/v1"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_PIECE_OVERHEAD = 64
+"""Bytes that a held piece costs beside its text: bounds 2,000,000 one-letter pieces, too."""
+
+
+class OpenAILM:
+    """A model behind `/chat/completions`.
+
+    Args:
+        model: the name sent to the server.
+        base_url: including `/v1`; None is api.openai.com.
+        api_key_env: environment variable that holds the key. For api.openai.com the default is
+            `OPENAI_API_KEY`; other servers get a key only where this is given.
+        api_key_query: send the key as this query parameter instead of a header.
+        stream: True or False forces it for single draws; None streams them. n > 1 is always plain.
+        supports_n: False sends parallel calls instead of `n`; learnt when the server returns one.
+        strict_model: refuse replies of a model with another name instead of warning once.
+        headers: further request headers; must hold no key.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key_env: str | None = None,
+        api_key_query: str | None = None,
+        stream: bool | None = None,
+        supports_n: bool = True,
+        strict_model: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._model = model
+        self._base_url, self._query = _split_query(base_url or OFFICIAL_URL)
+        self._secret = _find_secret(api_key_env, is_official=base_url is None)
+        self._api_key_query = api_key_query
+        self._stream = stream is not False
+        self._supports_n = supports_n
+        self._strict_model = strict_model
+        self._headers = dict(headers or {})
+        self._spec = f"openai:{model}" if base_url is None else f"{self._base_url}#{model}"
+        self._clients: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
+        self._warned: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"OpenAILM({self._spec!r}, key {self._key_source})"
+
+    @property
+    def model_id(self) -> str:
+        """The spec string."""
+        return self._spec
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Backend, model, base URL, query and a fingerprint of the key."""
+        return {
+            "backend": "openai",
+            "model": self._model,
+            "base_url": self._base_url,
+            "query": dict(self._query),
+            "headers": {k.lower(): v for k, v in self._headers.items()},
+            "credential": self._secret.fingerprint if self._secret else "",
+        }
+
+    @property
+    def prefers_n(self) -> bool:
+        """True until the server turned out not to honour `n`."""
+        return self._supports_n
+
+    async def complete(
+        self, request: Request, n: int, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        """Return 1 to n replies; one call where the server honours `n`, else parallel calls.
+
+        In one call for several draws the server gets the first seed alone, for that is all the
+        wire format carries.
+        """
+        if n > 1 and self._supports_n:
+            replies = await self._try_n(request, n, seeds)
+            if len(replies) == n or len(replies) > 1:
+                return replies
+            return [*replies, *await self._parallel(request, seeds[len(replies) :])]
+        if n > 1:
+            return await self._parallel(request, seeds)
+        return await self._call(request, 1, seeds[0], stream=self._stream)
+
+    async def _try_n(
+        self, request: Request, n: int, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        try:
+            replies = await self._call(request, n, seeds[0], stream=False)
+        except ProviderError as error:
+            if error.kind != "bad_request" or not re.search(r"\bn\b", str(error)):
+                raise
+            replies = []
+        if len(replies) < 2:
+            self._supports_n = False
+        return replies
+
+    async def _parallel(self, request: Request, seeds: Sequence[int | None]) -> list[Completion]:
+        """One call a draw; the draws before the first failure are kept, its cause raised only
+        where nothing is."""
+        calls = [
+            asyncio.ensure_future(self._call(request, 1, seed, stream=self._stream))
+            for seed in seeds
+        ]
+        try:
+            results = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            for call in calls:
+                call.cancel()
+        replies: list[Completion] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                if replies and isinstance(result, ProviderError) and not result.is_fatal:
+                    break
+                raise result
+            replies += result
+        return replies
+
+    async def _call(
+        self, request: Request, n: int, seed: int | None, *, stream: bool
+    ) -> list[Completion]:
+        """Make one HTTP call. The error is raised outside the handler, so that no foreign
+        exception, which may hold a URL with a key, hangs on it as context."""
+        import httpx2
+        import openai
+
+        try:
+            return await self._exchange(request, n, seed, stream=stream)
+        except ProviderError as exc:
+            failure = exc
+        except openai.APIStatusError as exc:
+            failure = http_failure(
+                exc.status_code,
+                exc.response.headers,
+                exc.response.content,
+                where=self._where,
+                key_source=self._key_source,
+            )
+        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as exc:
+            failure = self._connection_failure(exc)
+        except (openai.OpenAIError, httpx2.InvalidURL, UnicodeError) as exc:
+            failure = ProviderError(
+                redact(f"{self._where}: {type(exc).__name__}: {exc}"), kind="bad_request"
+            )
+        failure.__cause__ = failure.__context__ = None
+        raise failure
+
+    def _connection_failure(self, exc: BaseException) -> ProviderError:
+        import httpx2
+        import openai
+
+        root: BaseException = exc
+        while (inner := root.__cause__ or root.__context__) is not None:
+            root = inner
+        kind: ProviderFailure = "connection"
+        if isinstance(exc, (openai.APITimeoutError, httpx2.TimeoutException)):
+            kind = "timeout"
+        said = f"{type(root).__name__}: {root}".rstrip(": ")
+        return ProviderError(
+            redact(f"{self._where}: no connection or it broke off ({said})"), kind=kind
+        )
+
+    async def _exchange(
+        self, request: Request, n: int, seed: int | None, *, stream: bool
+    ) -> list[Completion]:
+        body = request_json(request, self._model)
+        if n > 1:
+            body["n"] = n
+        if seed is not None:
+            body["seed"] = seed
+        if stream:
+            body["stream"] = True
+            body["stream_options"] = {"include_usage": True}
+        reader = _Reply(request, self._where)
+        async with (
+            _deadline(request.limits, self._where) as first_token,
+            self._open(body, request.limits) as chunks,
+        ):
+            if stream:
+                await reader.read_stream(chunks, first_token)
+            else:
+                await reader.read_body(chunks)
+        return self._completions(reader, request)
+
+    @asynccontextmanager
+    async def _open(
+        self, body: dict[str, Any], limits: Limits
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        client = self._client()
+        fields = _clean(body)
+        create = client.chat.completions.with_streaming_response.create
+        async with create(
+            model=fields.pop("model"),
+            messages=fields.pop("messages"),
+            extra_body=fields,
+            extra_headers=self._omitted(),
+            timeout=limits.timeout_s,
+        ) as response:
+            yield response.iter_bytes()
+
+    def _omitted(self) -> dict[str, Any]:
+        """Headers that the client must leave out: it never sends a made-up key."""
+        import openai
+
+        if self._secret is None or self._api_key_query:
+            return {"Authorization": openai.Omit()}
+        return {}
+
+    def _client(self) -> AsyncOpenAI:
+        """The client of the running loop: a connection pool belongs to one loop."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            for old in [k for k in self._clients if k.is_closed()]:
+                del self._clients[old]
+            client = self._clients[loop] = self._make_client()
+        return client
+
+    def _make_client(self) -> AsyncOpenAI:
+        try:
+            import httpx2
+            import openai
+        except ImportError as exc:
+            raise MissingExtraError.of(
+                "openai", "the openai backend", exc.name or "openai"
+            ) from exc
+
+        redact_logs("openai", "httpx2", "httpcore2", "httpx", "httpcore")
+        host = urlsplit(self._base_url).hostname or ""
+        headers: dict[str, Any] = {"Accept-Encoding": "identity", **self._headers}
+        query: dict[str, object] = dict(self._query)
+        key = self._secret.value if self._secret else "no-key"
+        if self._secret and self._api_key_query:
+            query[self._api_key_query] = self._secret.value
+        if self._base_url != OFFICIAL_URL:
+            headers["OpenAI-Organization"] = headers["OpenAI-Project"] = openai.Omit()
+        return openai.AsyncOpenAI(
+            api_key=key,
+            base_url=self._base_url,
+            max_retries=0,
+            default_headers=headers,
+            default_query=query,
+            http_client=openai.DefaultAsyncHttpxClient(
+                follow_redirects=False,
+                trust_env=host not in _LOOPBACK,
+                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
+            ),
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"model {self._model!r} at {self._base_url}"
+
+    @property
+    def _key_source(self) -> str:
+        return f"from {self._secret.source}" if self._secret else "none was sent"
+
+    def _completions(self, reply: _Reply, request: Request) -> list[Completion]:
+        self._check_model(reply.model)
+        parts = [reply.choices[i] for i in sorted(reply.choices)]
+        weights = [reply_bytes(p) for p in parts]
+        usage = normalise_usage(
+            reply.usage, prompt_chars=prompt_bytes(request), reply_chars=sum(weights)
+        )
+        shares = share_usage(usage, weights)
+        return [
+            p.completion(usage=share, model=reply.model or self._model)
+            for p, share in zip(parts, shares, strict=True)
+        ]
+
+    def _check_model(self, name: str) -> None:
+        # A dated snapshot or a path that ends in the name is the model that was asked for.
+        if not name or name.startswith(self._model) or name.endswith(self._model):
+            return
+        if self._strict_model:
+            raise ProviderError(
+                f"{self._where}: the server answered as model {name!r}, refused by strict_model",
+                kind="bad_reply",
+            )
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("%s: the server answered as model %r", self._where, name)
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop; those of other loops die with them."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        self._clients.clear()
+        if client is not None:
+            await client.close()
+
+
+class _Reply:
+    """One answer while it is read: its choices, usage and model, within the bytes allowed."""
+
+    def __init__(self, request: Request, where: str) -> None:
+        self.choices: dict[int, ChoiceParts] = {}
+        self.usage: Any = None
+        self.model = ""
+        self._where = where
+        self._limit = request.limits.max_reply_bytes
+        self._held = 0
+
+    async def read_body(self, chunks: AsyncIterator[bytes]) -> None:
+        """Read a whole JSON answer."""
+        pieces: list[bytes] = []
+        async for chunk in chunks:
+            self._hold(len(chunk))
+            pieces.append(chunk)
+        raw = b"".join(pieces)
+        answer = self._json(raw)
+        self._take(answer, "message")
+        if not self.choices:
+            raise self._bad("the answer has no choices", raw)
+        for parts in self.choices.values():
+            if parts.finish is None:
+                parts.finish = "stop"  # a whole body needs no terminal marker
+
+    async def read_stream(self, chunks: AsyncIterator[bytes], first_token: asyncio.Timeout) -> None:
+        """Read an event stream to its end; raises where no choice was finished."""
+        events = EventStream()
+        head = b""
+        done = False
+        async for chunk in chunks:
+            if len(head) < 4096:
+                head += chunk[:4096]
+            self._bound_line(len(chunk), events)
+            for data in events.feed(chunk):
+                done = self._event(data, first_token) or done
+        for data in events.close():
+            done = self._event(data, first_token) or done
+        unfinished = [p for p in self.choices.values() if p.finish is None]
+        if self.choices and not unfinished:
+            return
+        if not self.choices and not done:
+            # Not a stream at all: a plain JSON body, a page, or nothing.
+            answer = self._json(head)
+            self._take(answer, "message")
+            if self.choices and all(p.finish for p in self.choices.values()):
+                return
+        raise self._bad(
+            "the stream ended without a finish reason" if self.choices else "an empty answer", head
+        )
+
+    def _bound_line(self, size: int, events: EventStream) -> None:
+        if events.pending_bytes + size > self._limit + 65536:
+            raise self._too_long()
+
+    def _event(self, data: str, first_token: asyncio.Timeout) -> bool:
+        """Take one event's data; True for the done marker."""
+        if data.strip() == "[DONE]":
+            return True
+        for text in _json_texts(data):
+            before = self._held
+            self._take(self._json(text.encode("utf-8", "surrogatepass")), "delta")
+            if self._held != before and first_token.when() is not None:
+                first_token.reschedule(None)
+        return False
+
+    def _json(self, raw: bytes) -> Mapping[str, Any]:
+        if not raw.strip():
+            raise self._bad("an empty answer", raw)
+        try:
+            answer = json.loads(raw.removeprefix(b"\xef\xbb\xbf"))
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, Mapping):
+            raise self._bad("the answer is not a JSON object", raw)
+        error = answer.get("error")
+        if error and not answer.get("choices"):
+            raise body_failure(
+                error_in_body(error), raw, "an error with status 200", where=self._where
+            )
+        return answer
+
+    def _take(self, answer: Mapping[str, Any], key: str) -> None:
+        if isinstance(answer.get("usage"), Mapping):
+            self.usage = answer["usage"]
+        if isinstance(answer.get("model"), str) and answer["model"]:
+            self.model = answer["model"]
+        prompt_ids = answer.get("prompt_token_ids")
+        choices = answer.get("choices")
+        for place, choice in enumerate(choices if isinstance(choices, list) else ()):
+            if not isinstance(choice, Mapping):
+                continue
+            index = choice.get("index")
+            parts = self.choices.setdefault(
+                index if isinstance(index, int) and key == "delta" else place, ChoiceParts()
+            )
+            if isinstance(prompt_ids, list):
+                parts.prompt_token_ids = tuple(prompt_ids)
+            body = choice.get(key) or choice.get("delta" if key == "message" else "message")
+            if parts.add(choice, body) and key == "delta":
+                self._hold(_size(body) + _PIECE_OVERHEAD)
+
+    def _hold(self, size: int) -> None:
+        self._held += size
+        if self._held > self._limit:
+            raise self._too_long()
+
+    def _too_long(self) -> ProviderError:
+        return ProviderError(
+            f"{self._where}: the reply is longer than limits.max_reply_bytes = {self._limit:,}; "
+            "set max_tokens, or raise the limit",
+            kind="bad_reply",
+        )
+
+    def _bad(self, why: str, raw: bytes) -> ProviderError:
+        return body_failure("bad_reply", raw, why, where=self._where)
+
+
+@asynccontextmanager
+async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout]:
+    """Bound a block by both limits on the loop's monotonic clock; gives the first-token timer,
+    which the reader switches off."""
+    total, first = asyncio.timeout(limits.timeout_s), asyncio.timeout(limits.first_token_s)
+    failure: ProviderError | None = None
+    try:
+        async with total, first:
+            yield first
+    except TimeoutError:
+        if first.expired():
+            failure = timed_out(where, "no first token", "first_token_s", limits.first_token_s or 0)
+        elif total.expired():
+            failure = timed_out(where, "no whole reply", "timeout_s", limits.timeout_s)
+        else:
+            raise
+    if failure is not None:
+        raise failure
+
+
+def _json_texts(data: str) -> list[str]:
+    """An event's data as JSON texts: one, or one a line where a server forgot the empty lines."""
+    if "\n" not in data:
+        return [data] if data.strip() else []
+    try:
+        json.loads(data)
+    except ValueError:
+        return [line for line in data.split("\n") if line.strip() and line.strip() != "[DONE]"]
+    return [data]
+
+
+def _size(body: Any) -> int:
+    """Characters of text in a delta; nested tool-call pieces included."""
+    if isinstance(body, str):
+        return len(body)
+    if isinstance(body, Mapping):
+        return sum(_size(v) for v in body.values())
+    if isinstance(body, list):
+        return sum(_size(v) for v in body)
+    return 0
+
+
+def _clean(value: Any) -> Any:
+    """Replace lone surrogates, which no UTF-8 body can carry, by U+FFFD; copies containers."""
+    if isinstance(value, str):
+        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, Mapping):
+        return {k: _clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(v) for v in value]
+    return value
+
+
+def _split_query(url: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(redact(f"base_url {url!r} is not an http or https URL"))
+    bare = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
+    return bare, tuple(parse_qsl(parts.query))
+
+
+def _find_secret(variable: str | None, *, is_official: bool) -> Secret | None:
+    name = variable or ("OPENAI_API_KEY" if is_official else None)
+    if name is None:
+        return None
+    secret = Secret.from_environment(name)
+    if secret is None:
+        raise ProviderError(
+            f"no key: environment variable {name} is unset or empty; export it, or name another "
+            "one with api_key_env",
+            kind="auth",
+        )
+    return secret

@@ -1,0 +1,298 @@
+"""The chat-completions wire format: our requests as JSON, its choices as our completions.
+
+Shared by every backend that speaks it (`openai`, `litellm`, our own server). Tolerates what
+servers really send: null fields, unknown fields, tool-call pieces in any order, reasoning in three
+places. Does not know HTTP, streams' framing, or prices. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfgrpo.errors import ProviderError
+from tfgrpo.messages import Message, ToolCall
+from tfgrpo.protocols import Completion, Finish, Request
+from tfgrpo.rollout import Usage
+
+_THINK = re.compile(r"\A\s*<(think|thinking|reasoning)>(.*?)</\1>\s*", re.DOTALL)
+_OPEN_THINK = re.compile(r"\A\s*<(think|thinking|reasoning)>(.*)\Z", re.DOTALL)
+_CLOSE_ONLY = re.compile(r"\A(.*?)</(?:think|thinking)>\s*", re.DOTALL)
+_FINISHES: Mapping[str, Finish] = {
+    "stop": "stop",
+    "eos": "stop",
+    "eos_token": "stop",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "length": "length",
+    "max_tokens": "length",
+    "tool_calls": "tool_calls",
+    "function_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "content_filter": "content_filter",
+    "refusal": "content_filter",
+    "safety": "content_filter",
+}
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """Return a turn in wire form; reasoning is never sent back."""
+    row: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        row["content"] = message.content or None
+        row["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    if message.role == "tool":
+        row["tool_call_id"] = message.tool_call_id
+    return row
+
+
+def request_json(request: Request, model: str) -> dict[str, Any]:
+    """Return the body of a request, without `n`, `seed` and streaming fields."""
+    sampling = request.sampling
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [message_json(m) for m in request.messages],
+    }
+    optional = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop) or None,
+        "reasoning_effort": sampling.reasoning_effort,
+        "response_format": dict(request.response_format) if request.response_format else None,
+    }
+    body.update({k: v for k, v in optional.items() if v is not None})
+    if sampling.logprobs or sampling.top_logprobs:
+        body["logprobs"] = True
+        if sampling.top_logprobs:
+            body["top_logprobs"] = sampling.top_logprobs
+    if request.tools:
+        body["tools"] = [{"type": "function", "function": t.to_dict()} for t in request.tools]
+    if request.tool_choice is not None:
+        body["tool_choice"] = _tool_choice(request.tool_choice)
+    body.update(sampling.extra)
+    return body
+
+
+def _tool_choice(choice: str) -> Any:
+    if choice in ("auto", "none", "required"):
+        return choice
+    return {"type": "function", "function": {"name": choice}}
+
+
+def split_thinking(text: str, *, finish: Finish = "stop") -> tuple[str, str]:
+    """Return (answer, thinking) of a reply whose thinking stands in tags at its start.
+
+    An unclosed tag means the reply was cut while thinking: there is no answer. A closing tag alone
+    (the opening one was part of the prompt) ends the thinking. Tags later in the text are text.
+
+    >>> split_thinking("<think>2+2</think>\\n\\n4")
+    ('4', '2+2')
+    >>> split_thinking("<think>2+2 is", finish="length")
+    ('', '2+2 is')
+    """
+    match = _THINK.match(text)
+    if match:
+        return text[match.end() :], match[2].strip()
+    match = _OPEN_THINK.match(text)
+    if match:
+        return "", match[2].strip()
+    match = _CLOSE_ONLY.match(text)
+    if match and not re.search(r"<(?:think|thinking)>", match[1]):
+        return text[match.end() :], match[1].strip()
+    return text, ""
+
+
+def finish_of(value: Any, *, has_tool_calls: bool = False) -> Finish:
+    """Return our word for a server's finish reason; unknown words count as `stop`."""
+    finish = _FINISHES.get(str(value).lower(), "stop")
+    if has_tool_calls and finish == "stop":
+        return "tool_calls"
+    return finish
+
+
+@dataclass(slots=True)
+class ChoiceParts:
+    """What is known of one choice so far; fed by stream deltas or by one whole message."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    refusal: list[str] = field(default_factory=list)
+    calls: dict[int, dict[str, Any]] = field(default_factory=dict)
+    logprobs: list[Mapping[str, Any]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: tuple[int, ...] | None = None
+    finish: str | None = None
+
+    def add(self, choice: Mapping[str, Any], delta: Any) -> bool:
+        """Take one delta (or message) of the choice; True when it brought any output."""
+        brought = False
+        if isinstance(delta, Mapping):
+            brought = self._add_delta(delta)
+        entries = choice.get("logprobs")
+        if isinstance(entries, Mapping) and isinstance(entries.get("content"), list):
+            self.logprobs.extend(e for e in entries["content"] if isinstance(e, Mapping))
+        ids = choice.get("token_ids")
+        if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+            self.token_ids.extend(ids)
+        if choice.get("finish_reason") is not None:
+            self.finish = str(choice["finish_reason"])
+        return brought
+
+    def _add_delta(self, delta: Mapping[str, Any]) -> bool:
+        brought = False
+        for name, target in (
+            ("content", self.content),
+            ("reasoning_content", self.reasoning),
+            ("refusal", self.refusal),
+        ):
+            value = _text(delta.get(name))
+            if name == "reasoning_content" and not value:
+                value = _text(delta.get("reasoning"))
+            if value:
+                target.append(value)
+                brought = True
+        pieces = delta.get("tool_calls")
+        for place, piece in enumerate(pieces if isinstance(pieces, list) else ()):
+            if isinstance(piece, Mapping):
+                self._add_call(place, piece)
+                brought = True
+        return brought
+
+    def _add_call(self, place: int, piece: Mapping[str, Any]) -> None:
+        index = piece.get("index")
+        slot = index if isinstance(index, int) else self._slot_of(place, piece)
+        call = self.calls.setdefault(slot, {"id": "", "name": "", "arguments": []})
+        if piece.get("id"):
+            call["id"] = str(piece["id"])
+        function = piece.get("function")
+        if isinstance(function, Mapping):
+            name = function.get("name")
+            if isinstance(name, str) and name != call["name"]:
+                call["name"] += name
+            arguments = function.get("arguments")
+            if isinstance(arguments, Mapping):
+                arguments = json.dumps(arguments)
+            if isinstance(arguments, str):
+                call["arguments"].append(arguments)
+
+    def _slot_of(self, place: int, piece: Mapping[str, Any]) -> int:
+        """Where a piece without an index belongs: its id's slot, else a new one for a new id."""
+        for slot, call in self.calls.items():
+            if piece.get("id") and call["id"] == piece["id"]:
+                return slot
+        if piece.get("id"):
+            return max(self.calls, default=-1) + 1
+        return max(self.calls, default=place)
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls in index order; a call without an id gets one from its place."""
+        calls = []
+        for slot, call in sorted(self.calls.items()):
+            if not call["name"]:
+                continue
+            arguments = "".join(call["arguments"]) or "{}"
+            calls.append(ToolCall(call["id"] or f"call_{slot}", call["name"], arguments))
+        return tuple(calls)
+
+    def completion(self, *, usage: Usage, model: str) -> Completion:
+        """The finished reply."""
+        calls = self.tool_calls()
+        finish = finish_of(self.finish, has_tool_calls=bool(calls))
+        refusal = "".join(self.refusal)
+        text, thought = split_thinking("".join(self.content), finish=finish)
+        if refusal and not text and not calls:
+            text, finish = refusal, "content_filter"
+        reasoning = "".join(self.reasoning) or thought
+        ids, logprobs = self._tokens()
+        return Completion(
+            text,
+            finish,
+            reasoning,
+            calls,
+            token_ids=ids,
+            logprobs=logprobs,
+            prompt_token_ids=self.prompt_token_ids,
+            top_logprobs=self._alternatives(),
+            usage=usage,
+            model=model,
+        )
+
+    def _tokens(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+        values = [e.get("logprob") for e in self.logprobs]
+        logprobs = (
+            tuple(float(v) for v in values if isinstance(v, (int, float))) if values else None
+        )
+        if logprobs is not None and len(logprobs) != len(values):
+            logprobs = None
+        ids: tuple[int, ...] | None = tuple(self.token_ids) or _ids_in_tokens(self.logprobs)
+        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+            ids = None  # a list that does not line up would mask the wrong tokens
+        return ids, logprobs
+
+    def _alternatives(self) -> tuple[Mapping[str, float], ...] | None:
+        rows = [e.get("top_logprobs") for e in self.logprobs]
+        if not rows or not any(rows):
+            return None
+        return tuple(
+            {str(a["token"]): float(a["logprob"]) for a in row or () if "logprob" in a}
+            for row in rows
+        )
+
+
+def _ids_in_tokens(entries: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """vLLM's `return_tokens_as_token_ids` writes each token as `token_id:123`."""
+    ids = []
+    for entry in entries:
+        token = entry.get("token")
+        if not isinstance(token, str) or not token.startswith("token_id:"):
+            return None
+        if not token[9:].isdecimal():
+            return None
+        ids.append(int(token[9:]))
+    return tuple(ids) or None
+
+
+def _text(value: Any) -> str:
+    """Text of a content field: a string, or parts of type text; anything else is nothing."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(
+            p["text"] for p in value if isinstance(p, Mapping) and isinstance(p.get("text"), str)
+        )
+    return ""
+
+
+def reply_bytes(parts: ChoiceParts) -> int:
+    """UTF-8 bytes of everything a choice holds, for usage estimates and shares."""
+    texts = [*parts.content, *parts.reasoning, *parts.refusal]
+    for call in parts.calls.values():
+        texts += [call["name"], *call["arguments"]]
+    return sum(len(t.encode("utf-8", "surrogatepass")) for t in texts)
+
+
+def prompt_bytes(request: Request) -> int:
+    """UTF-8 bytes of the prompt and its tools, for usage estimates."""
+    texts = [m.content for m in request.messages]
+    texts += [c.arguments for m in request.messages for c in m.tool_calls]
+    texts += [json.dumps(t.to_dict()) for t in request.tools]
+    return sum(len(t.encode("utf-8", "surrogatepass")) for t in texts)
+
+
+def timed_out(where: str, what: str, limit: str, seconds: float) -> ProviderError:
+    """The error of a call that took too long, naming the limit to raise."""
+    return ProviderError(
+        f"{where}: {what} within {seconds:g} s; raise limits.{limit} if the server is only slow",
+        kind="timeout",
+    )
