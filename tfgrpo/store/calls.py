@@ -1,0 +1,232 @@
+"""The calls of a run: intents, results, replies.
+
+Does not know what is in a request, or prices. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tfgrpo.errors import ProviderError, StoreError
+from tfgrpo.protocols import Completion
+from tfgrpo.rollout import Usage
+from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
+from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.values import Values
+
+__all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call about to be sent, at its worst case."""
+
+    key: bytes
+    stage: str
+    model: str
+    rollout_id: str
+    n: int
+    """Draws asked for."""
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float | None
+    """None where the price is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """How a call ended."""
+
+    kind: str
+    """`ok`; `rejected` (failed, nothing generated); `not_sent`; `unsettled` (failed, perhaps
+    billed: counts at its worst case)."""
+    usage: Usage
+    duration_s: float
+    n: int = 0
+    """Draws returned."""
+    model: str = ""
+    """The model's name as the server reported it."""
+    failure: str = ""
+    error: str = ""
+
+
+Flight = asyncio.Future[ProviderError | None]
+"""Done when a call has ended; holds its failure."""
+
+
+class CallJournal:
+    """Writes and finds calls.
+
+    Args:
+        session: number of the writing session.
+        elapsed_s: seconds since the session began.
+    """
+
+    def __init__(
+        self, writer: Writer, values: Values, session: int, elapsed_s: Callable[[], float]
+    ) -> None:
+        self._writer = writer
+        self._values = values
+        self._session = session
+        self._elapsed_s = elapsed_s
+        self._next_call = int(writer.read("SELECT coalesce(max(call), 0) FROM calls")[0][0]) + 1
+        self._hits: dict[tuple[str, str], int] = {}
+        self._in_flight = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self.flights: dict[tuple[asyncio.AbstractEventLoop, bytes], Flight] = {}
+        """Draws that are being asked for, by event loop and key."""
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count a call as in flight; its end wakes those that wait for room in the budget."""
+        self._in_flight += 1
+        try:
+            yield
+        finally:
+            self._in_flight -= 1
+            waiting, self._waiting = self._waiting, []
+            for turn in waiting:
+                turn.get_loop().call_soon_threadsafe(_wake, turn)
+
+    @property
+    def any_in_flight(self) -> bool:
+        """True while a call of this run is in flight."""
+        return self._in_flight > 0
+
+    async def wait_for_an_end(self) -> None:
+        """Return when a call that is in flight has ended."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        await turn
+
+    async def start(self, start: CallStart) -> int:
+        """Write a call's intent and return its number; the call may be sent after that.
+
+        Raises:
+            StoreError: it could not be written, so the call must not be sent.
+        """
+        call = self._next_call
+        self._next_call += 1
+        row: Statement = (
+            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                call,
+                self._session,
+                time.time(),
+                start.key,
+                column_text(start.stage),
+                column_text(start.model),
+                column_text(start.rollout_id),
+                start.n,
+                start.cost_usd,
+                start.prompt_tokens,
+                start.completion_tokens,
+            ),
+        )
+        try:
+            await self._writer.commit([row])
+        except StoreError:
+            self._writer.drop([row])
+            raise
+        except asyncio.CancelledError:
+            self.end_soon(call, CallEnd("not_sent", Usage(), 0.0, error="cancelled"))
+            raise
+        return call
+
+    async def end(
+        self, call: int, end: CallEnd, replies: Iterable[tuple[bytes, Completion]] = ()
+    ) -> None:
+        """Write a call's result and its replies by key; they are kept when this returns.
+
+        Raises:
+            StoreError: they could not be written yet; they are tried again with the next write.
+        """
+        await self._writer.commit(self._end_rows(call, end, replies))
+
+    def end_soon(self, call: int, end: CallEnd) -> None:
+        """Write a call's result without waiting, as a cancelled task must."""
+        self._writer.put(self._end_rows(call, end, ()))
+
+    def _end_rows(
+        self, call: int, end: CallEnd, replies: Iterable[tuple[bytes, Completion]]
+    ) -> list[Statement]:
+        u = end.usage
+        rows: list[Statement] = [
+            (
+                "INSERT INTO results VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+                (
+                    call,
+                    self._elapsed_s(),
+                    end.duration_s,
+                    end.kind,
+                    end.n,
+                    u.calls,
+                    u.uncached_tokens,
+                    u.cache_read_tokens,
+                    u.cache_write_tokens,
+                    u.text_tokens,
+                    u.reasoning_tokens,
+                    u.cost_usd,
+                    int(u.is_estimated),
+                    column_text(end.model),
+                    end.failure,
+                    column_text(end.error),
+                ),
+            )
+        ]
+        rows.extend(self._reply_row(call, key, reply) for key, reply in replies)
+        return rows
+
+    def _reply_row(self, call: int | None, key: bytes, reply: Completion) -> Statement:
+        body, mark = pack(completion_to_dict(reply), "reply")
+        return (
+            "INSERT INTO completions (key, call, finish, body, digest) VALUES (?, ?, ?, ?, ?)",
+            (key, call, reply.finish, body, mark),
+        )
+
+    def keep_reply(self, key: bytes, reply: Completion) -> None:
+        """Write a reply that another run paid for, without a call."""
+        self._writer.commit_now([self._reply_row(None, key, reply)])
+
+    def find_reply(self, key: bytes) -> Completion | None:
+        """Return the reply kept under a key, or None; a damaged one is set aside and missed."""
+        rows = self._writer.read(
+            "SELECT completion, body, digest FROM completions WHERE key = ? ORDER BY completion",
+            (key,),
+        )
+        for row, body, mark in rows:
+            value = self._values.get("completions", row, body, mark)
+            if value is not None:
+                return completion_from_dict(value)
+        return None
+
+    def count_hit(self, stage: str, model: str) -> None:
+        """Count a reply that needed no call; written with the next rows."""
+        key = (column_text(stage), column_text(model))
+        self._hits[key] = self._hits.get(key, 0) + 1
+
+    def hit_rows(self) -> list[Statement]:
+        """Return the rows of hits not written yet, and forget them."""
+        hits, self._hits = self._hits, {}
+        return [("INSERT INTO hits VALUES (?, ?, ?)", (*key, n)) for key, n in hits.items()]
+
+
+def ledger_amounts(usage: Usage) -> dict[str, float]:
+    """Return a usage as amounts for a ledger; an unknown cost is left out."""
+    amounts: dict[str, float] = {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    if usage.cost_usd is not None:
+        amounts["cost_usd"] = usage.cost_usd
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _wake(turn: asyncio.Future[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)

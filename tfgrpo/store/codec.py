@@ -1,0 +1,161 @@
+"""Values in the journal: JSON text, compressed above 4 KB, with a digest beside it.
+
+Text is stored as TEXT and compressed text as BLOB, so a value's type says how to read it. No pickle
+anywhere. Also the JSON form of a completion, which no other module needs.
+
+Does not know tables or files. Source: own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from tfgrpo.canonical import jsonable
+from tfgrpo.errors import ConfigError
+from tfgrpo.messages import ToolCall
+from tfgrpo.protocols import Completion
+from tfgrpo.rollout import Usage
+
+COMPRESS_ABOVE = 4096
+"""Bytes of JSON text above which a value is compressed."""
+MAX_VALUE_BYTES = 512 * 1024 * 1024
+"""Largest text a stored value may unpack to; a file that claims more is damaged or hostile."""
+
+_encode = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), check_circular=False
+).encode
+
+Packed = tuple[str | bytes, bytes]
+"""A stored value and its digest."""
+
+
+class DamagedValue(ValueError):
+    """A stored value does not match its digest."""
+
+
+def pack(value: Any, what: str = "value") -> Packed:
+    """Return the stored form of a plain JSON value.
+
+    Raises:
+        ConfigError: the value has no JSON form (NaN, infinity, a foreign type); `what` names it.
+    """
+    return pack_text(plain_json(value, what))
+
+
+def plain_json(value: Any, what: str = "value") -> str:
+    """Return a value as one line of JSON in ASCII; raises as `pack`."""
+    try:
+        return _encode(value)
+    except (TypeError, ValueError):
+        try:
+            return _encode(jsonable(value))
+        except (TypeError, ValueError) as exc:
+            raise ConfigError(f"{what} cannot be kept as JSON: {exc}") from exc
+
+
+def pack_text(text: str) -> Packed:
+    """Return the stored form of a JSON text in ASCII."""
+    data = text.encode("ascii")
+    mark = hashlib.sha256(data).digest()[:16]
+    if len(data) <= COMPRESS_ABOVE:
+        return text, mark
+    return zlib.compress(data, 6), mark
+
+
+def unpack(stored: str | bytes, mark: bytes) -> Any:
+    """Return the value of a stored form.
+
+    Raises:
+        DamagedValue: it does not match its digest, or unpacks to more than `MAX_VALUE_BYTES`.
+    """
+    if isinstance(stored, str):
+        data = stored.encode("utf-8", "surrogatepass")
+    else:
+        unpacker = zlib.decompressobj()
+        try:
+            data = unpacker.decompress(stored, MAX_VALUE_BYTES)
+        except zlib.error as exc:
+            raise DamagedValue(f"cannot be unpacked: {exc}") from exc
+        if unpacker.unconsumed_tail:
+            raise DamagedValue(f"unpacks to more than {MAX_VALUE_BYTES} bytes")
+    if hashlib.sha256(data).digest()[:16] != mark:
+        raise DamagedValue("does not match its digest")
+    return json.loads(data)
+
+
+def column_text(text: str) -> str:
+    """Return an id as SQLite text can hold it; different ids stay different.
+
+    Lone surrogates, which SQLite refuses, are kept as JSON escapes behind a mark.
+    """
+    if text.startswith("\x00json:") or not _is_storable(text):
+        return "\x00json:" + json.dumps(text)
+    return text
+
+
+def from_column(text: str) -> str:
+    """Return the id that `column_text` was given."""
+    return str(json.loads(text[6:])) if text.startswith("\x00json:") else text
+
+
+def _is_storable(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def completion_to_dict(completion: Completion) -> dict[str, Any]:
+    """Return the JSON form of a reply, empty fields left out.
+
+    Log-probabilities that JSON cannot carry (minus infinity, NaN) are left out as a whole: a paid
+    reply is never lost over them.
+    """
+    row: dict[str, Any] = {"text": completion.text, "finish": completion.finish}
+    if completion.reasoning:
+        row["reasoning"] = completion.reasoning
+    if completion.tool_calls:
+        row["tool_calls"] = [c.to_dict() for c in completion.tool_calls]
+    if completion.token_ids is not None:
+        row["token_ids"] = list(completion.token_ids)
+    if completion.logprobs is not None and all(map(math.isfinite, completion.logprobs)):
+        row["logprobs"] = list(completion.logprobs)
+    if completion.prompt_token_ids is not None:
+        row["prompt_token_ids"] = list(completion.prompt_token_ids)
+    if completion.top_logprobs is not None:
+        row["top_logprobs"] = [
+            {t: v for t, v in place.items() if math.isfinite(v)}
+            for place in completion.top_logprobs
+        ]
+    row["usage"] = completion.usage.to_dict()
+    if completion.model:
+        row["model"] = completion.model
+    return row
+
+
+def completion_from_dict(row: Mapping[str, Any]) -> Completion:
+    """Restore a reply from its JSON form."""
+
+    def numbers(name: str) -> tuple[Any, ...] | None:
+        return tuple(row[name]) if row.get(name) is not None else None
+
+    return Completion(
+        text=row["text"],
+        finish=row["finish"],
+        reasoning=row.get("reasoning", ""),
+        tool_calls=tuple(ToolCall.from_dict(c) for c in row.get("tool_calls", ())),
+        token_ids=numbers("token_ids"),
+        logprobs=numbers("logprobs"),
+        prompt_token_ids=numbers("prompt_token_ids"),
+        top_logprobs=numbers("top_logprobs"),
+        usage=Usage.from_dict(row["usage"]),
+        model=row.get("model", ""),
+    )

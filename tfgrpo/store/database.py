@@ -1,0 +1,425 @@
+"""The SQLite file of a run: its tables, how it is opened, and the one way to write to it.
+
+Every table is append-only. Writes are grouped: whatever asyncio tasks hand over in one turn of the
+event loop is one transaction, and `commit` returns when it is in the file. WAL with
+`synchronous=NORMAL` survives the death of the process at any moment; `durable=True` (`FULL`) also
+the loss of power. Transactions run in the thread that writes: one takes some 25 µs, less than
+handing it to another thread, whose every statement would wait for the interpreter's lock
+(`tests/benchmarks/journal.py` measures both). The slow part, moving the log into the file, has a
+thread of its own.
+
+Does not know what the rows mean. Source: SQLite's documentation on WAL; own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+from tfgrpo.errors import StoreError
+
+APPLICATION_ID = 0x54464752
+"""`TFGR`: marks a file as a run's journal."""
+VERSION = 1
+BATCH_S = 0.02
+"""Longest time in seconds that a row which nobody waits for stays out of the file."""
+CHECKPOINT_EVERY = 4000
+"""Rows between two moves of the log into the file."""
+
+Statement = tuple[str, tuple[Any, ...]]
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT NOT NULL, value TEXT NOT NULL);
+CREATE TABLE sessions (
+  session INTEGER NOT NULL, event TEXT NOT NULL, at REAL NOT NULL, elapsed_s REAL NOT NULL,
+  pid INTEGER NOT NULL, host TEXT NOT NULL);
+CREATE TABLE calls (
+  call INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, key BLOB NOT NULL,
+  stage TEXT NOT NULL, model TEXT NOT NULL, rollout_id TEXT NOT NULL, n INTEGER NOT NULL,
+  cost_usd REAL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL);
+CREATE TABLE results (
+  call INTEGER PRIMARY KEY REFERENCES calls, elapsed_s REAL NOT NULL, duration_s REAL NOT NULL,
+  kind TEXT NOT NULL, n INTEGER NOT NULL, calls INTEGER NOT NULL,
+  uncached INTEGER NOT NULL, cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL,
+  text INTEGER NOT NULL, reasoning INTEGER NOT NULL, cost_usd REAL, estimated INTEGER NOT NULL,
+  model TEXT NOT NULL, failure TEXT NOT NULL, error TEXT NOT NULL);
+CREATE TABLE completions (
+  completion INTEGER PRIMARY KEY, key BLOB NOT NULL, call INTEGER, finish TEXT NOT NULL,
+  body NOT NULL, digest BLOB NOT NULL);
+CREATE INDEX completions_by_key ON completions (key);
+CREATE TABLE hits (stage TEXT NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL);
+CREATE TABLE rollouts (
+  rollout INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, verifier_id TEXT NOT NULL,
+  group_id TEXT NOT NULL, task_id TEXT NOT NULL, outcome TEXT NOT NULL, reward REAL,
+  truncated INTEGER NOT NULL, body NOT NULL, digest BLOB NOT NULL);
+CREATE INDEX rollouts_by_id ON rollouts (rollout_id);
+CREATE TABLE texts (digest BLOB PRIMARY KEY, body NOT NULL) WITHOUT ROWID;
+CREATE TABLE groups (
+  grp INTEGER PRIMARY KEY, group_id TEXT NOT NULL, stage TEXT NOT NULL, task_id TEXT NOT NULL,
+  policy_id TEXT NOT NULL, verifier_id TEXT NOT NULL, task BLOB NOT NULL,
+  context BLOB NOT NULL, body NOT NULL, digest BLOB NOT NULL);
+CREATE INDEX groups_by_id ON groups (group_id);
+CREATE TABLE libraries (
+  library INTEGER PRIMARY KEY, version_id TEXT NOT NULL, at REAL NOT NULL,
+  body NOT NULL, digest BLOB NOT NULL);
+CREATE TABLE decisions (
+  decision INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, at REAL NOT NULL,
+  body NOT NULL, digest BLOB NOT NULL);
+CREATE INDEX decisions_by_kind ON decisions (kind, key);
+CREATE TABLE set_aside (tbl TEXT NOT NULL, row INTEGER NOT NULL, why TEXT NOT NULL);
+"""
+
+_NETWORK_TYPES = frozenset(
+    """nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph lustre gpfs beegfs glusterfs fuse.sshfs
+    fuse.s3fs fuse.gcsfuse fuse.glusterfs""".split()  # noqa: SIM905
+)
+
+
+@contextmanager
+def store_errors(path: Path, doing: str) -> Iterator[None]:
+    """Turn SQLite's and the system's errors into one clear line about `path`.
+
+    Raises:
+        StoreError: always in place of `sqlite3.Error` and `OSError`.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except (sqlite3.Error, OSError) as exc:
+        raise StoreError(_explain(path, doing, exc)) from exc
+
+
+def _explain(path: Path, doing: str, exc: Exception) -> str:
+    what = f"cannot {doing} {str(path)!r}"
+    name = getattr(exc, "sqlite_errorname", "") or errno.errorcode.get(
+        getattr(exc, "errno", 0) or 0, ""
+    )
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")) or name in ("ENOSPC", "EDQUOT", "EFBIG"):
+        return (
+            f"{what}: the disk is full or a size limit is reached ({_free(path)} free; at least "
+            "16 MB are wanted). What was committed is safe: free some space and run again"
+        )
+    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")) or name in (
+        "EROFS",
+        "EACCES",
+        "EPERM",
+    ):
+        return f"{what}: it is read-only for this user. Choose another folder or fix its rights"
+    if name.startswith("SQLITE_CANTOPEN") or name in ("ENOENT", "ENOTDIR", "EISDIR"):
+        return f"{what}: the folder does not exist or cannot be entered ({exc})"
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return (
+            f"{what}: the file is damaged or not a journal ({exc}). Move it away and restore a "
+            "copy, or start a new run"
+        )
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return f"{what}: another program holds the file. Close it and run again"
+    return f"{what}: {type(exc).__name__}: {exc}"
+
+
+def _free(path: Path) -> str:
+    try:
+        at = os.statvfs(path if path.exists() else path.parent)
+    except (OSError, AttributeError):
+        return "unknown"
+    return f"{at.f_bavail * at.f_frsize / 1e6:.1f} MB"
+
+
+def refuse_network_disk(folder: Path) -> None:
+    """Refuse a folder on a network file system, where WAL is not safe.
+
+    Raises:
+        StoreError: the mount that holds `folder` is of a network type.
+    """
+    mounts = Path("/proc/mounts")
+    if not mounts.exists():
+        return
+    here, best, kind = str(folder.resolve()), "", ""
+    for line in mounts.read_text(errors="replace").splitlines():
+        _, mount, fs_type, *_ = line.split(" ")
+        mount = mount.replace("\\040", " ")
+        inside = here == mount or here.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, fs_type
+    if kind in _NETWORK_TYPES:
+        raise StoreError(
+            f"run folder {str(folder)!r} is on a network disk ({kind} at {best}), where a journal "
+            "can be damaged: choose a local folder and copy the exported groups afterwards"
+        )
+
+
+def connect(path: Path, *, readonly: bool = False, durable: bool = False) -> sqlite3.Connection:
+    """Open a journal file with the settings that every connection of ours has."""
+    if readonly:
+        immutable = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
+        uri = f"{path.resolve().as_uri()}?mode=ro{immutable}"
+    else:
+        uri = f"{path.resolve().as_uri()}?mode=rw"
+    connection = sqlite3.connect(
+        uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256
+    )
+    connection.execute("PRAGMA busy_timeout=10000")
+    if not readonly:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+        connection.execute("PRAGMA foreign_keys=ON")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+    return connection
+
+
+def create_file(path: Path, schema: str = SCHEMA) -> None:
+    """Make an empty journal that only its owner can read; the file appears whole or not at all.
+
+    An unfinished file of a killed process is replaced.
+    """
+    with store_errors(path, "create"):
+        part = path.with_name(path.name + ".part")
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        connection = sqlite3.connect(part, isolation_level=None)
+        try:
+            connection.executescript(
+                f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; "
+                f"{schema} COMMIT;"
+            )
+        finally:
+            connection.close()
+        os.replace(part, path)
+
+
+def check_file(connection: sqlite3.Connection, path: Path, *, thorough: bool) -> None:
+    """Refuse a file that is not ours, is of another version, or is damaged.
+
+    Raises:
+        StoreError: with what was found and what to do.
+    """
+    with store_errors(path, "read"):
+        application = connection.execute("PRAGMA application_id").fetchone()[0]
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if application != APPLICATION_ID:
+            raise StoreError(f"{str(path)!r} is an SQLite file, but not a journal of tfgrpo")
+        if version != VERSION:
+            which = "a newer" if version > VERSION else "another"
+            raise StoreError(
+                f"{str(path)!r} has journal version {version}, this tfgrpo reads {VERSION}: "
+                f"use {which} tfgrpo, or start a new run"
+            )
+        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if thorough else "ok"
+        if found != "ok":
+            raise StoreError(
+                f"{str(path)!r} is damaged ({found}): restore a copy, or start a new run"
+            )
+
+
+class Writer:
+    """The one way to write to a journal; safe from any thread.
+
+    Rows are written in the order in which they were handed over, also across the three methods.
+    Rows whose transaction failed are kept and tried again ahead of the next ones, so that freed
+    disk space saves results that were paid for.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self.connection = connection
+        self.path = path
+        self.rows = 0
+        """Rows committed by this writer."""
+        self._lock = threading.RLock()
+        self._queue: list[Statement] = []
+        self._waiting: list[asyncio.Future[None]] = []
+        self._loops_with_a_flush: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._is_closed = False
+        self._checkpoint_at = CHECKPOINT_EVERY
+        self._has_work = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    def put(self, statements: Sequence[Statement]) -> None:
+        """Hand rows over without waiting; they are in the file within `BATCH_S`."""
+        with self._lock:
+            self._queue.extend(statements)
+        self._wake_keeper()
+
+    async def commit(self, statements: Sequence[Statement]) -> None:
+        """Hand rows over and return when they are in the file.
+
+        All tasks that commit in the same turn of the event loop share one transaction.
+
+        Raises:
+            StoreError: they could not be written; they stay handed over.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._queue.extend(statements)
+            self._waiting.append(done)
+            if loop not in self._loops_with_a_flush:
+                self._loops_with_a_flush.add(loop)
+                loop.call_soon(self._on_turn, loop)
+        await done
+
+    def commit_now(self, statements: Sequence[Statement]) -> None:
+        """Write rows, and all that was handed over before them, in the calling thread.
+
+        Raises:
+            StoreError: they could not be written; they stay handed over.
+        """
+        with self._lock:
+            self._queue.extend(statements)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write everything that was handed over."""
+        with self._lock:
+            if not self._queue:
+                self._resolve(None)
+                return
+            batch, self._queue = self._queue, []
+            try:
+                with store_errors(self.path, "write to"):
+                    self._write(batch)
+            except StoreError as exc:
+                self._queue = batch + self._queue
+                self._resolve(exc)
+                raise
+            self._resolve(None)
+            if self.rows >= self._checkpoint_at:
+                self._wake_keeper()
+
+    def drop(self, statements: Sequence[Statement]) -> None:
+        """Take rows back that could not be written yet."""
+        with self._lock:
+            gone = {id(s) for s in statements}
+            self._queue = [s for s in self._queue if id(s) not in gone]
+
+    def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of a query over what is in the file."""
+        with self._lock, store_errors(self.path, "read"):
+            return self.connection.execute(sql, values).fetchall()
+
+    def copy_from(self, source: Path, statements: Iterable[str]) -> None:
+        """Run copying statements against another journal, attached as `old`, all or nothing."""
+        with self._lock, store_errors(self.path, "write to"):
+            self.flush()
+            self.connection.execute("ATTACH DATABASE ? AS old", (str(source),))
+            try:
+                self._write([(sql, ()) for sql in statements])
+            finally:
+                self.connection.execute("DETACH DATABASE old")
+
+    def close(self) -> None:
+        """Write what is left, move the log into the file and close it."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._has_work.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        with self._lock:
+            try:
+                self.flush()
+            finally:
+                with store_errors(self.path, "close"):
+                    self.connection.close()
+
+    def abandon(self) -> None:
+        """Forget what was not written and close the file, as a killed process does."""
+        with self._lock:
+            self._is_closed = True
+            self._queue.clear()
+            self.connection.close()
+
+    def _write(self, batch: Sequence[Statement]) -> None:
+        execute = self.connection.execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            for sql, values in batch:
+                execute(sql, values)
+            execute("COMMIT")
+        except BaseException:
+            if self.connection.in_transaction:
+                execute("ROLLBACK")
+            raise
+        self.rows += len(batch)
+
+    def _on_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            self._loops_with_a_flush.discard(loop)
+            self._try_flush()
+
+    def _wake_keeper(self) -> None:
+        if self._keeper is None and not self._is_closed:
+            with self._lock:
+                self._keeper = threading.Thread(target=self._keep, daemon=True, name="journal")
+                self._keeper.start()
+        self._has_work.set()
+
+    def _keep(self) -> None:
+        """Write what nobody waits for, and move the log into the file when it has grown."""
+        while not self._is_closed:
+            self._has_work.wait()
+            self._has_work.clear()
+            if self._is_closed:
+                return
+            time.sleep(BATCH_S)
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._try_flush()
+            if self.rows >= self._checkpoint_at:
+                self._checkpoint_at = self.rows + CHECKPOINT_EVERY
+                _checkpoint(self.path)
+
+    def _try_flush(self) -> None:
+        try:
+            self.flush()
+        except StoreError:
+            # Whoever waits has it; rows without a waiter are tried again, `close` raises.
+            return
+
+    def _resolve(self, error: StoreError | None) -> None:
+        waiting, self._waiting = self._waiting, []
+        for done in waiting:
+            loop = done.get_loop()
+            if loop is _running_loop():
+                _finish(done, error)
+            elif not loop.is_closed():
+                loop.call_soon_threadsafe(_finish, done, error)
+
+
+def _checkpoint(path: Path) -> None:
+    """Move the log into the file; a failure leaves the log as it is, which loses nothing."""
+    try:
+        connection = connect(path)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _finish(done: asyncio.Future[None], error: StoreError | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,184 @@
+"""What a journal adds up to: spend by stage and model, what is done, the newest library.
+
+A fold reads rows and never bodies, except the newest library's, so that a run of 100,000 rollouts
+opens in a moment. Everything that a resume needs follows from it.
+
+Does not know how rows are written or what a library means. Idea: state is a fold of events (own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfgrpo.rollout import Usage
+from tfgrpo.store.codec import from_column, unpack
+from tfgrpo.store.database import Writer
+
+__all__ = ["RunState", "SpendRow", "fold"]
+
+SETTLED = ("ok", "rejected", "not_sent")
+"""Results whose cost is known; `unsettled` ones count at their worst case."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpendRow:
+    """What one stage has spent at one model."""
+
+    stage: str
+    model: str
+    usage: Usage
+    """Settled: replies, and failures that cost nothing but the call. `cost_usd` is None where the
+    price of any of it is unknown."""
+    estimated: Usage
+    """The part of `usage` whose token counts are our estimate and not the provider's bill."""
+    booked: Usage
+    """Kept apart from `usage`, at the worst case: calls whose cost nobody can tell because the
+    process was killed, or the connection lost, while they were in flight."""
+    failed_calls: int
+    """Calls that ended in a failure, whether or not they cost anything."""
+    hits: int
+    """Replies that were taken from the journal or the shared cache instead of a call."""
+    duration_s: float
+    """Sum of the calls' wall times in seconds."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "stage": self.stage,
+            "model": self.model,
+            "usage": self.usage.to_dict(),
+            "estimated": self.estimated.to_dict(),
+            "booked": self.booked.to_dict(),
+            "failed_calls": self.failed_calls,
+            "hits": self.hits,
+            "duration_s": self.duration_s,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What a resume needs to know."""
+
+    spend: tuple[SpendRow, ...]
+    seconds: float
+    """Wall time of all sessions so far."""
+    sessions: int
+    interruptions: int
+    """Earlier sessions that did not end in order."""
+    rollouts: int
+    outcomes: Mapping[str, int]
+    """Finished rollouts by outcome, the newest record of each."""
+    truncated: int
+    groups: int
+    library_id: str
+    """The newest library version; empty when there is none."""
+    library: Any
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    """How many decisions of each kind are recorded."""
+
+
+def fold(writer: Writer) -> RunState:
+    """Return the state of a journal."""
+    sessions, ended = writer.read(
+        "SELECT count(DISTINCT session), count(CASE event WHEN 'close' THEN 1 END) FROM sessions"
+        " WHERE session < (SELECT max(session) FROM sessions)"
+    )[0]
+    outcomes = writer.read(
+        "SELECT outcome, count(*), sum(truncated) FROM rollouts WHERE rollout IN"
+        " (SELECT max(rollout) FROM rollouts GROUP BY rollout_id, verifier_id) GROUP BY outcome"
+    )
+    library = writer.read(
+        "SELECT version_id, body, digest FROM libraries ORDER BY library DESC LIMIT 1"
+    )
+    return RunState(
+        spend=tuple(fold_spend(writer)),
+        seconds=elapsed_seconds(writer),
+        sessions=sessions + 1,
+        interruptions=sessions - ended,
+        rollouts=sum(n for _, n, _ in outcomes),
+        outcomes={outcome: n for outcome, n, _ in outcomes},
+        truncated=sum(t or 0 for _, _, t in outcomes),
+        groups=writer.read("SELECT count(DISTINCT group_id) FROM groups")[0][0],
+        library_id=from_column(library[0][0]) if library else "",
+        library=unpack(library[0][1], library[0][2]) if library else None,
+        decisions=dict(writer.read("SELECT kind, count(*) FROM decisions GROUP BY kind")),
+    )
+
+
+def fold_spend(writer: Writer) -> list[SpendRow]:
+    """Return what was spent, by stage and model, in that order.
+
+    A call without a result counts as booked. While a run goes on that includes the calls in
+    flight.
+    """
+    sums: dict[tuple[str, str], _Sums] = {}
+    rows = writer.read(
+        "SELECT c.stage, c.model, coalesce(r.kind, 'none'), coalesce(r.estimated, 0), count(*),"
+        " sum(r.calls), sum(r.uncached), sum(r.cache_read), sum(r.cache_write), sum(r.text),"
+        " sum(r.reasoning), sum(r.cost_usd), count(r.cost_usd), sum(r.duration_s),"
+        " sum(c.prompt_tokens), sum(c.completion_tokens), sum(c.cost_usd), count(c.cost_usd)"
+        " FROM calls c LEFT JOIN results r ON r.call = c.call GROUP BY 1, 2, 3, 4"
+    )
+    for stage, model, kind, estimated, n, *amounts in rows:
+        sums.setdefault((stage, model), _Sums()).add(kind, bool(estimated), n, amounts)
+    for stage, model, hits in writer.read("SELECT stage, model, sum(n) FROM hits GROUP BY 1, 2"):
+        sums.setdefault((stage, model), _Sums()).hits += hits
+    return [sums[key].row(from_column(key[0]), from_column(key[1])) for key in sorted(sums)]
+
+
+@dataclass(slots=True)
+class _Sums:
+    usage: Usage = field(default_factory=Usage)
+    estimated: Usage = field(default_factory=Usage)
+    booked: Usage = field(default_factory=Usage)
+    failed: int = 0
+    hits: int = 0
+    duration_s: float = 0.0
+
+    def add(self, kind: str, is_estimated: bool, n: int, amounts: list[Any]) -> None:
+        calls, *tokens = (int(a or 0) for a in amounts[:6])
+        cost, priced, duration_s = amounts[6] or 0.0, amounts[7], amounts[8] or 0.0
+        prompt, completion, worst, worst_priced = amounts[9:]
+        self.duration_s += duration_s
+        if kind in SETTLED:
+            uncached, read, write, text, reasoning = tokens
+            known = cost if priced == n else None
+            usage = Usage(uncached, read, write, text, reasoning, calls, known, is_estimated)
+            self.usage += usage
+            if is_estimated:
+                self.estimated += usage
+        else:
+            self.booked += Usage(
+                uncached_tokens=prompt,
+                text_tokens=completion,
+                calls=n,
+                cost_usd=worst if worst_priced == n else None,
+                is_estimated=True,
+            )
+        if kind in ("rejected", "unsettled", "not_sent"):
+            self.failed += n
+
+    def row(self, stage: str, model: str) -> SpendRow:
+        return SpendRow(
+            stage,
+            model,
+            self.usage,
+            self.estimated,
+            self.booked,
+            self.failed,
+            self.hits,
+            self.duration_s,
+        )
+
+
+def elapsed_seconds(writer: Writer) -> float:
+    """Return the wall time of all sessions: of a killed one, up to its last result."""
+    rows = writer.read(
+        "SELECT sum(longest) FROM (SELECT max(elapsed_s) AS longest FROM"
+        " (SELECT session, elapsed_s FROM sessions UNION ALL"
+        "  SELECT c.session, r.elapsed_s FROM results r JOIN calls c ON c.call = r.call)"
+        " GROUP BY session)"
+    )
+    return float(rows[0][0] or 0.0)

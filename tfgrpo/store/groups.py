@@ -1,0 +1,205 @@
+"""The rollouts and groups of a run.
+
+A group's row holds the ids of its rollouts; its task and context are kept once, however many groups
+share them. Does not know who made a rollout or why. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tfgrpo.canonical import jsonable
+from tfgrpo.context import Context
+from tfgrpo.rollout import Rollout, RolloutGroup, Task
+from tfgrpo.store.codec import column_text, from_column, pack
+from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.values import DAMAGED, Values
+
+__all__ = ["GroupJournal"]
+
+_UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
+"""Outcomes that a resume tries again, unless their group is closed."""
+
+
+class GroupJournal:
+    """Writes and finds rollouts and groups.
+
+    Args:
+        extra_rows: further rows to write in the same transaction, taken when it is made.
+    """
+
+    def __init__(
+        self, writer: Writer, values: Values, extra_rows: Callable[[], list[Statement]]
+    ) -> None:
+        self._writer = writer
+        self._values = values
+        self._extra_rows = extra_rows
+        self._closed: dict[str, set[str]] = {}
+        for group_id, verifier_id in writer.read("SELECT group_id, verifier_id FROM groups"):
+            self._closed.setdefault(group_id, set()).add(verifier_id)
+
+    def find_rollout(self, rollout_id: str, verifier_id: str) -> Rollout | None:
+        """Return a finished rollout as it was graded by that verifier, if there is one.
+
+        A rollout that failed for the provider, the verifier or a cancellation is not finished, so
+        that a resume tries it again; but in a closed group it is, because others have built on it.
+        """
+        found = self._newest_rollout(rollout_id, verifier_id)
+        if found is None:
+            return None
+        rollout, group_id = found
+        is_closed = column_text(verifier_id) in self._closed.get(group_id, ())
+        return None if rollout.outcome in _UNFINISHED and not is_closed else rollout
+
+    def _newest_rollout(
+        self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
+    ) -> tuple[Rollout, str] | None:
+        rows = self._writer.read(
+            "SELECT rollout, verifier_id, group_id, body, digest FROM rollouts"
+            " WHERE rollout_id = ? ORDER BY rollout DESC",
+            (column_text(rollout_id),),
+        )
+        for row, its_verifier, its_group, body, mark in rows:
+            if verifier_id is not None and its_verifier != column_text(verifier_id):
+                continue
+            if group_id is not None and its_group != group_id:
+                continue
+            value = self._values.get("rollouts", row, body, mark)
+            if value is not DAMAGED:
+                return Rollout.from_dict(value), its_group
+        return None
+
+    def record_rollout(self, rollout: Rollout, *, group_id: str, verifier_id: str) -> None:
+        """Keep a finished rollout; it is in the file when this returns. Twice is kept once.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        row = self._rollout_row(rollout, group_id, verifier_id)
+        if row is not None:
+            self._writer.commit_now([*self._extra_rows(), row])
+
+    def _rollout_row(self, rollout: Rollout, group_id: str, verifier_id: str) -> Statement | None:
+        body, mark = pack(rollout.to_dict(), f"rollout {rollout.rollout_id!r}")
+        name, group, verifier = map(column_text, (rollout.rollout_id, group_id, verifier_id))
+        kept = self._writer.read(
+            "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ? AND group_id = ?"
+            " ORDER BY rollout DESC LIMIT 1",
+            (name, verifier, group),
+        )
+        if kept and kept[0][0] == mark:
+            return None
+        values = (
+            name,
+            verifier,
+            group,
+            column_text(rollout.task_id),
+            rollout.outcome,
+            rollout.reward,
+            int(rollout.is_truncated),
+            body,
+            mark,
+        )
+        return (
+            "INSERT INTO rollouts (rollout_id, verifier_id, group_id, task_id, outcome, reward,"
+            " truncated, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            values,
+        )
+
+    def record_group(self, group: RolloutGroup) -> None:
+        """Keep a closed group; rollouts of it that are not kept yet are kept with it.
+
+        Raises:
+            StoreError: it could not be written.
+        """
+        verifier_id = str(group.metadata.get("verifier_id", ""))
+        rows = self._extra_rows()
+        for rollout in group.rollouts:
+            row = self._rollout_row(rollout, group.group_id, verifier_id)
+            if row is not None:
+                rows.append(row)
+        task, task_mark = pack(group.task.to_dict(), f"task {group.task.task_id!r}")
+        context, context_mark = pack(group.context.to_dict(), "context")
+        rows += [
+            ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (task_mark, task)),
+            ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (context_mark, context)),
+        ]
+        body, mark = pack(
+            {
+                "rollouts": [r.rollout_id for r in group.rollouts],
+                "metadata": jsonable(dict(group.metadata)),
+            },
+            f"group {group.group_id!r}",
+        )
+        name = column_text(group.group_id)
+        kept = self._writer.read(
+            "SELECT digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1", (name,)
+        )
+        if not kept or kept[0][0] != mark:
+            rows.append(
+                (
+                    "INSERT INTO groups (group_id, stage, task_id, policy_id, verifier_id, task,"
+                    " context, body, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        name,
+                        column_text(str(group.metadata.get("stage", ""))),
+                        column_text(group.task.task_id),
+                        column_text(group.policy_id),
+                        column_text(verifier_id),
+                        task_mark,
+                        context_mark,
+                        body,
+                        mark,
+                    ),
+                )
+            )
+        self._writer.commit_now(rows)
+        self._closed.setdefault(name, set()).add(column_text(verifier_id))
+
+    def groups(self, stage: str | None = None) -> Iterator[RolloutGroup]:
+        """Yield the closed groups in the order in which they were closed, the newest record of
+        each; of one stage, or of all. Bodies are read one group at a time.
+
+        Groups with a damaged row are left out and named in `damaged`.
+        """
+        rows = self._writer.read(
+            "SELECT max(grp) FROM groups WHERE (? IS NULL OR stage = ?) GROUP BY group_id,"
+            " verifier_id ORDER BY min(grp)",
+            (stage, None if stage is None else column_text(stage)),
+        )
+        for (row,) in rows:
+            group = self._group(row)
+            if group is not None:
+                yield group
+
+    def _group(self, row: int) -> RolloutGroup | None:
+        found = self._writer.read(
+            "SELECT group_id, policy_id, verifier_id, g.body, g.digest, t.body, t.digest, c.body,"
+            " c.digest FROM groups g JOIN texts t ON t.digest = g.task"
+            " JOIN texts c ON c.digest = g.context WHERE grp = ?",
+            (row,),
+        )
+        if not found:
+            self._values.set_aside("groups", row, "its task or context is missing")
+            return None
+        group_id, policy_id, verifier_id, body, mark, task, task_mark, ctx, ctx_mark = found[0]
+        value = self._values.get("groups", row, body, mark)
+        task_row = self._values.get("groups", row, task, task_mark)
+        context_row = self._values.get("groups", row, ctx, ctx_mark)
+        if DAMAGED in (value, task_row, context_row):
+            return None
+        rollouts: list[Rollout] = []
+        for rollout_id in value["rollouts"]:
+            kept = self._newest_rollout(rollout_id, from_column(verifier_id), group_id)
+            if kept is None:
+                self._values.set_aside("groups", row, f"its rollout {rollout_id!r} is damaged")
+                return None
+            rollouts.append(kept[0])
+        return RolloutGroup(
+            group_id=from_column(group_id),
+            task=Task.from_dict(task_row),
+            rollouts=tuple(rollouts),
+            context=Context.from_dict(context_row),
+            policy_id=from_column(policy_id),
+            metadata=value["metadata"],
+        )

@@ -1,0 +1,343 @@
+"""`JournaledLM`: decides whether a call is needed, whether it is allowed, and writes what it costs.
+
+For each draw: look under its content key; reserve the worst case; write the intent; call; write the
+result and the reply in one transaction; only then hand the reply out. Equal draws asked for at the
+same time share one call. A failure that may have been billed (a lost connection, a timeout) counts
+at its worst case and is kept apart; one that the server refused counts as a call and nothing else.
+
+Does not know retries, concurrency or what a reply means. Source: own; sharing of equal calls after
+Go's `singleflight`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tfgrpo.canonical import jsonable
+from tfgrpo.errors import BudgetError, ConfigError, ProviderError
+from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.redact import redact
+from tfgrpo.rollout import Usage
+from tfgrpo.scope import CallScope, current_scope
+from tfgrpo.store.budget import Reservation
+from tfgrpo.store.cache import CallCache
+from tfgrpo.store.calls import CallEnd, CallStart, ledger_amounts
+from tfgrpo.store.configs import without_known
+from tfgrpo.store.keys import RequestKey
+from tfgrpo.store.prices import Price, PriceTable
+from tfgrpo.store.run import RunStore
+
+log = logging.getLogger(__name__)
+
+ASSUMED_REPLY_TOKENS = 4096
+"""Reply length of the worst case where the request sets no `max_tokens`."""
+_REJECTED = frozenset(
+    {"auth", "not_found", "quota", "rate_limit", "overloaded", "context_too_long", "bad_request"}
+)
+_NEVER_CONNECTED = ("ConnectError", "ConnectTimeout")
+_BYTES_A_TOKEN = 4
+_TOKENS_A_MESSAGE = 8
+
+
+class JournaledLM:
+    """An `LM` whose calls are kept, counted and never paid twice.
+
+    Draw i of a call has the sample index of the running scope plus i. Replies come back as the
+    first so many draws in a row that could be had; the caller asks again for the rest.
+
+    Args:
+        lm: the LM to ask.
+        store: the run's journal.
+        cache: False asks again even for what is kept; what is asked is kept all the same.
+        prices: dollars per million tokens by model id, over the package's table; or a table.
+        shared: a cache over several runs.
+        clock: monotonic seconds.
+
+    Raises:
+        ConfigError: the run's budget limits money and the model's price is unknown.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        store: RunStore,
+        *,
+        cache: bool = True,
+        prices: PriceTable | Mapping[str, Mapping[str, Any]] | None = None,
+        shared: CallCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lm = lm
+        self._store = store
+        self._cache = cache
+        self._shared = shared
+        self._clock = clock
+        table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
+        self._price = table.find(lm.model_id)
+        if self._price is None:
+            if store.ledger.budget.cost_usd is not None:
+                raise ConfigError(
+                    f"the budget limits money, but the price of {lm.model_id!r} is unknown: give "
+                    "run.prices for it (input and output in dollars per million tokens), or limit "
+                    "calls or tokens instead"
+                )
+            log.info("the price of %s is unknown: its cost is shown as unknown", lm.model_id)
+
+    @property
+    def model_id(self) -> str:
+        """The wrapped LM's."""
+        return self._lm.model_id
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The wrapped LM's: keeping changes no answer."""
+        return self._lm.identity
+
+    @property
+    def prefers_n(self) -> bool:
+        """The wrapped LM's."""
+        return self._lm.prefers_n
+
+    @property
+    def price(self) -> Price | None:
+        """The model's price, or None where it is unknown."""
+        return self._price
+
+    async def complete(
+        self, request: Request, n: int, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        """Return 1 to n replies, each kept before it is returned.
+
+        Raises:
+            BudgetError: the worst case would pass a limit, also when the calls in flight end.
+            ProviderError: as the wrapped LM; the failed call is counted.
+            StoreError: the journal cannot be written.
+        """
+        scope = current_scope()
+        key = RequestKey(request, jsonable(self._lm.identity))
+        draws = [_Draw(key.draw(scope.sample_index + i, seeds[i]), seeds[i]) for i in range(n)]
+        if not self._cache:
+            return await self._ask(request, draws, scope)
+        while True:
+            found = [self._find(draw.key, scope) for draw in draws]
+            missing = [d for d, reply in zip(draws, found, strict=True) if reply is None]
+            if missing:
+                made = await self._share(request, missing, scope)
+                found = [reply or made.get(d.key) for d, reply in zip(draws, found, strict=True)]
+            first = found.index(None) if None in found else n
+            if first:
+                return [reply for reply in found[:first] if reply is not None]
+
+    def _find(self, key: bytes, scope: CallScope) -> Completion | None:
+        reply = self._store.calls.find_reply(key)
+        if reply is None and self._shared is not None:
+            reply = self._shared.find(key)
+            if reply is not None:
+                self._store.calls.keep_reply(key, reply)
+        if reply is not None:
+            self._store.calls.count_hit(scope.stage, self.model_id)
+        return reply
+
+    async def _share(
+        self, request: Request, missing: Sequence[_Draw], scope: CallScope
+    ) -> dict[bytes, Completion]:
+        """Ask for the draws that nobody asks for yet, then wait for those that others ask for."""
+        loop = asyncio.get_running_loop()
+        flights = self._store.calls.flights
+        made: dict[bytes, Completion] = {}
+        others = [(d.key, flights[loop, d.key]) for d in missing if (loop, d.key) in flights]
+        mine = [d for d in missing if (loop, d.key) not in flights]
+        if mine:
+            done: asyncio.Future[ProviderError | None] = loop.create_future()
+            failure: ProviderError | None = None
+            for draw in mine:
+                flights[loop, draw.key] = done
+            try:
+                replies = await self._ask(request, mine, scope)
+                made.update((d.key, reply) for d, reply in zip(mine, replies))
+            except ProviderError as exc:
+                failure = exc
+                raise
+            finally:
+                for draw in mine:
+                    del flights[loop, draw.key]
+                done.set_result(failure)
+        for key, flight in others:
+            await asyncio.wait([flight])
+            failed = flight.result()
+            if failed is not None:
+                raise copy.copy(failed) from failed
+            reply = self._find(key, scope)
+            if reply is not None:
+                made[key] = reply
+        return made
+
+    async def _ask(
+        self, request: Request, draws: Sequence[_Draw], scope: CallScope
+    ) -> list[Completion]:
+        """Call for several draws; without `prefers_n` each is a call of its own."""
+        if len(draws) == 1 or self._lm.prefers_n:
+            return await self._call(request, draws, scope)
+        calls = [self._call(request, [draw], scope) for draw in draws]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        replies: list[Completion] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                if not replies or not isinstance(result, ProviderError):
+                    raise result
+                break
+            replies.extend(result)
+        return replies
+
+    async def _call(
+        self, request: Request, draws: Sequence[_Draw], scope: CallScope
+    ) -> list[Completion]:
+        calls = self._store.calls
+        n = len(draws)
+        start = self._worst_case(request, draws, scope)
+        with await self._reserve(start) as reservation, calls.in_flight():
+            number = await calls.start(start)
+            began = self._clock()
+            end: CallEnd | None = None
+            try:
+                replies = await self._lm.complete(request, n, [d.seed for d in draws])
+                if not replies:
+                    raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
+                kept = [self._priced(reply) for reply in replies[:n]]
+                usage = sum((r.usage for r in kept), Usage())
+                usage = replace(usage, calls=max(1, usage.calls))
+                end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
+            except ProviderError as exc:
+                end = _failed_end(exc, self._clock() - began)
+                reservation.settle(**_settled(end, reservation))
+                await calls.end(number, end)
+                raise
+            finally:
+                if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
+                    ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
+                    reservation.settle()
+                    calls.end_soon(number, ended)
+            reservation.settle(**_settled(end, reservation))
+            pairs = [(d.key, r) for d, r in zip(draws, kept)]
+            await calls.end(number, end, pairs)
+            if self._shared is not None:
+                self._shared.keep(pairs)
+            return kept
+
+    def _priced(self, reply: Completion) -> Completion:
+        """Return the reply with its cost, and without any secret of this process."""
+        usage = reply.usage
+        if self._price is not None:
+            usage = replace(usage, cost_usd=self._price.cost_usd(usage))
+        elif not usage.cost_usd:
+            usage = replace(usage, cost_usd=None)
+        text, reasoning = without_known(reply.text), without_known(reply.reasoning)
+        return replace(reply, usage=usage, text=text, reasoning=reasoning)
+
+    def _worst_case(self, request: Request, draws: Sequence[_Draw], scope: CallScope) -> CallStart:
+        price, n = self._price, len(draws)
+        most = request.sampling.max_tokens
+        if most is None:
+            longest = price.max_output_tokens if price is not None else None
+            most = min(ASSUMED_REPLY_TOKENS, longest or ASSUMED_REPLY_TOKENS)
+        prompt = estimate_prompt_tokens(request, self._lm)
+        return CallStart(
+            key=draws[0].key,
+            stage=scope.stage,
+            model=self.model_id,
+            rollout_id=scope.rollout_id,
+            n=n,
+            prompt_tokens=prompt,
+            completion_tokens=most * n,
+            cost_usd=None if price is None else price.worst_usd(prompt, most * n),
+        )
+
+    async def _reserve(self, start: CallStart) -> Reservation:
+        """Hold the worst case; wait while only the worst cases of calls in flight stand in the way.
+
+        A refusal is final when no call of this run is in flight, or when what is spent leaves no
+        room.
+        """
+        amounts: dict[str, float] = {
+            "calls": 1,
+            "prompt_tokens": start.prompt_tokens,
+            "completion_tokens": start.completion_tokens,
+        }
+        if start.cost_usd is not None:
+            amounts["cost_usd"] = start.cost_usd
+        ledger, calls = self._store.ledger, self._store.calls
+        while True:
+            try:
+                return ledger.reserve(**amounts)
+            except BudgetError:
+                if not calls.any_in_flight or not ledger.could_fit(**amounts):
+                    raise
+            await calls.wait_for_an_end()
+
+    async def aclose(self) -> None:
+        """Close the wrapped LM; the store stays open."""
+        await self._lm.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    key: bytes
+    seed: int | None
+
+
+def _settled(end: CallEnd, reservation: Reservation) -> dict[str, float]:
+    """Return what a call spends of its reservation."""
+    if end.kind == "unsettled":
+        return {}  # all that was held
+    spent: dict[str, float] = dict.fromkeys(reservation.amounts, 0.0)
+    return spent | ledger_amounts(end.usage)
+
+
+def _failed_end(exc: ProviderError, duration_s: float) -> CallEnd:
+    if _never_connected(exc):
+        kind, usage = "not_sent", Usage()
+    elif exc.kind in _REJECTED or (exc.kind == "refused" and exc.status is not None):
+        kind, usage = "rejected", Usage(calls=1)
+    else:
+        kind, usage = "unsettled", Usage()
+    return CallEnd(kind, usage, duration_s, failure=exc.kind, error=redact(str(exc))[:1000])
+
+
+def _never_connected(exc: ProviderError) -> bool:
+    """Tell whether a failure is one before any byte of the request was sent."""
+    cause: BaseException | None = exc
+    for _ in range(8):
+        if cause is None:
+            return False
+        if isinstance(cause, (ConnectionRefusedError, socket.gaierror)):
+            return True
+        if type(cause).__name__ in _NEVER_CONNECTED:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def estimate_prompt_tokens(request: Request, lm: object = None) -> int:
+    """Return how many tokens a prompt has: the LM's own count where it has one, else bytes / 4.
+
+    Counts messages, tool calls and tool schemas, and 8 tokens a message for the chat template.
+    """
+    count = getattr(lm, "count_tokens", None)
+    texts = [m.content for m in request.messages]
+    for message in request.messages:
+        texts.extend(call.name + call.arguments for call in message.tool_calls)
+    if request.tools:
+        texts.append(json.dumps([jsonable(t.to_dict()) for t in request.tools]))
+    frame = _TOKENS_A_MESSAGE * len(request.messages)
+    if count is not None:
+        return int(count("\n".join(texts))) + frame
+    size = sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
+    return -(-size // _BYTES_A_TOKEN) + frame

@@ -1,0 +1,62 @@
+"""What makes two calls the same call: the content key of one draw.
+
+The key covers the whole canonical request, where it goes, which draw it is and its seed. Time
+limits are left out: they say how long to wait, not what is asked. The order of keys in a mapping,
+the process and the day do not matter. Two draws of one request differ by their sample index.
+
+Does not know who asks. Source: own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from tfgrpo.canonical import canonical_json
+from tfgrpo.protocols import Request
+
+FORMAT = 1
+"""Part of every key; raised when the canonical form changes."""
+
+
+def request_to_dict(request: Request) -> dict[str, Any]:
+    """Return everything of a request that can change the reply, as JSON types."""
+    sampling = request.sampling
+    return {
+        "messages": [m.to_dict() for m in request.messages],
+        "tools": [t.to_dict() for t in request.tools],
+        "tool_choice": request.tool_choice,
+        "response_format": request.response_format,
+        "sampling": {
+            "temperature": _number(sampling.temperature),
+            "top_p": _number(sampling.top_p),
+            "max_tokens": sampling.max_tokens,
+            "stop": list(sampling.stop),
+            "logprobs": sampling.logprobs,
+            "top_logprobs": sampling.top_logprobs,
+            "reasoning_effort": sampling.reasoning_effort,
+            "extra": sampling.extra,
+        },
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """Return 1 and 1.0 as one number."""
+    return None if value is None else float(value)
+
+
+class RequestKey:
+    """The keys of one request's draws at one model; hashing the request is done once."""
+
+    __slots__ = ("_start",)
+
+    def __init__(self, request: Request, identity: Mapping[str, Any]) -> None:
+        asked = {"format": FORMAT, "identity": identity, "request": request_to_dict(request)}
+        self._start = hashlib.sha256(canonical_json(asked).encode("ascii"))
+
+    def draw(self, sample_index: int, seed: int | None) -> bytes:
+        """Return the 32-byte key of one draw."""
+        state = self._start.copy()
+        state.update(f"|{sample_index}|{seed}".encode("ascii"))
+        return state.digest()
