@@ -129,6 +129,7 @@ class Verdict:
             "n_attempted": self.n_attempted,
             "reason": self.reason,
             "text": self.text,
+            "junit": self.to_junit(),
         }
 
     def to_junit(self, name: str = "tfgrpo") -> str:
@@ -155,6 +156,7 @@ def make_rule(
     min_mean: float | None = None,
     min_share: float | None = None,
     min_each: float | None = None,
+    min_gain: float | None = None,
     score: float | None = None,
 ) -> Rule:
     """Return the one rule that the options mean.
@@ -169,14 +171,15 @@ def make_rule(
         "min_mean": min_mean,
         "min_share": min_share,
         "min_each": min_each,
+        "min_gain": min_gain,
     }
     named = [name for name, value in given.items() if value is not None]
     if len(named) != 1:
         found = " and ".join(named) if named else "none"
         raise ConfigError(
             f"a verdict follows one rule, given: {found}. Choose min_mean (the mean reaches it), "
-            "min_share with score (that share of tasks reaches the score) or min_each (every "
-            "task reaches it)"
+            "min_share with score (that share of tasks reaches the score), min_each (every task "
+            "reaches it) or min_gain (better than without by more than it, beyond noise)"
         )
     for name, value in [*given.items(), ("score", score)]:
         if value is not None and not math.isfinite(value):
@@ -190,10 +193,8 @@ def make_rule(
         return Rule("share", score, min_share)
     if score is not None:
         raise ConfigError(f"score={score!r} belongs to min_share only, not to {named[0]}")
-    if min_mean is not None:
-        return Rule("mean", min_mean)
-    assert min_each is not None
-    return Rule("each", min_each)
+    kinds: Mapping[str, RuleKind] = {"min_mean": "mean", "min_each": "each", "min_gain": "gain"}
+    return Rule(kinds[named[0]], float(given[named[0]] or 0.0))
 
 
 def judge(

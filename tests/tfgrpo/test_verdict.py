@@ -49,17 +49,19 @@ def test_a_share_rule_counts_tasks() -> None:
     assert judge(SUITE, make_rule(min_share=0.91, score=0.8)).exit_code == 1
 
 
-OPTIONS = {"min_mean": 0.8, "min_share": 0.9, "min_each": 0.8, "score": 0.8}
+OPTIONS = {"min_mean": 0.8, "min_share": 0.9, "min_each": 0.8, "min_gain": 0.0, "score": 0.8}
 
 
 @pytest.mark.parametrize(
-    "names", [c for r in range(5) for c in itertools.combinations(OPTIONS, r)], ids="+".join
+    "names", [c for r in range(6) for c in itertools.combinations(OPTIONS, r)], ids="+".join
 )
 def test_every_combination_of_options_is_one_rule_or_a_usage_error(names: tuple[str, ...]) -> None:
     options = {name: OPTIONS[name] for name in names}
     if names in {("min_mean",), ("min_each",), ("min_share", "score")}:
         for scores, attempted in [(SUITE, 31), (SUITE, 80), ({"a": []}, 1), ({"a": [0.1]}, 1)]:
             assert_all_outputs_agree(judge(scores, make_rule(**options), n_attempted=attempted))
+    elif names == ("min_gain",):
+        assert make_rule(**options) == Rule("gain", 0.0)
     else:
         with pytest.raises(ConfigError):
             make_rule(**options)

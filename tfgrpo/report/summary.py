@@ -32,7 +32,7 @@ from tfgrpo.statistics import (
     pass_at_k_interval,
     permutation_p,
 )
-from tfgrpo.verdict import judge_gain
+from tfgrpo.verdict import Rule, judge, judge_gain
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "library_texts", "summarise"]
 
@@ -42,11 +42,15 @@ FORMAT = "tfgrpo.report"
 FORMAT_VERSION = 1
 
 
-def summarise(view: RunView, *, level: float = 0.95, seed: int = 0) -> dict[str, Any]:
+def summarise(
+    view: RunView, *, rule: Rule | None = None, level: float = 0.95, seed: int = 0
+) -> dict[str, Any]:
     """Return the summary of a run; equal views give equal summaries.
 
     Args:
         view: the run.
+        rule: what the verdict is about; None asks for a gain over no library, beyond noise. Rules
+            about one arm judge the arm that was kept.
         level: of all intervals.
         seed: of all bootstraps.
     """
@@ -56,6 +60,7 @@ def summarise(view: RunView, *, level: float = 0.95, seed: int = 0) -> dict[str,
     summary: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
     summary["run"] = _run(view)
     summary |= _benefit(view, arms, leaks, level, seed)
+    summary["verdict"] = _verdict(view, arms, leaks, rule or Rule("gain", 0.0), level, seed)
     summary["curve"] = _curve(view, level, seed)
     summary["tasks"] = _tasks(view, arms, leaks)
     summary["informative"] = _informative(view)
@@ -106,10 +111,7 @@ def _benefit(
 ) -> dict[str, Any]:
     """Did it help, by how much, how sure is it, what could have been seen."""
     empty, final = arms.get("empty", {}), arms.get("final", {})
-    attempted = len(view.tasks("test")) - len(leaks.contaminated)
-    verdict = judge_gain(empty, final, n_attempted=attempted, level=level, seed=seed)
     found: dict[str, Any] = {
-        "verdict": verdict.to_dict(),
         "kept": view.final_arm,
         "why_kept": next((str(d.get("reason") or "") for d in view.of_kind("final")), ""),
         "arms": [_arm(view, arm, scores, level, seed) for arm, scores in arms.items()],
@@ -118,8 +120,8 @@ def _benefit(
         "noise": None,
         "detectable": None,
     }
-    if verdict.interval is not None:
-        found["gain"] = asdict(verdict.interval)
+    if any(r and final.get(t) for t, r in empty.items()):
+        found["gain"] = asdict(paired_difference(empty, final, level=level, seed=seed))
         found["p_value"] = permutation_p(empty, final, seed=seed)
     if any(len(r) >= 2 for r in empty.values()):
         floor = noise_floor(empty, level=level, seed=seed)
@@ -130,10 +132,27 @@ def _benefit(
     return found
 
 
+def _verdict(
+    view: RunView,
+    arms: Mapping[str, Scores],
+    leaks: LeakReport,
+    rule: Rule,
+    level: float,
+    seed: int,
+) -> dict[str, Any]:
+    attempted = sum(t.task_id not in leaks.contaminated for t in view.tasks("test"))
+    how: dict[str, Any] = {"n_attempted": attempted, "level": level, "seed": seed}
+    if rule.kind == "gain":
+        empty, final = (arms.get(a, {}) for a in ("empty", "final"))
+        return judge_gain(empty, final, min_gain=rule.score, **how).to_dict()
+    return judge(arms.get(view.final_arm, {}), rule, **how).to_dict()
+
+
 def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> dict[str, Any]:
     groups = list(view.of_stage("test", arm))
     rollouts = [r for g in groups for r in g.rollouts]
-    draws = min((len(r) for r in scores.values() if r), default=0)
+    counts = sorted(len(r) for r in scores.values() if r)
+    draws = counts[len(counts) // 10] if counts else 0  # what nine tenths of the tasks have
     return {
         "arm": arm,
         "mean": asdict(mean_interval(scores, level=level, seed=seed)),

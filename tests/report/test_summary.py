@@ -1,0 +1,136 @@
+"""The summary on a made-up run, checked against figures counted by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.report.made import library, made_run
+from tfgrpo.report.summary import summarise
+from tfgrpo.report.view import Decision, RunView, scores_of
+from tfgrpo.rollout import RolloutGroup
+from tfgrpo.statistics import paired_difference
+from tfgrpo.verdict import Rule
+
+
+@pytest.fixture(scope="module")
+def view() -> RunView:
+    return made_run()
+
+
+def test_the_summary_is_json_and_equal_for_equal_views(view: RunView) -> None:
+    text = json.dumps(summarise(view), allow_nan=False)
+    assert text == json.dumps(summarise(made_run()), allow_nan=False)
+
+
+def test_the_gain_is_the_paired_difference_of_the_test_arms(view: RunView) -> None:
+    arms = [scores_of(view.of_stage("test", arm)) for arm in ("empty", "final")]
+    summary = summarise(view)
+    expected = paired_difference(arms[0], arms[1])
+    assert summary["gain"]["estimate"] == expected.estimate
+    assert summary["gain"]["low"] == expected.low > 0
+    assert summary["verdict"]["status"] == "met"
+    assert summary["noise"]["n_tasks"] == 24
+
+
+def test_counts_of_groups_outcomes_and_spend_add_up(view: RunView) -> None:
+    summary = summarise(view)
+    practice = list(view.of_stage("practice"))
+    for row in summary["informative"]:
+        at_step = [g for g in practice if g.metadata["step"] == row["step"]]
+        assert row["mixed"] == sum(g.is_informative() for g in at_step)
+        kinds = ("mixed", "all_fail", "all_pass", "equal", "unusable")
+        assert sum(row[k] for k in kinds) == len(at_step)
+    counted = sum(n for row in summary["outcomes"].values() for k, n in row.items() if k != "cut")
+    assert counted == summary["run"]["rollouts"] == sum(len(g.rollouts) for g in view.groups)
+    assert summary["spend"]["total"]["prompt_tokens"] == 163_000
+    assert summary["spend"]["total"]["cost_usd"] == pytest.approx(0.163)
+
+
+def test_the_curve_has_both_arms_of_the_gate_and_its_decisions(view: RunView) -> None:
+    curve = summarise(view)["curve"]
+    assert [p["step"] for p in curve] == [0, 1, 2, 3]
+    assert [p["accepted"] for p in curve] == [True, True, False, True]
+    step = 1
+    arms = [
+        scores_of(g for g in view.of_stage("gate", arm) if g.metadata["step"] == step)
+        for arm in ("current", "proposed")
+    ]
+    assert curve[step]["difference"]["low"] == paired_difference(arms[0], arms[1]).low
+
+
+def test_every_rejection_is_listed_with_its_reason(view: RunView) -> None:
+    rejected = summarise(view)["rejected"]
+    assert [(r["what"], r["reason"]) for r in rejected] == [
+        ("add", "repeats a task"),
+        ("whole step", "lower bound"),
+    ]
+
+
+def test_versions_say_what_each_changed_over_the_one_before() -> None:
+    changed = library(2, 2)
+    changed["entries"][1]["text"] = "other words"
+    dropped = library(2, 3) | {"entries": library(2, 3)["entries"][1:]}
+    view = RunView("r", libraries=(("a", library(1, 1)), ("b", changed), ("c", dropped)))
+    rows = summarise(view)["versions"]
+    assert [len(r["added"]) for r in rows] == [1, 1, 0]
+    assert rows[2]["removed"][0][0] == "E1"
+    assert rows[2]["changed"] == [["E2", "other words", dropped["entries"][0]["text"]]]
+
+
+def test_contaminated_test_tasks_stand_in_no_figure(view: RunView) -> None:
+    practised = next(view.of_stage("practice"))
+    leaked = [
+        replace(g, task=replace(g.task, prompt=practised.task.prompt))
+        if g.task.task_id == "msg-200"
+        else g
+        for g in view.groups
+    ]
+    summary = summarise(replace(view, groups=tuple(leaked)))
+    assert summary["leaks"]["contaminated"] == ["msg-200"]
+    assert summary["gain"]["n_tasks"] == 23
+    assert summary["verdict"]["n_attempted"] == 23
+    (row,) = [r for r in summary["tasks"] if r["task_id"] == "msg-200"]
+    assert row["contaminated"] and row["difference"] is None
+
+
+def test_a_run_whose_test_tasks_were_all_practised_gets_no_verdict(view: RunView) -> None:
+    test_ids = {t.task_id for t in view.tasks("test")}
+    practised = tuple(
+        replace(g, group_id=f"p{g.group_id}", metadata={"stage": "practice", "step": 0})
+        for g in view.groups
+        if g.task.task_id in test_ids
+    )
+    summary = summarise(replace(view, groups=view.groups + practised))
+    assert summary["verdict"]["status"] == "inconclusive"
+    assert summary["verdict"]["exit_code"] == 5
+    assert summary["gain"] is None
+    assert len(summary["leaks"]["contaminated"]) == 24
+
+
+def test_a_rule_about_one_arm_judges_the_arm_that_was_kept(view: RunView) -> None:
+    final = summarise(view, rule=Rule("mean", 0.5))["verdict"]
+    assert final["status"] == "met"
+    kept = replace(view, decisions=(*view.decisions, Decision("final", "", {"arm": "empty"})))
+    assert summarise(kept, rule=Rule("mean", 0.5))["verdict"]["status"] == "not_met"
+
+
+def test_measured_values_of_randomised_groups_stand_before_stored_ones(view: RunView) -> None:
+    randomised = []
+    for i, g in enumerate(g for g in view.groups if g.metadata["stage"] == "practice"):
+        shown = g.context if i % 2 else replace(g.context, parts=())
+        metadata = dict(g.metadata) | {"offered": ["E1"], "keep": 0.5}
+        randomised.append(RolloutGroup(f"r{i}", g.task, g.rollouts, shown, g.policy_id, metadata))
+    summary = summarise(replace(view, groups=view.groups + tuple(randomised)))
+    by_id = {e["experience_id"]: e["value"] for e in summary["library"]["entries"]}
+    assert by_id["E1"]["n_with"] > 0 and by_id["E1"]["n_without"] > 0
+    assert "n_with" not in by_id["E2"]  # the stored value, measured elsewhere
+
+
+def test_an_empty_run_has_a_summary_without_figures() -> None:
+    summary = summarise(RunView("empty"))
+    assert summary["verdict"]["status"] == "inconclusive"
+    assert summary["arms"] == [] and summary["curve"] == [] and summary["gain"] is None
+    json.dumps(summary, allow_nan=False)
