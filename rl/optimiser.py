@@ -10,6 +10,7 @@ Does not know losses. Sources: AdamW (arXiv 1711.05101); mixed precision masters
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -167,7 +168,7 @@ def global_norm(grads: list[Tensor]) -> float:
     if not grads:
         return 0.0
     squares = torch.stack([g.float().pow(2).sum() for g in grads]).sum()
-    return float(sum_over_ranks(squares)) ** 0.5
+    return math.sqrt(float(sum_over_ranks(squares)))
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: str) -> float:

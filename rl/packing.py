@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
 
@@ -172,22 +173,27 @@ def pack(rows: Sequence[Row], *, share: bool = True, device: str | torch.device 
     )
 
 
-def micro_batches(rows: Iterable[Row], max_tokens: int) -> list[list[Row]]:
+def micro_batches(rows: Iterable[Row], max_tokens: int, *, whole: bool = False) -> list[list[Row]]:
     """Cut rows, in order, into micro-batches of at most `max_tokens` input tokens.
 
     A prompt counts once for the rows that follow each other with it. A row that alone passes the
-    limit gets a micro-batch of its own.
+    limit gets a micro-batch of its own. With `whole` rows of one prompt are never parted, even
+    where they pass the limit.
     """
     batches: list[list[Row]] = []
     used = 0
-    prompt: tuple[int, ...] | None = None
-    for row in rows:
-        shared = batches and prompt == row.prompt_ids
-        cost = len(row.suffix_ids) + (0 if shared else len(row.prompt_ids))
-        if not batches or used + cost > max_tokens:
-            batches.append([])
-            used, cost = 0, len(row.suffix_ids) + len(row.prompt_ids)
-        batches[-1].append(row)
-        used += cost
-        prompt = row.prompt_ids
+    for _, group in groupby(rows, key=lambda row: row.prompt_ids):
+        members = list(group)
+        prompt = len(members[0].prompt_ids)
+        units = [members] if whole else [[row] for row in members]
+        is_open = False
+        for unit in units:
+            cost = sum(len(row.suffix_ids) for row in unit) + (0 if is_open else prompt)
+            if not batches or used + cost > max_tokens:
+                batches.append([])
+                used = 0
+                cost += prompt if is_open else 0
+            batches[-1].extend(unit)
+            used += cost
+            is_open = True
     return batches

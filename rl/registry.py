@@ -33,7 +33,8 @@ class Entry:
     """`path::test_name` of the closed-form test."""
     needs: tuple[str, ...] = ()
     """What the trainer must supply or do: `sequence` (the loss of a token depends on its whole
-    row), `entropy`, `reference`, `group`."""
+    row), `group` (on its whole group), `entropy`, `reference`, `behaviour` (the engine's own
+    log-probs)."""
 
 
 def register(
