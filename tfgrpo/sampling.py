@@ -183,6 +183,9 @@ class Sampler:
         draws = draws or Draws()
         self._check(tasks, draws)
         opened = self._open(tasks, draws, context, sizes)
+        for group in opened:
+            if not group.missing:  # killed between the last rollout and the group's own record
+                self._record(group)
         units = self._units(opened)
         total = sum(g.draws.group_size for g in opened)
         with call_scope(CallScope(stage=draws.stage)):
