@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from tfgrpo.errors import ConfigError, MissingExtraError
 from tfgrpo.rollout import RolloutGroup
@@ -114,8 +114,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _json_rows(source: Path, kind: str) -> Iterator[tuple[str, bytes]]:
-    with source.open("rb") as raw:
-        file: IO[bytes] = gzip.open(raw, "rb") if kind == "gzip" else raw  # type: ignore[assignment]
+    with _open_bytes(source, kind) as file:
         total, most = 0, _unpacked_limit(source, kind)
         number = 0
         while line := _line(file, source, number + 1):
@@ -127,6 +126,12 @@ def _json_rows(source: Path, kind: str) -> Iterator[tuple[str, bytes]]:
                 )
             if line.strip():
                 yield f"line {number}", line.removeprefix(b"\xef\xbb\xbf")
+
+
+def _open_bytes(source: Path, kind: str) -> IO[bytes]:
+    if kind == "gzip":
+        return cast(IO[bytes], gzip.open(source, "rb"))
+    return source.open("rb")
 
 
 def _line(file: IO[bytes], source: Path, number: int) -> bytes:
