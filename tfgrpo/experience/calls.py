@@ -161,7 +161,8 @@ class Asker:
                     self.books.note("failed", where.stage, where.name, f"{exc.kind}: {exc}")
                     return None
                 self.books.counts["shortened"] += 1
-                messages = (Message("user", build(self.input_tokens(reply) // 2)),)
+                half = min(self.input_tokens(reply), self.count(messages[0].content)) // 2
+                messages = (Message("user", build(half)),)
                 continue
             seen = visible(completion)
             if not seen.cut:

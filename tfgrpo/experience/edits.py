@@ -40,7 +40,7 @@ _ID_KEYS = ("id", "target", "experience_id", "target_id", "ids", "targets", "ind
 _SOURCE_KEYS = ("from", "sources", "source", "proposals", "candidates", "merged_from")
 _REASON_KEYS = ("reason", "why", "rationale", "explanation", "because")
 _EMPTY_TEXTS = frozenset({"", "none", "null", "n/a", "na", "-", "...", "nothing", "no experience"})
-_ALIAS = re.compile(r"(?:id|experience|exp|entry|lesson|e|g)?[\s_#:.\-]*0*(\d+)")
+_ALIAS = re.compile(r"(?:(?:id|experience|exp|entry|lesson|e|g)[\s_#:.\-]*)?0*(\d+)")
 _TRIM = " \t\r\n[](){}<>\"'`“”‘’.,;:#*"
 
 

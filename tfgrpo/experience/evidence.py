@@ -24,15 +24,16 @@ _MAX_ERROR_WINDOWS = 8
 _MARK = "\n[... {n} characters left out ...]\n"
 
 
-def fence(text: str, *, seed: int = 0) -> str:
+def fence(text: str, *, seed: int = 0, label: str = "") -> str:
     """Return text between marks that whoever wrote the text could not know.
 
     The mark is a hash over the text and the run's seed, so that an equal request stays an equal
-    request (cache, resume) and no text can hold its own mark.
+    request (cache, resume) and no text can hold its own mark. `label` tells equal texts of one
+    prompt apart.
     """
     salt = 0
     while True:
-        mark = digest([seed, salt, text.encode("utf-8", "replace").decode()], 12)
+        mark = digest([seed, salt, label, text.encode("utf-8", "replace").decode()], 12)
         if mark not in text:
             return f"<<data {mark}>>\n{text}\n<<end {mark}>>"
         salt += 1

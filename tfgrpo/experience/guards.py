@@ -22,6 +22,7 @@ from tfgrpo.experience.patterns import (
     IGNORE_ORDER,
     MEMORY_ORDER,
     MEMORY_WORD,
+    NAME,
     PERSONAL,
     ROLE_CLAIM,
     STOP_WORDS,
@@ -145,7 +146,10 @@ class Foreign:
         if containment(text, set(self.grams), _FOREIGN_N) >= _FOREIGN_SHARE:
             return Finding("quarantine", "is taken over from text of a task, tool or page")
         content = _content(text)
+        names = {w for name in NAME.findall(text) for w in words(name)} - STOP_WORDS
         for order in self.orders:
+            if names & order:
+                return Finding("quarantine", "names what a text that asked to be remembered names")
             if content and len(content & order) >= max(2, 0.4 * len(content)):
                 return Finding("quarantine", "follows a text that asked to be remembered")
         return PASS

@@ -256,7 +256,7 @@ class _Flow:
         for i, (rollout, summary) in enumerate(zip(rollouts, summaries, strict=True), 1):
             hidden = not self.settings.ground_truth or rollout.reward is None
             reward = _HIDDEN if hidden else f"{rollout.reward:g}"
-            blocks.append(f"Attempt {i} (reward {reward}):\n{self._data(summary)}")
+            blocks.append(f"Attempt {i} (reward {reward}):\n{self._data(summary, str(i))}")
         return "\n\n".join(blocks)
 
     def _summary_prompt(self, group: RolloutGroup, rollout: Rollout) -> Callable[[int], str]:
@@ -306,7 +306,7 @@ class _Flow:
         label = self.label_of.get(edit.target, edit.target)
         return f"[{edit.edit_id}] {edit.op.upper()} {label} {edit.text}".replace("  ", " ")
 
-    def _data(self, text: str) -> str:
+    def _data(self, text: str, label: str = "") -> str:
         if not self.settings.repairs.fenced_data:
             return text
-        return fence(text, seed=self.settings.seed)
+        return fence(text, seed=self.settings.seed, label=label)

@@ -78,6 +78,9 @@ MEMORY_ORDER = _any(
 
 MEMORY_WORD = _any(r"memor(?:y|ies)", r"\blibrary\b", "记忆")
 
+NAME = re.compile(r"(?<=[\w,;:\-] )(?:[A-Z][\w\-]+|\w*\d\w*)")
+"""A capitalised word inside a sentence, or a word with a digit: mostly a name or a code."""
+
 STOP_WORDS = frozenset(
     """a an and are as at be before but by for from has have if in into is it its not of on or so
     that the their them then this to use using when whenever with you your always never any all do

@@ -11,12 +11,18 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from tfgrpo.experience.patterns import STOP_WORDS
+
 _WORD = re.compile(
     r"[\u0e00-\u0e7f\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     r"\U00020000-\U0003ffff]|[^\W_]+"
 )
-NEAR = 0.75
+NEAR = 0.65
 """Share of common word pairs from which two lessons say the same."""
+_NEAR_SUBSTITUTED = 0.9
+_NEGATIONS = frozenset(
+    ["not", "no", "never", "without", "don", "doesn", "isn", "cannot", "except", "unless"]
+) | frozenset("不别勿没")
 
 
 def normal(text: str) -> str:
@@ -61,10 +67,22 @@ def jaccard(a: str, b: str, n: int = 2) -> float:
 
 
 def is_near(a: str, b: str, threshold: float = NEAR) -> bool:
-    """True when two texts are the same but for a few words; numbers must agree."""
-    if [w for w in words(a) if w.isdigit()] != [w for w in words(b) if w.isdigit()]:
+    """True when two texts say the same but for a few words.
+
+    Numbers must agree, neither may have a negation that the other lacks, and where both have a
+    content word of their own (first, last) nearly everything else must be equal.
+    """
+    left, right = words(a), words(b)
+    if not left or not right:
         return False
-    return bool(words(a)) and jaccard(a, b) >= threshold
+    if [w for w in left if w.isdigit()] != [w for w in right if w.isdigit()]:
+        return False
+    only_left, only_right = set(left) - set(right), set(right) - set(left)
+    if (only_left | only_right) & _NEGATIONS:
+        return False
+    if only_left - STOP_WORDS and only_right - STOP_WORDS:
+        threshold = max(threshold, _NEAR_SUBSTITUTED) if threshold >= NEAR else threshold
+    return jaccard(a, b) >= threshold
 
 
 def containment(part: str, whole: set[tuple[str, ...]], n: int) -> float:

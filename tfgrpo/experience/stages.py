@@ -93,7 +93,7 @@ class StagePrompts:
                 name,
                 learning_objective=self._settings.learning_objective,
                 library=self._data("\n".join(rows) or "(empty)"),
-                proposals=self._data("\n".join(offered)),
+                proposals=self._data("\n".join(offered), "proposals"),
                 words=str(self._settings.max_words),
             )
 
@@ -113,14 +113,14 @@ class StagePrompts:
             else cut(summary, share, self._count)
         )
         if not self._settings.ground_truth or rollout.score is None:
-            return f"Attempt {number}:\n{self._data(text)}"
+            return f"Attempt {number}:\n{self._data(text, str(number))}"
         head = (
             f"Attempt {number}: reward {rollout.score.reward:g}, "
             f"advantage {numeric[rollout.rollout_id]:+.3g}"
         )
         if rollout.score.feedback:
             text += "\nverifier: " + cut(rollout.score.feedback, max(40, share // 4), self._count)
-        return f"{head}\n{self._data(text)}"
+        return f"{head}\n{self._data(text, str(number))}"
 
     def _reference(self, group: RolloutGroup) -> str:
         if not self._settings.ground_truth or group.task.reference is None:
@@ -129,10 +129,10 @@ class StagePrompts:
         text = reference if isinstance(reference, str) else canonical_json(reference)
         return "The right answer, for you alone:\n" + self._data(cut(text, 300, self._count))
 
-    def _data(self, text: str) -> str:
+    def _data(self, text: str, label: str = "") -> str:
         if not self._settings.repairs.fenced_data:
             return text
-        return fence(text, seed=self._settings.seed)
+        return fence(text, seed=self._settings.seed, label=label)
 
 
 def proposal_line(edit: Edit) -> str:
