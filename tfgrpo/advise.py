@@ -142,7 +142,7 @@ def _routing(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
             None,
         )
     rewards = {p: {t: r[t] for t in shared} for p, r in by_policy.items()}
-    single = max(sorted(rewards), key=lambda p: mean_interval(rewards[p], n_boot=1).estimate)
+    single = max(sorted(rewards), key=lambda p: math.fsum(map(_mean, rewards[p].values())))
     base, oracle = _cross_fitted(rewards, shared, single)
     gain = paired_difference(base, oracle, level=level, seed=seed)
     return Advice(

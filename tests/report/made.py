@@ -127,7 +127,7 @@ def made_run(
                                        "reason": "repeats a task"}),
         Decision("summary", "", {"group_id": groups[0].group_id,
                                  "rollout_id": groups[0].rollouts[0].rollout_id, "text": HOSTILE}),
-        Decision("final", "", {"arm": "final", "library_version": "v3", "reason": "best bound"}),
+        Decision("final", "", {"version_id": "v3", "reason": "best bound"}),
         Decision("forecast", "", {"calls": 2000, "tokens_low": 250_000, "tokens_high": 420_000}),
     ]  # fmt: skip
     spend = tuple(

@@ -113,7 +113,9 @@ def test_a_run_whose_test_tasks_were_all_practised_gets_no_verdict(view: RunView
 def test_a_rule_about_one_arm_judges_the_arm_that_was_kept(view: RunView) -> None:
     final = summarise(view, rule=Rule("mean", 0.5))["verdict"]
     assert final["status"] == "met"
-    kept = replace(view, decisions=(*view.decisions, Decision("final", "", {"arm": "empty"})))
+    kept = replace(
+        view, decisions=(*view.decisions, Decision("final", "", {"version_id": "empty"}))
+    )
     assert summarise(kept, rule=Rule("mean", 0.5))["verdict"]["status"] == "not_met"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +131,8 @@ def _write(target: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
         os.replace(part, target)
     except OSError as exc:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise StoreError(
             f"cannot write {str(target)!r}: {exc.strerror}; choose another --out"
         ) from exc

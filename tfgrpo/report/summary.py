@@ -171,7 +171,7 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
 
 def _curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
     """Step by step: the gate's two arms where there is a gate, else the practice rewards."""
-    decisions = {d.get("step"): d for d in view.of_kind("gate")}
+    decisions = {d.step: d for d in view.of_kind("gate")}
     by_step: dict[int, list[RolloutGroup]] = {}
     for group in view.groups:
         if stage_of(group) in ("practice", "gate"):
@@ -353,29 +353,36 @@ def _rejected(view: RunView) -> list[dict[str, Any]]:
     """Every edit and step that was refused, with its reason."""
     rows = []
     for decision in view.of_kind("rejected_edit"):
-        edit = decision.get("edit")
-        edit = edit if isinstance(edit, Mapping) else {}
-        rows.append(
-            {
-                "step": decision.get("step"),
-                "what": str(edit.get("op") or decision.get("op") or "edit"),
-                "target": str(edit.get("target") or ""),
-                "text": str(edit.get("text") or decision.get("text") or decision.get("row") or ""),
-                "reason": str(decision.get("reason") or ""),
-            }
-        )
+        edits = decision.get("edits") or [decision.get("edit")]
+        why = decision.get("reason") or _reason(decision.get("decision"))
+        for edit in edits:
+            row = edit if isinstance(edit, Mapping) else {}
+            text = row.get("text") or decision.get("text") or decision.get("row")
+            rows.append(
+                {
+                    "step": decision.step,
+                    "what": str(row.get("op") or "edit"),
+                    "target": str(row.get("target") or ""),
+                    "text": str(text or _entry_text(row)),
+                    "reason": str(why or ""),
+                }
+            )
     for decision in view.of_kind("gate"):
         if decision.get("accepted") is False:
             rows.append(
                 {
-                    "step": decision.get("step"),
+                    "step": decision.step,
                     "what": "whole step",
-                    "target": str(decision.get("library_version") or ""),
+                    "target": "",
                     "text": "",
                     "reason": str(decision.get("reason") or "the gate did not let it pass"),
                 }
             )
     return sorted(rows, key=lambda r: (r["step"] is None, r["step"] or 0))
+
+
+def _reason(decision: Any) -> Any:
+    return decision.get("reason") if isinstance(decision, Mapping) else None
 
 
 def _entries(library: Any) -> Sequence[Mapping[str, Any]]:

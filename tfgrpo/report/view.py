@@ -7,9 +7,9 @@ Groups carry in their metadata `stage` (`practice`, `gate`, `test`), `step`, `ar
 `keep`. Of decisions the following kinds are read, every key optional:
 
     step           step, library_version, epoch
-    gate           step, accepted, reason, look, looks, level
-    final          arm or library_version, reason
-    rejected_edit  step, reason, edit (or text)
+    gate           step (or the number in the key), accepted, reason
+    final          version_id (`empty` for no library), reason
+    rejected_edit  step, reason, and edit, edits or text
     summary        group_id, rollout_id, text
     contrast       group_id, text (or lessons)
     forecast       any object; shown as it is
@@ -19,6 +19,7 @@ Does not know statistics or HTML. Source: own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,15 @@ class Decision:
         """Return a field of the payload, `default` where the payload is no object."""
         return self.payload.get(name, default) if isinstance(self.payload, Mapping) else default
 
+    @property
+    def step(self) -> int | None:
+        """The step it belongs to: told by the payload, or by a number at the key's end."""
+        step = self.get("step")
+        if isinstance(step, int):
+            return step
+        digits = re.search(r"(\d+)$", self.key)
+        return int(digits[1]) if digits else None
+
 
 @dataclass(frozen=True, slots=True)
 class RunView:
@@ -88,20 +98,25 @@ class RunView:
     @property
     def final_arm(self) -> str:
         """The arm that was kept: `final`, or `empty` where no library won."""
+        chosen = self._final_version
+        return "empty" if chosen == "empty" else "final"
+
+    @property
+    def _final_version(self) -> str:
         for decision in reversed(self.decisions):
             if decision.kind == "final":
-                chosen = decision.get("arm", decision.get("chosen"))
-                return str(chosen) if chosen else "final"
-        return "final"
+                return str(decision.get("version_id") or "")
+        return ""
 
     @property
     def final_library(self) -> tuple[str, Any]:
-        """The version that was kept, or the newest; ("", None) where there is none."""
+        """The version that was kept, or the newest; without payload where there is none."""
+        chosen = self._final_version
+        if chosen == "empty":
+            return "empty", None
         by_id = dict(self.libraries)
-        for decision in reversed(self.decisions):
-            version = decision.get("library_version")
-            if decision.kind == "final" and version in by_id:
-                return str(version), by_id[version]
+        if chosen in by_id:
+            return chosen, by_id[chosen]
         return self.libraries[-1] if self.libraries else ("", None)
 
 

@@ -195,7 +195,7 @@ def bounds_of_mean(
     boot = _bootstrap_means(values, n_boot, seed)
     tied = np.abs(boot - centre) <= 1e-12 * width
     below = float(((boot < centre) & ~tied).mean() + tied.mean() / 2)
-    bias = float(ndtri(min(max(below, 1 / n_boot), 1 - 1 / n_boot)))
+    bias = float(ndtri(min(max(below, 0.5 / n_boot), 1 - 0.5 / n_boot)))
     gaps = values - centre
     skew = float((gaps**3).sum() / (6 * (gaps**2).sum() ** 1.5))
 
