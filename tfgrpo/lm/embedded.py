@@ -122,18 +122,30 @@ def _unpack(source: Path, folder: Path) -> None:
         import gguf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+        from transformers.utils import logging as progress
     except ImportError as exc:
         raise MissingExtraError.of("local", "the embedded model", exc.name or "torch") from exc
 
+    showed_bars = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        _convert(source, folder, torch, AutoModelForCausalLM, AutoTokenizer, GgufConfig)
+    finally:
+        if showed_bars:
+            progress.enable_progress_bar()
+
+
+def _convert(
+    source: Path, folder: Path, torch: Any, models: Any, tokenizers: Any, config: Any
+) -> None:
     options: dict[str, Any] = {"gguf_file": source.name}
-    tokenizer = AutoTokenizer.from_pretrained(str(source.parent), **options)
-    model = AutoModelForCausalLM.from_pretrained(
+    tokenizer = tokenizers.from_pretrained(str(source.parent), **options)
+    model = models.from_pretrained(
         str(source.parent),
         dtype=torch.bfloat16,
-        quantization_config=GgufConfig(dequantize=True),
+        quantization_config=config(dequantize=True),
         **options,
     )
-    model.config.quantization_config = None
     del model.config.quantization_config
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:

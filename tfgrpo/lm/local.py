@@ -147,11 +147,14 @@ def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 
 def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
-    """Return what decodes: the group decoder of `tfgrpo.rl.generator` where it is installed, else
-    the loop of `tfgrpo.lm.decoding`."""
-    make = _faster_generator()
-    if make is not None:
-        return make(loaded.model, loaded.tokenizer, max_rows=max_rows)
+    """Return what decodes: on a GPU the graph-replaying decoder of `tfgrpo.rl.generator` where it
+    is installed, else the loop of `tfgrpo.lm.decoding`, which is as fast on a CPU and hands every
+    reply over as it ends."""
+    if loaded.model.device.type == "cuda":
+        make = _faster_generator()
+        made = make(loaded.model, loaded.tokenizer, max_rows=max_rows) if make else None
+        if made is not None:
+            return made
     return HFGenerator(
         loaded.model,
         eos_ids=loaded.eos_ids,
@@ -160,7 +163,7 @@ def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
     )
 
 
-def _faster_generator() -> Callable[..., Generator] | None:
+def _faster_generator() -> Callable[..., Generator | None] | None:
     """The one place of the core that knows `rl`: its decoder, where that module is installed."""
     try:
         from tfgrpo.rl.generator import make_generator as make
