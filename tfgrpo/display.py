@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["markup", "one_line", "printable"]
+__all__ = ["clip", "markup", "one_line", "printable"]
 
 _UNSAFE = re.compile(
     "["
@@ -66,3 +66,19 @@ def markup(text: str) -> str:
     from rich.markup import escape  # rich is loaded only where something is printed
 
     return escape(printable(text))
+
+
+def clip(text: str, most: int) -> str:
+    """Return a text of at most `most` characters: head and tail, with a mark between.
+
+    >>> clip("abcdefghij" * 10, 60)
+    'abcdefghijabcdefghija\\n…[69 characters left out]…\\nabcdefghij'
+    """
+    if len(text) <= most:
+        return text
+    mark = f"\n…[{len(text)} characters left out]…\n"
+    room = max(0, most - len(mark))
+    head = room - room // 3
+    tail = room - head
+    mark = f"\n…[{len(text) - head - tail} characters left out]…\n"
+    return (text[:head] + mark + text[len(text) - tail :])[:most]

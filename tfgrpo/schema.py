@@ -9,6 +9,7 @@ Does not know tools or rollouts. Source: JSON Schema 2020-12 by `jsonschema`, ty
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +20,7 @@ from referencing import Registry
 
 from tfgrpo.errors import ConfigError
 
-__all__ = ["check_arguments", "check_schema", "schema_errors"]
+__all__ = ["check_arguments", "check_schema", "json_equal", "load_json", "schema_errors"]
 
 
 def _is_integer(_checker: Any, value: Any) -> bool:
@@ -97,3 +98,45 @@ def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple
         place = path.removeprefix("$").removeprefix(".")
         reasons.append(f"argument {place!r}: {message}" if place else message)
     return tuple(reasons)
+
+
+def load_json(text: str) -> Any:
+    """Return the value of a JSON text that somebody else wrote.
+
+    Raises:
+        ValueError: not JSON, a key given twice, NaN or an infinity, or nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [k for k, _ in pairs]
+        twice = sorted({k for k in names if names.count(k) > 1})
+        raise ValueError(f"key {twice[0]!r} is given twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def json_equal(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal; 10 is 10.0, but no boolean is a number.
+
+    >>> json_equal({"a": [1]}, {"a": [1.0]}), json_equal(1, True)
+    (True, False)
+    """
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
+        return a == b
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(json_equal(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(json_equal, a, b))
+    return type(a) is type(b) and bool(a == b)

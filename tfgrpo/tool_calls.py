@@ -16,7 +16,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout
-from tfgrpo.schema import check_arguments
+from tfgrpo.schema import check_arguments, json_equal, load_json
 
 __all__ = [
     "CallMatch",
@@ -33,27 +33,12 @@ def parse_arguments(text: str) -> dict[str, Any]:
     """Return the arguments object that a model wrote; an empty text is an empty object.
 
     Raises:
-        ValueError: not JSON, not an object, a key given twice, or NaN and infinities.
+        ValueError: not JSON (see `schema.load_json`), or not an object.
     """
-    if not text.strip():
-        return {}
-    value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    value = load_json(text) if text.strip() else {}
     if not isinstance(value, dict):
         raise ValueError(f"arguments are {type(value).__name__}, not an object")
     return value
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
-        names = [k for k, _ in pairs]
-        twice = sorted({k for k in names if names.count(k) > 1})
-        raise ValueError(f"key {twice[0]!r} is given twice")
-    return made
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 _ACTION = re.compile(r"^[ \t*]*Action[ \t*]*:[ \t*]*`?([\w.\-/]+)`?[ \t]*", re.MULTILINE)
@@ -81,7 +66,7 @@ def parse_action(text: str) -> ToolCall | None:
         return ToolCall("", found[1], line.removesuffix("()").strip())
     try:
         _, end = json.JSONDecoder().raw_decode(rest, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ToolCall("", found[1], rest[start:].split("\n", 1)[0])
     return ToolCall("", found[1], rest[start:end])
 
@@ -202,20 +187,8 @@ def _read_call(call: Call, by_name: Mapping[str, ToolSpec]) -> _Read:
     return resolved, defaults | dict(given), reasons
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, bool) or isinstance(b, bool):
-        return a is b
-    if isinstance(a, (int, float)) and isinstance(b, (int, float)):
-        return a == b
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_equal, a, b))
-    return type(a) is type(b) and bool(a == b)
-
-
 def _is_same(want: tuple[str, dict[str, Any]], made: _Read) -> bool:
-    return not made[2] and want[0] == made[0] and _equal(want[1], made[1])
+    return not made[2] and want[0] == made[0] and json_equal(want[1], made[1])
 
 
 def _pair_as_set(wanted: Sequence[tuple[str, dict[str, Any]]], made: list[_Read]) -> dict[int, int]:
@@ -247,7 +220,7 @@ def _differences(name: str, arguments: dict[str, Any], made: _Read) -> list[str]
             reasons.append(f"{name}: argument {key!r} is missing, expected {arguments[key]!r}")
         elif key not in arguments:
             reasons.append(f"{name}: argument {key!r} = {given[key]!r} was not expected")
-        elif not _equal(arguments[key], given[key]):
+        elif not json_equal(arguments[key], given[key]):
             reasons.append(
                 f"{name}: argument {key!r} is {given[key]!r}, expected {arguments[key]!r}"
             )

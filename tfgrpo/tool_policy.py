@@ -24,6 +24,7 @@ from tfgrpo.attempt import (
 )
 from tfgrpo.canonical import canonical_json, derive_seed, digest
 from tfgrpo.context import Context, render_messages
+from tfgrpo.display import clip
 from tfgrpo.errors import ConfigError, PolicyError, ProviderError, boundary
 from tfgrpo.foreign import CallTimeout, call_foreign
 from tfgrpo.messages import Message, ToolCall
@@ -34,7 +35,7 @@ from tfgrpo.schema import check_arguments, check_schema
 from tfgrpo.tool_calls import parse_action, parse_arguments, resolve_name
 from tfgrpo.tools import Tool
 
-__all__ = ["ToolLimits", "ToolMode", "ToolPolicy", "clip"]
+__all__ = ["ToolLimits", "ToolMode", "ToolPolicy"]
 
 ToolMode = Literal["auto", "native", "text"]
 """`native`: tools go to the server in its own form; `text`: they stand in the system text;
@@ -304,19 +305,3 @@ def _result_text(result: Any) -> str:
     if isinstance(result, str):
         return result or "(no output)"
     return "(no output)" if result is None else canonical_json(result)
-
-
-def clip(text: str, most: int) -> str:
-    """Return a text of at most `most` characters: head and tail, with a mark between.
-
-    >>> clip("abcdefghij" * 10, 60)
-    'abcdefghijabcdefghija\\n…[69 characters left out]…\\nabcdefghij'
-    """
-    if len(text) <= most:
-        return text
-    mark = f"\n…[{len(text)} characters left out]…\n"
-    room = max(0, most - len(mark))
-    head = room - room // 3
-    tail = room - head
-    mark = f"\n…[{len(text) - head - tail} characters left out]…\n"
-    return (text[:head] + mark + text[len(text) - tail :])[:most]

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
+from tfgrpo.display import clip
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.policies import ToolPolicy
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Rollout, Task, Usage
-from tfgrpo.tool_policy import ToolLimits, clip
+from tfgrpo.tool_policy import ToolLimits
 from tfgrpo.tools import Tool, tool
 
 TASK = Task("t1", "What is 2+3?", reference="SECRET")

@@ -1,1 +1,29 @@
-"""verifiers"""
+"""Verifiers: what turns a finished attempt into a reward, feedback and components.
+
+Each judges by `async score(rollout, task)` and checks references by `check_task` before anything
+is spent. What cannot be judged raises `VerifierError`: it is never a reward of 0.
+"""
+
+from tfgrpo.verifiers.calls import ToolCalls
+from tfgrpo.verifiers.code import Code
+from tfgrpo.verifiers.exact import Exact, Regex
+from tfgrpo.verifiers.function import FunctionVerifier, Weighted
+from tfgrpo.verifiers.json_schema import JsonSchema
+from tfgrpo.verifiers.judge import Judge
+from tfgrpo.verifiers.make import make_verifier
+from tfgrpo.verifiers.math import Math
+from tfgrpo.verifiers.numeric import Numeric
+
+__all__ = [
+    "Code",
+    "Exact",
+    "FunctionVerifier",
+    "JsonSchema",
+    "Judge",
+    "Math",
+    "Numeric",
+    "Regex",
+    "ToolCalls",
+    "Weighted",
+    "make_verifier",
+]

@@ -1,0 +1,131 @@
+"""Verifier of structured answers: JSON that fits a schema and, where given, equals a reference.
+
+Does not know text outside the JSON. Source: own; checks by JSON Schema 2020-12 without coercion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.schema import check_schema, json_equal, schema_errors
+from tfgrpo.verifiers.answer import find_json, short, verifier_name
+
+__all__ = ["JsonSchema"]
+
+
+class JsonSchema:
+    """1 for a right JSON answer, with partial credit by top-level fields.
+
+    A field is right when it breaks no rule of the schema and equals the reference's field. The
+    reward is the share of right fields among all that are expected or given, so that a surplus
+    field costs as much as a missing one. Without a reference (None) the fields expected are the
+    required ones. Answers or references that are no objects are right or wrong as a whole.
+
+    Args:
+        schema: JSON Schema of the answer; None checks against the reference alone.
+        partial: give the share; else 1 only where everything is right.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | None = None, *, partial: bool = True) -> None:
+        if schema is not None:
+            check_schema(schema, "JsonSchema: schema")
+        self._schema = schema
+        self._partial = partial
+        self._verifier_id = verifier_name("json_schema", [schema, partial])
+
+    @property
+    def verifier_id(self) -> str:
+        """Fixed by the schema and the options."""
+        return self._verifier_id
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """0 to 1."""
+        return 0.0, 1.0
+
+    def check_task(self, task: Task) -> None:
+        """Raise `ConfigError` for a reference that its own schema refuses, or where both lack."""
+        where = f"task {task.task_id!r}: the reference"
+        if task.reference is None:
+            if self._schema is None:
+                raise ConfigError(f"{where} is missing and JsonSchema has no schema: give one")
+            return
+        if self._schema is not None:
+            errors = schema_errors(self._schema, task.reference)
+            if errors:
+                raise ConfigError(f"{where} breaks the schema at {errors[0][0]}: {errors[0][1]}")
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        """Parse and compare; asks nobody."""
+        try:
+            value = find_json(rollout.answer)
+        except ValueError as exc:
+            return Score(0.0, f"the answer is not JSON: {exc}", {"parsed": 0.0, "valid": 0.0})
+        errors = schema_errors(self._schema, value) if self._schema is not None else []
+        wrong = _wrong_fields(value, errors, task.reference)
+        fields = self._fields(value, task.reference)
+        if fields and isinstance(value, dict) and "" not in wrong:
+            share = sum(name not in wrong for name in fields) / len(fields)
+        else:
+            share = float(not wrong)
+        parts = {"parsed": 1.0, "valid": float(not errors), "fields": share}
+        reasons = [f"{name}: {why}" if name else why for name, why in sorted(wrong.items())]
+        reward = share if self._partial else float(not wrong)
+        return Score(reward, "; ".join(reasons) or "every field is right", parts)
+
+    def _fields(self, value: Any, reference: Any) -> set[str]:
+        given = set(value) if isinstance(value, dict) else set()
+        if isinstance(reference, Mapping):
+            return given | set(reference)
+        return given | set((self._schema or {}).get("required", ()))
+
+
+def _wrong_fields(value: Any, errors: list[tuple[str, str]], reference: Any) -> dict[str, str]:
+    """Return field name to reason; the empty name stands for the value as a whole."""
+    wrong: dict[str, str] = {}
+    names = sorted(value, key=len, reverse=True) if isinstance(value, dict) else []
+    for path, message in errors:
+        place = path.removeprefix("$")
+        owner = next(
+            (
+                n
+                for n in names
+                if place in (f".{n}", f"['{n}']")
+                or place.startswith((f".{n}.", f".{n}[", f"['{n}']"))
+            ),
+            None,
+        )
+        if owner is None and isinstance(value, dict):
+            # Missing and surplus fields are reported at the object itself, named in the message.
+            _blame_named(value, message, wrong)
+        else:
+            wrong.setdefault(owner or "", message)
+    if reference is None:
+        return wrong
+    if not (isinstance(reference, Mapping) and isinstance(value, dict)):
+        if not json_equal(value, reference):
+            wrong.setdefault("", f"the value is {short(value)}, expected {short(reference)}")
+        return wrong
+    for name in reference.keys() - value.keys():
+        wrong[name] = f"missing, expected {short(reference[name])}"
+    for name in value.keys() - reference.keys():
+        wrong.setdefault(name, "not expected")
+    for name in reference.keys() & value.keys():
+        if not json_equal(value[name], reference[name]):
+            said = f"{short(value[name])}, expected {short(reference[name])}"
+            wrong[name] = f"{said} ({wrong[name]})" if name in wrong else said
+    return wrong
+
+
+def _blame_named(value: Mapping[str, Any], message: str, wrong: dict[str, str]) -> None:
+    if message.endswith("is a required property"):
+        wrong.setdefault(message.split("'")[1], "missing")
+        return
+    named = [n for n in value if f"'{n}'" in message] if "unexpected" in message else []
+    for name in named:
+        wrong.setdefault(name, "not allowed by the schema")
+    if not named:
+        wrong.setdefault("", message)

@@ -1,0 +1,132 @@
+r"""Verifier of mathematics: are answer and reference the same expression?
+
+The work is done by `math-verify` (extra `math`) in worker processes with a wall clock, since
+parsing a hostile expression can hang and its own alarms need the main thread. Only the last
+`\boxed{}` is looked at where there is one: neighbouring boxes would be joined into one set.
+
+Does not know proofs or words (use `Exact`). Source: math-verify (Hugging Face).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
+from tfgrpo.foreign import call_foreign
+from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.verifiers.answer import boxed, short, verifier_name
+from tfgrpo.verifiers.workers import WorkerPool
+
+__all__ = ["Math"]
+
+_WORKER = Path(__file__).with_name("math_worker.py")
+_MOST_CHARS = 20_000
+
+
+class Math:
+    """1 where the answer equals the reference as mathematics, else 0.
+
+    The reference is a number or LaTeX, with or without `$...$` or a box.
+
+    Args:
+        timeout_s: wall time of one comparison, seconds; past it the score is a `VerifierError`.
+        workers: most worker processes; None takes the number of cores, at most 4.
+
+    Raises:
+        MissingExtraError: `math-verify` is not installed.
+    """
+
+    def __init__(self, *, timeout_s: float = 10.0, workers: int | None = None) -> None:
+        if not timeout_s > 0:
+            raise ConfigError(f"Math: timeout_s is {timeout_s}; it must be above 0")
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtraError.of("math", "the math verifier", "math_verify")
+        self._timeout_s = timeout_s
+        size = min(4, os.cpu_count() or 1) if workers is None else workers
+        # -P and not -I: the libraries may lie on PYTHONPATH, but never beside the script.
+        self._pool = WorkerPool([sys.executable, "-P", str(_WORKER)], size, "verifier 'math'")
+        self._checked: set[str] = set()
+        self._verifier_id = verifier_name("math", [])
+
+    @property
+    def verifier_id(self) -> str:
+        """Always the same: there are no options that change a score."""
+        return self._verifier_id
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """0 to 1."""
+        return 0.0, 1.0
+
+    def check_task(self, task: Task) -> None:
+        """Raise `ConfigError` for a reference that is no mathematics; blocks for a moment."""
+        gold = _gold(task)
+        if gold in self._checked:
+            return
+        try:
+            reply = self._pool.ask({"gold": gold}, max(self._timeout_s, 30.0))
+        except VerifierError as exc:
+            raise ConfigError(
+                f"task {task.task_id!r}: the reference {short(gold, 80)} cannot be parsed: {exc}"
+            ) from exc
+        if not reply.get("parsed"):
+            why = f" ({reply['error']})" if "error" in reply else ""
+            raise ConfigError(
+                f"task {task.task_id!r}: the reference {short(gold, 80)} cannot be parsed as "
+                f"mathematics{why}; correct it, or use verifier 'exact' for words"
+            )
+        self._checked.add(gold)
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        """Compare in a worker process.
+
+        Raises:
+            VerifierError: no result within the time, or the comparison broke.
+        """
+        text = rollout.answer[-_MOST_CHARS:]
+        inside = boxed(text)
+        if not (text if inside is None else inside).strip():
+            return Score(0.0, "the answer is empty")
+        request = {
+            "gold": _gold(task),
+            "answer": text if inside is None else f"\\boxed{{{inside}}}",
+        }
+        reply = await call_foreign(
+            self._pool.ask, request, self._timeout_s, error=VerifierError, where="verifier 'math'"
+        )
+        if "error" in reply:
+            raise VerifierError(f"verifier 'math' on {short(text, 80)}: {reply['error']}")
+        if not reply["parsed"]:
+            return Score(0.0, f"no mathematical answer found, expected {short(task.reference)}")
+        if reply["equal"]:
+            return Score(1.0, "the answer equals the reference")
+        return Score(
+            0.0, f"the answer is {short(reply['shown'])}, expected {short(task.reference)}"
+        )
+
+    def close(self) -> None:
+        """End the worker processes; they also end with this object."""
+        self._pool.close()
+
+
+def _gold(task: Task) -> str:
+    given = task.reference
+    if (
+        isinstance(given, bool)
+        or not isinstance(given, (str, int, float))
+        or not str(given).strip()
+    ):
+        raise ConfigError(
+            f"task {task.task_id!r}: the reference is {given!r:.80}; Math needs a number or LaTeX"
+        )
+    text = str(given).strip()
+    inside = boxed(text)
+    # A box makes plain LaTeX an answer that the parser finds; text with dollars has its own marks.
+    return (
+        text
+        if inside is None and "$" in text
+        else f"\\boxed{{{text if inside is None else inside}}}"
+    )
