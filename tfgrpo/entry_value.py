@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import nctdtr, stdtr, stdtrit
 
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Interval, Scores, paired_difference, permutation_p
@@ -130,7 +130,8 @@ def value_entries(observations: Sequence[Observation], *, level: float = 0.95) -
     if len(tasks) < 3 or not entries or len(observations) <= len(entries) + 2:
         return []
     rewards = np.array([o.reward for o in observations])
-    rows = np.array([tasks.index(o.task_id) for o in observations])
+    number = {task: i for i, task in enumerate(tasks)}
+    rows = np.array([number[o.task_id] for o in observations])
     design = np.array([[_centred(o, e) for e in entries] for o in observations])
     design = np.column_stack([np.ones(len(rewards)), design])
     effects, errors = _clustered_fit(design, rewards, rows)
@@ -156,6 +157,7 @@ def expected_power(
     n_rollouts: int,
     n_entries: int,
     *,
+    n_tasks: int,
     keep: float = 0.5,
     reward_sd: float = 0.5,
     level: float = 0.95,
@@ -163,12 +165,18 @@ def expected_power(
     """Return the chance that an entry of true `effect` is found among `n_entries`.
 
     `reward_sd` is the standard deviation of a reward within its task (0.5 is the most that
-    rewards 0 and 1 can have). Approximation: normal theory with Bonferroni's bound for the first
-    step of Holm's; rollouts of a task are taken as independent given the task.
+    rewards 0 and 1 can have). Approximation: noncentral t with tasks - 1 degrees of freedom and
+    Bonferroni's bound for the first step of Holm's; rollouts of a task are taken as independent
+    given the task.
+
+    Raises:
+        ValueError: fewer than three tasks, or `keep` not in (0, 1).
     """
-    error = reward_sd / math.sqrt(n_rollouts * keep * (1 - keep))
-    tail = (1 - level) / 2 / n_entries
-    return 1 - _normal_cdf(-float(ndtri(tail)) - abs(effect) / error)
+    if n_tasks < 3 or not 0 < keep < 1:
+        raise ValueError(f"n_tasks={n_tasks}, keep={keep!r}: 3 tasks and a chance in (0, 1) needed")
+    shift = abs(effect) * math.sqrt(n_rollouts * keep * (1 - keep)) / reward_sd
+    limit = float(stdtrit(n_tasks - 1, 1 - (1 - level) / 2 / n_entries))
+    return 1 - float(nctdtr(n_tasks - 1, shift, limit))
 
 
 async def leave_one_out(
@@ -255,7 +263,3 @@ def _holm(p_values: Sequence[float]) -> list[float]:
         running = max(running, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = running
     return adjusted
-
-
-def _normal_cdf(x: float) -> float:
-    return 0.5 * math.erfc(-x / math.sqrt(2))
