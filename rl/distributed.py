@@ -52,6 +52,11 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     return total
 
 
+def most_over_ranks(value: int) -> int:
+    """Return the largest value that any process gives."""
+    return max(int(v) for v in gather_objects(value))
+
+
 def gather_objects(value: Any) -> list[Any]:
     """Return every process's value, in order of process number."""
     if world()[1] == 1:

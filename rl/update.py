@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tfgrpo.rl.aggregations import AGGREGATIONS
 from tfgrpo.rl.batch import Floats, TokenBatch
+from tfgrpo.rl.distributed import most_over_ranks
 from tfgrpo.rl.logprob import Closure, one_pass_loss, score_tokens
 from tfgrpo.rl.losses import LOSSES
 from tfgrpo.rl.model import Decoder
@@ -91,15 +92,12 @@ class UpdateResult:
     """Prompt tokens that sharing did not repeat."""
 
 
-def token_weights(rows: Sequence[TrainRow], settings: UpdateSettings, n_ranks: int = 1) -> Floats:
-    """Return the constant weight of each row's tokens: R.
-
-    With several processes each holds its own rows; `n_ranks` scales a mean over equal shares.
-    """
+def token_weights(rows: Sequence[TrainRow], settings: UpdateSettings) -> Floats:
+    """Return the constant weight of each row's tokens, of the whole optimiser batch: R."""
     entry = lookup(AGGREGATIONS, "aggregation", settings.aggregation)
     length_R = np.array([r.row.n_loss for r in rows], dtype=np.int64)
     weight_R: Floats = entry.fn(length_R, max_tokens=settings.max_tokens)
-    scaled_R: Floats = weight_R * np.array([r.weight for r in rows]) / n_ranks
+    scaled_R: Floats = weight_R * np.array([r.weight for r in rows])
     return scaled_R
 
 
@@ -126,12 +124,19 @@ def accumulate(
     result.skipped_tokens = sum(r.row.n_loss for r in rows) - sum(r.row.n_loss for r in kept)
     whole = "group" in entry.needs
     seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None]] = []
-    for part in micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole):
+    cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole)
+    for part in cut:
         packed = pack(part, device=decoder.embed.device)
         seen.append((part, *_micro_batch(decoder, packed, by_index, settings)))
         result.input_tokens += packed.n_tokens
         result.prompt_tokens_saved += sum(len(r.prompt_ids) for r in part) - packed.n_prompt
     _note(result, seen)
+    for _ in range(most_over_ranks(len(cut)) - len(cut)):
+        # sharded weights are gathered by all processes together: keep in step at weight 0
+        idle = Row(-1, (0,), (0,))
+        nothing = TrainRow(idle, 0.0, old_logp=(0.0,), ref_logp=(0.0,), engine_logp=(0.0,))
+        packed = pack([idle], device=decoder.embed.device)
+        _micro_batch(decoder, packed, {-1: (nothing, 0.0)}, settings)
     return result
 
 
@@ -144,8 +149,8 @@ def _micro_batch(
     """Forward and backward of one micro-batch."""
     entry = lookup(LOSSES, "loss", settings.loss)
     with_entropy = settings.log_entropy or settings.entropy != 0.0 or "entropy" in entry.needs
-    head = decoder.head_weight
     hidden_D = decoder(packed)[packed.head_D]
+    head = decoder.head_weight
     tokens = _tokens(packed, by_index, hidden_D, entry.needs)
     closure = _closure(tokens, settings)
     if {"sequence", "group"} & set(entry.needs):

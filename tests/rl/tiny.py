@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 
+from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.model import Decoder, decoder_from_hf
 from tfgrpo.rl.packing import Row
+from tfgrpo.rl.trainer import Parts
+from tfgrpo.rollout import Rollout, Score, Task
 
 
 def tiny_hf(
@@ -66,3 +69,68 @@ def random_rows(
         for _ in range(group_size):
             rows.append(Row(len(rows), prompt, ids(length())))
     return rows
+
+
+class CharTokenizer:
+    """One token a character; ids 0 to 2 are special. Has the calls that `rl` makes."""
+
+    chat_template: str | None = "yes"
+    eos_token_id = 2
+
+    def apply_chat_template(
+        self, turns: Any, *, add_generation_prompt: bool, tokenize: bool
+    ) -> str:
+        assert add_generation_prompt and not tokenize
+        return "".join(f"<{t['content']}>" for t in turns)
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        assert not add_special_tokens
+        return {"input_ids": [3 + ord(c) % 61 for c in text]}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(61 + i) for i in ids if i > 2 or not skip_special_tokens)
+
+    def save_pretrained(self, folder: Any) -> None:
+        (folder / "tokenizer.json").write_text("{}")
+
+
+class EvenTokens:
+    """Reward: the share of even token ids in the reply."""
+
+    verifier_id = "even-tokens"
+    reward_range = (0.0, 1.0)
+
+    def check_task(self, task: Task) -> None:
+        """Every task will do."""
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        ids = rollout.steps[-1].token_ids or ()
+        return Score(sum(i % 2 == 0 for i in ids) / max(1, len(ids)))
+
+
+def tiny_parts(**options: Any) -> Parts:
+    """Model and tokenizer for a `Trainer`."""
+    model = tiny_hf(**options)
+    return Parts(
+        decoder=decoder_from_hf(model),
+        tokenizer=CharTokenizer(),
+        save_extras=lambda folder: model.config.save_pretrained(folder),
+        eos_ids=(2,),
+        name="tiny",
+    )
+
+
+def tiny_tasks(n: int = 6, prefix: str = "t") -> list[Task]:
+    return [Task(f"{prefix}{i}", f"task {chr(97 + i)}") for i in range(n)]
+
+
+def tiny_config(folder: Any, **sections: dict[str, Any]) -> TrainConfig:
+    """Fast settings; sections override single keys."""
+    base: dict[str, dict[str, Any]] = {
+        "rollout": {"tasks_per_step": 3, "group_size": 4, "max_tokens": 8, "max_rows": 8},
+        "optimiser": {"steps": 4, "lr": 1e-2, "micro_batch_tokens": 64, "vocabulary_chunk": 32},
+        "run": {"folder": str(folder), "save_every": 2},
+    }
+    for name, values in sections.items():
+        base[name] = {**base.get(name, {}), **values}
+    return TrainConfig.from_mapping(base)

@@ -1,0 +1,156 @@
+"""What a step did and how far from the hardware's limits: one JSON line a step, sinks on top.
+
+Does not know losses. Floors: a decode step must read the weights and the cache once; training
+needs about six operations a parameter and token. Source: the usual roofline argument.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfgrpo.errors import MissingExtraError
+from tfgrpo.rl.model import Shape
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[int, Mapping[str, float]], None]
+
+
+class MetricsLog:
+    """`metrics.jsonl` of a run and further sinks; a sink that fails is warned of once and left.
+
+    Args:
+        path: the file; lines after `resume_step` are dropped, so that a resumed run has each once.
+        resume_step: steps that the checkpoint holds.
+        sinks: called with (step, numbers).
+    """
+
+    def __init__(self, path: Path, resume_step: int, sinks: Mapping[str, Sink]) -> None:
+        self._path = path
+        self._sinks = dict(sinks)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = []
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                if line.endswith("}") and json.loads(line)["step"] <= resume_step:
+                    kept.append(line)
+        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+
+    def write(self, step: int, row: Mapping[str, Any]) -> None:
+        """Append one line; numbers that are not finite are written as null."""
+        clean = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **clean}, allow_nan=False) + "\n")
+        numbers = {k: float(v) for k, v in clean.items() if isinstance(v, (int, float))}
+        for name, sink in list(self._sinks.items()):
+            try:
+                sink(step, numbers)
+            except (OSError, RuntimeError, ValueError) as exc:
+                log.warning("metrics sink %s failed and is left out from here on: %s", name, exc)
+                del self._sinks[name]
+
+
+def tensorboard_sink(folder: Path) -> Sink:
+    """Return a sink that writes TensorBoard scalars."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as exc:
+        raise MissingExtraError.of("rl", "run.tensorboard", "tensorboard") from exc
+    writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call,unused-ignore]
+
+    def sink(step: int, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call,unused-ignore]
+        writer.flush()  # type: ignore[no-untyped-call,unused-ignore]
+
+    return sink
+
+
+def tracker_sink(kind: str, project: str, config: Mapping[str, Any]) -> Sink:
+    """Return a sink for Weights & Biases or trackio, which share one interface."""
+    try:
+        if kind == "wandb":
+            import wandb as tracker
+        else:
+            import trackio as tracker  # type: ignore[no-redef,import-not-found,unused-ignore]
+    except ImportError as exc:
+        raise MissingExtraError(
+            f"run.tracker = {kind!r} needs the package {kind!r}: pip install {kind}"
+        ) from exc
+    run = tracker.init(project=project, config=dict(config))
+
+    def sink(step: int, row: Mapping[str, float]) -> None:
+        del step
+        run.log(dict(row))
+
+    return sink
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline:
+    """What the device can do, measured."""
+
+    tb_s: float
+    """Copy bandwidth, bytes read plus written, 10^12 a second."""
+    tflop_s: float
+    """Matrix product rate in bfloat16, 10^12 operations a second."""
+
+
+def measure_roofline(device: torch.device, size: int = 8192) -> Roofline:
+    """Time one large copy and one large matrix product on a CUDA device (well under a second)."""
+    source = torch.randn(2**28, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+    copy = _best_seconds(lambda: target.copy_(source))
+    product = _best_seconds(lambda: a @ a)
+    return Roofline(2 * source.numel() * 2 / copy / 1e12, 2 * size**3 / product / 1e12)
+
+
+def _best_seconds(work: Callable[[], Any], rounds: int = 5) -> float:
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2]
+
+
+def parameter_count(shape: Shape) -> int:
+    """Parameters, a tied head counted once."""
+    layer = (
+        (shape.q_size + 2 * shape.kv_size) * shape.hidden
+        + shape.q_size * shape.hidden
+        + 3 * shape.intermediate * shape.hidden
+        + 2 * shape.hidden
+    )
+    return shape.layers * layer + shape.vocab * shape.hidden * (1 if shape.is_tied else 2)
+
+
+def training_tflop(shape: Shape, input_tokens: int, loss_tokens: int) -> float:
+    """Operations of forward and backward, 10^12; the head counts for loss-bearing tokens only."""
+    body = parameter_count(shape) - shape.vocab * shape.hidden * (1 if shape.is_tied else 2)
+    return 6 * (body * input_tokens + shape.vocab * shape.hidden * loss_tokens) / 1e12
+
+
+def decode_floor_s(
+    shape: Shape, roofline: Roofline, steps: int, rows: int, mean_length: float
+) -> float:
+    """Least seconds for decode steps: weights and cache read once, or the matrix products."""
+    weights = 2 * parameter_count(shape)
+    cache = rows * mean_length * shape.layers * 2 * shape.kv_size * 2
+    traffic = (weights + cache) / (roofline.tb_s * 1e12)
+    products = 2 * parameter_count(shape) * rows / (roofline.tflop_s * 1e12)
+    return steps * max(traffic, products)

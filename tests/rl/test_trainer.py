@@ -1,0 +1,337 @@
+"""The loop: it learns, it resumes bit by bit, it refuses bad input in one clear line."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
+from tfgrpo.context import ContextPart
+from tfgrpo.errors import ConfigError, StoreError, VerifierError
+from tfgrpo.rl import checkpoint
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rollout import Score
+
+
+def make(config: TrainConfig, verifier=None, parts=None, **options) -> Trainer:
+    return Trainer(config, parts or tiny_parts(), tiny_tasks(), verifier or EvenTokens(), **options)
+
+
+def fingerprint(trainer: Trainer) -> dict[str, str]:
+    return {n: checkpoint.bits(t) for n, t in trainer.optimiser.state().items()}
+
+
+def metrics(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_reward_rises(tmp_path) -> None:
+    config = tiny_config(
+        tmp_path,
+        rollout={"tasks_per_step": 6, "group_size": 8},
+        optimiser={"steps": 25, "lr": 5e-3},
+        run={"save_every": 100},
+    )
+    make(config).train()
+    rewards = [row["reward_mean"] for row in metrics(tmp_path)]
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
+
+
+@pytest.mark.parametrize("extra", [{}, {"loss": {"kl": 0.05}}, {"model": {"lora_rank": 2}}])
+def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(tmp_path, extra) -> None:
+    if "loss" in extra:
+        extra = {**extra, "optimiser": {"epochs_per_batch": 2, "updates_per_epoch": 3}}
+    whole = make(tiny_config(tmp_path / "whole", run={"folder": str(tmp_path / "whole")}, **extra))
+    whole.train()
+
+    folder = tmp_path / "cut"
+    first = make(tiny_config(folder, **extra))
+    while first.step_number < 2:
+        first._write(first.step())
+    first.save()
+    first._write(first.step())  # a step that is lost with the process
+    second = make(tiny_config(folder, **extra))
+    second.train()
+
+    assert second.step_number == whole.step_number == 4
+    assert fingerprint(second) == fingerprint(whole)
+    timings = {"seconds", "samples_per_s", "update_tflop_s"}
+
+    def comparable(row):
+        return {k: v for k, v in row.items() if k not in timings and not k.endswith("_seconds")}
+
+    assert list(map(comparable, metrics(folder))) == list(
+        map(comparable, metrics(tmp_path / "whole"))
+    )
+    ids = [[r.steps[0].token_ids for r in g.rollouts] for g in second.step().groups]
+    assert ids == [[r.steps[0].token_ids for r in g.rollouts] for g in whole.step().groups]
+
+
+def test_a_checkpoint_loads_as_a_hugging_face_model(tmp_path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer = make(tiny_config(tmp_path, optimiser={"steps": 1}, run={"save_every": 1}))
+    trainer.train()
+    path = checkpoint.found(tmp_path / "checkpoints")[-1]
+    model = AutoModelForCausalLM.from_pretrained(path)
+    weights = checkpoint.model_weights(trainer._parts.decoder)
+    for name, value in model.state_dict().items():
+        if name in weights:
+            assert torch.equal(value, weights[name]), name
+    assert sorted(p.suffix for p in path.iterdir()) == [".json"] * 2 + [".safetensors"] * 2
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path) -> None:
+    make(tiny_config(tmp_path, optimiser={"steps": 2})).train()
+    path = checkpoint.found(tmp_path / "checkpoints")[-1] / checkpoint.WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreError, match=r"model\.safetensors is damaged"):
+        make(tiny_config(tmp_path, optimiser={"steps": 2})).resume()
+
+
+def test_a_run_with_other_settings_is_not_resumed(tmp_path) -> None:
+    make(tiny_config(tmp_path, optimiser={"steps": 2})).train()
+    with pytest.raises(StoreError, match="other settings"):
+        make(tiny_config(tmp_path, optimiser={"steps": 2, "lr": 1e-3})).resume()
+
+
+def test_a_failed_write_leaves_older_checkpoints_whole(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path))
+    trainer.step()
+    trainer.save()
+
+    def refuse(folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match="No space left"):
+        checkpoint.save(tmp_path / "checkpoints", 9, {}, {}, refuse)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step-000001"]
+    checkpoint.load(tmp_path / "checkpoints" / "step-000001")
+
+
+def test_old_checkpoints_are_dropped(tmp_path) -> None:
+    make(tiny_config(tmp_path, run={"save_every": 1, "keep": 2})).train()
+    names = [p.name for p in checkpoint.found(tmp_path / "checkpoints")]
+    assert names == ["step-000003", "step-000004"]
+
+
+def test_bfloat16_weights_are_rounded_masters(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path), parts=tiny_parts(dtype=torch.bfloat16))
+    trainer.step()
+    masters = trainer._weights.masters()
+    for name, parameter in trainer._parts.decoder.named_parameters():
+        assert parameter.dtype == torch.bfloat16
+        assert masters[name].dtype == torch.float32
+        assert torch.equal(parameter, masters[name].bfloat16())
+
+
+def test_a_small_rate_moves_masters_that_bfloat16_would_not(tmp_path) -> None:
+    trainer = make(
+        tiny_config(tmp_path, optimiser={"lr": 1e-6}), parts=tiny_parts(dtype=torch.bfloat16)
+    )
+    before = {n: t.clone() for n, t in trainer._weights.masters().items()}
+    seen = {n: p.detach().clone() for n, p in trainer._parts.decoder.named_parameters()}
+    trainer.step()
+    moved = [(t != before[n]).float().mean().item() for n, t in trainer._weights.masters().items()]
+    rounded = [
+        (p != seen[n]).float().mean().item() for n, p in trainer._parts.decoder.named_parameters()
+    ]
+    assert min(moved) > 0.5
+    assert sum(rounded) / len(rounded) < 0.2
+
+
+class Raises(EvenTokens):
+    async def score(self, rollout, task):
+        raise KeyError("gold")
+
+
+class Nan(EvenTokens):
+    async def score(self, rollout, task):
+        return Score(float("nan"))
+
+
+class Equal(EvenTokens):
+    async def score(self, rollout, task):
+        return Score(1.0)
+
+
+@pytest.mark.parametrize(("verifier", "cause"), [(Raises(), "gold"), (Nan(), "nan")])
+def test_nothing_graded_stops_with_the_cause(tmp_path, verifier, cause) -> None:
+    trainer = make(tiny_config(tmp_path), verifier)
+    before = fingerprint(trainer)
+    with pytest.raises(VerifierError, match=rf"step 1: none of the rollouts.*{cause}"):
+        trainer.train()
+    assert fingerprint(trainer) == before
+    assert checkpoint.found(tmp_path / "checkpoints") == []
+
+
+def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path), Equal())
+    before = fingerprint(trainer)
+    report = trainer.step()
+    assert report.figures["trained_tokens"] == 0
+    assert report.figures["skipped_tokens"] == report.figures["completion_tokens"] > 0
+    assert report.figures["informative_share"] == 0
+    assert report.figures["grad_norm"] == 0
+    assert {k: v for k, v in fingerprint(trainer).items() if k.startswith("master")} == {
+        k: v for k, v in before.items() if k.startswith("master")
+    }
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(
+    tmp_path, monkeypatch
+) -> None:
+    trainer = make(tiny_config(tmp_path))
+    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.full(12, np.inf))
+    before = fingerprint(trainer)
+    with pytest.raises(ConfigError, match="gradient's norm is"):
+        trainer.train()
+    assert fingerprint(trainer) == before
+    assert checkpoint.found(tmp_path / "checkpoints") == []
+
+
+def test_a_tokenizer_without_a_chat_template_is_named(tmp_path) -> None:
+    parts = tiny_parts()
+    parts.tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match=r"model\.template = 'plain'"):
+        make(tiny_config(tmp_path), parts=parts)
+    trainer = make(tiny_config(tmp_path, model={"template": "plain"}), parts=parts)
+    assert trainer.step().figures["completion_tokens"] > 0
+
+
+def test_a_prompt_longer_than_the_context_names_its_task(tmp_path) -> None:
+    from tfgrpo.rollout import Task
+
+    tasks = [Task("long", "x" * 500)]
+    trainer = Trainer(tiny_config(tmp_path), tiny_parts(), tasks, EvenTokens())
+    with pytest.raises(ConfigError, match="task 'long': its prompt has 502 tokens"):
+        trainer.train()
+
+
+def test_engine_numbers_that_differ_stop_training(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path))
+    other = tiny_parts(seed=9)
+    stale = make(tiny_config(tmp_path / "other"), parts=other)
+    trainer._maker._generator = stale.generator  # weights that were never synced
+    with pytest.raises(ConfigError, match="differ from the trainer's"):
+        trainer.step()
+
+
+def test_generator_and_trainer_agree_where_the_gate_stands(tmp_path) -> None:
+    figures = make(tiny_config(tmp_path)).step().figures
+    assert figures["mismatch_mean"] < 1e-5
+
+
+def test_held_out_tasks_may_not_be_training_tasks(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="held-out tasks are training tasks"):
+        make(tiny_config(tmp_path), held_out=tiny_tasks(2))
+
+
+def test_held_out_evaluation_has_an_interval_and_sees_no_hint(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path), held_out=tiny_tasks(5, "h"), hints=OneHint())
+    found = trainer.evaluate()
+    assert found["low"] <= found["mean"] <= found["high"]
+    assert found["tasks"] == 5
+    assert trainer._hints.asked == []
+
+
+class OneHint:
+    """Hints every failed task once."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.epochs = 0
+
+    def start(self, task):
+        return None
+
+    def after(self, task, plan, group):
+        if plan is not None:
+            return None
+        self.asked.append(task.task_id)
+        return ContextPart("hint", "use even ones", source="hint:1")
+
+    def epoch_end(self):
+        self.epochs += 1
+
+    def state_dict(self):
+        return {"asked": self.asked, "epochs": self.epochs}
+
+    def load_state_dict(self, state):
+        self.asked, self.epochs = list(state["asked"]), state["epochs"]
+
+
+def test_a_hinted_group_has_one_context_and_is_trained_under_it(tmp_path) -> None:
+    hints = OneHint()
+    trainer = make(tiny_config(tmp_path), hints=hints)
+    report = trainer.step()
+    assert sorted(hints.asked) == sorted(g.task.task_id for g in report.groups)
+    for group in report.groups:
+        assert [p.text for p in group.context.of_kind("hint")] == ["use even ones"]
+        prompts = {r.steps[0].prompt_token_ids for r in group.rollouts}
+        assert len(prompts) == 1
+        bare = trainer._maker._prompter.ids(group.task)
+        assert len(prompts.pop()) > len(bare)
+    assert report.figures["hinted_rollouts"] == 3 * 4
+    assert report.figures["groups_hint:1"] == 3
+
+
+def test_hint_state_survives_a_resume(tmp_path) -> None:
+    first = make(tiny_config(tmp_path), hints=OneHint())
+    while first.step_number < 2:
+        first.step()
+    first.save()
+    second = make(tiny_config(tmp_path), hints=OneHint())
+    second.resume()
+    assert second._hints.state_dict() == first._hints.state_dict()
+    assert second._hints.epochs == 1
+
+
+def test_each_epoch_visits_every_task_once_in_a_new_order(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path))
+    epochs = [
+        [t.task_id for s in (2 * e, 2 * e + 1) for t in trainer.tasks_of(s)] for e in range(3)
+    ]
+    for order in epochs:
+        assert sorted(order) == [f"t{i}" for i in range(6)]
+    assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
+
+
+def test_truncated_replies_can_be_left_out(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path, rollout={"on_truncated": "drop", "max_tokens": 30}))
+    report = trainer.step()
+    for group in report.groups:
+        for rollout in group.rollouts:
+            assert (rollout.outcome == "truncated") == rollout.is_truncated
+    assert report.figures["graded_share"] < 1
+
+
+def test_wrong_settings_are_named_with_the_nearest_right_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'group_size'"):
+        TrainConfig.from_mapping({"rollout": {"groupsize": 4}})
+    with pytest.raises(ConfigError, match="no loss 'clipp'; did you mean 'clip'"):
+        TrainConfig.from_mapping({"loss": {"name": "clipp"}})
+    with pytest.raises(ConfigError, match=r"rollout\.top_p is 0\.9"):
+        TrainConfig.from_mapping({"rollout": {"top_p": 0.9}})
+
+
+def test_memory_that_runs_out_names_the_settings(tmp_path, monkeypatch) -> None:
+    trainer = make(tiny_config(tmp_path))
+
+    def explode(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer, "_update", explode)
+    with pytest.raises(ConfigError, match=r"lower optimiser\.micro_batch_tokens"):
+        trainer.step()
+
+
+def test_tokenizer_and_model_are_the_ones_given() -> None:
+    assert CharTokenizer().decode([3, 2], skip_special_tokens=True) == "@"
+    assert tiny_hf().config.num_hidden_layers == 2
