@@ -1,0 +1,203 @@
+"""Candidate code in cells: right values pass, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.verifiers.rows import said, task
+from tfgrpo.errors import ConfigError
+from tfgrpo.verifiers import Code
+from tfgrpo.verifiers.cell_runner import decode, encode
+from tfgrpo.verifiers.code import code_in
+
+CASES = {
+    "function": "f",
+    "cases": [{"args": [2], "expected": 4}, {"args": [], "kwargs": {"x": 3}, "expected": 9}],
+}
+TESTS = {
+    "tests": "import math\nassert f(2) == 4\nassert abs(f(3) - 9) < 1e-9\n"
+    "def test_list():\n    assert [f(i) for i in range(3)] == [0, 1, 4]\n",
+    "function": "f",
+}
+
+BWRAP = pytest.param(
+    "bwrap", marks=pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is absent")
+)
+
+
+def code(level: str = "process", **options: Any) -> Code:
+    return Code(level=level, i_understand=True, **({"timeout_s": 5.0} | options))  # type: ignore[arg-type]
+
+
+async def reward(source: str, reference: Any, level: str = "process", **options: Any) -> float:
+    answer = said(f"Here:\n```python\n{source}\n```\n")
+    return (await code(level, **options).score(answer, task(reference))).reward
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 1, -1.5, "x", [1, [2]], (1, 2), {1, 2}, frozenset({3})),
+        *({1: "a", (2,): [3]}, b"\x00", 1j, float("inf"), {}, [], ()),
+    ],
+)
+def test_values_cross_the_line_unchanged(value: Any) -> None:
+    got = decode(encode(value))
+    assert got == value and type(got) is type(value)
+
+
+def test_code_is_found_in_an_answer() -> None:
+    assert code_in("```python\nx = 1") == "x = 1"
+    assert code_in("x = 1") == "x = 1"
+    assert code_in("```json\n{}\n```") is None
+    assert code_in("") is None and code_in("No code here.") is None
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *(None, "", "x = 1", "def f(", {}, {"cases": []}, {"runs": [{"stdin": ""}]}),
+        {"cases": [{"args": []}], "function": "f"},
+        {"cases": [{"expected": 1}]},
+        {"tests": "def check(f): pass"},
+    ],
+)
+def test_a_reference_that_checks_nothing_is_found_before_spending(reference: Any) -> None:
+    with pytest.raises(ConfigError, match="t1"):
+        code().check_task(task(reference))
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("level", ["process", BWRAP])
+@pytest.mark.parametrize("reference", [CASES, TESTS])
+async def test_right_code_passes_and_half_right_code_earns_its_share(
+    level: str, reference: Any
+) -> None:
+    assert await reward("def f(x): return x * x", reference, level) == 1.0
+    share = await reward("def f(x): return 4", reference, level)
+    assert 0.0 < share < 1.0
+    assert await reward("def f(x): return 4", reference, level, partial=False) == 0.0
+
+
+CHEATS = {
+    "exit 0": "import sys; sys.exit(0)",
+    "hard exit": "import os; os._exit(0)",
+    "exit in call": "def f(x): raise SystemExit(0)",
+    "hard exit in call": "def f(x):\n import os\n os._exit(0)",
+    "printed score": "print('1.0'); print('PASSED'); print('{\"results\": []}')",
+    "equal to all": "class E:\n def __eq__(s, o): return True\ndef f(x): return E()",
+    "own int": "class E(int):\n def __eq__(s, o): return True\ndef f(x): return E(1)",
+    "own builtins": "def abs(x): return 0\ndef all(x): return True\ndef f(x): return None",
+    "own tests": "def test_a(): pass\ndef test_b(): pass\ndef check(f): pass",
+    "patched builtins": "import builtins\nbuiltins.abs = lambda x: 0\ndef f(x): return None",
+    "forged replies": 'import os\nfor fd in range(3, 30):\n try: os.write(fd, b\'{"value": 1,'
+    ' "results": [["a", ""]]}\\n\' * 9)\n except OSError: pass\ndef f(x): return None',
+    "raises": "def f(x): raise AssertionError",
+    "closes its line": "import os\nos.closerange(0, 99)",
+    "swapped runner": "import __main__\n__main__.encode = lambda v, d=0: {'results': []}\n"
+    "def f(x): return 0",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", CHEATS)
+async def test_no_trick_makes_a_pass(name: str) -> None:
+    assert await reward(CHEATS[name], CASES) == 0.0
+    assert await reward(CHEATS[name], TESTS) == 0.0
+
+
+@pytest.mark.real
+async def test_a_test_that_forgives_exceptions_does_not_forgive_an_exit() -> None:
+    lenient = "try:\n    f(-1)\n    ok = False\nexcept Exception:\n    ok = True\nassert ok"
+    assert await reward("def f(x): raise ValueError('neg')", lenient) == 1.0
+    assert await reward("def f(x):\n import os\n os._exit(0)", lenient) == 0.0
+    kind = "try:\n    f(-1)\n    ok = False\nexcept ValueError:\n    ok = True\nassert ok"
+    assert await reward("def f(x): raise ValueError('neg')", kind) == 1.0
+    assert await reward("def f(x): raise KeyError('neg')", kind) == 0.0
+
+
+@pytest.mark.real
+async def test_programs_are_judged_by_what_they_print() -> None:
+    runs = {"runs": [{"stdin": "2 3\n", "stdout": "5"}, {"stdin": "1 1", "stdout": "2\n"}]}
+    adds = "a, b = map(int, input().split())\nprint(a + b)\n"
+    assert await reward(adds, runs) == 1.0
+    assert await reward(adds + "raise SystemExit(0)", runs) == 1.0
+    assert await reward(adds + "raise SystemExit(1)", runs) == 0.0
+    assert await reward("print(5)", runs) == 0.5
+    assert await reward("import os; os._exit(0)", runs) == 0.0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("level", ["process", BWRAP])
+async def test_limits_hold_and_nothing_is_left_running(level: str, tmp_path: Path) -> None:
+    mark = f"sleep-mark-{os.getpid()}-{level}"
+    hangs = (
+        f"import subprocess, sys, time\n"
+        f"def f(x):\n"
+        f"    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)', '{mark}'])\n"
+        f"    time.sleep(60)\n"
+    )
+    assert await reward(hangs, CASES, level, timeout_s=1.0) == 0.0
+    time.sleep(0.2)
+    running = [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark.encode() in _read(p)]
+    assert running == []
+    assert await reward("def f(x): return [0] * 10**10", CASES, level) == 0.0
+    assert await reward("def f(x):\n print('x' * 10**6)\n return x * x", CASES, level) == 1.0
+    writes = "def f(x):\n with open('big', 'wb') as h: h.write(b'x' * 10**8)\n return x * x"
+    assert await reward(writes, CASES, level) == 0.0
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.real
+async def test_the_environment_is_empty_and_the_folder_is_fresh() -> None:
+    looks = (
+        "import os\ndef f(): return [sorted(set(os.environ) - {'LC_CTYPE', 'PWD'}), os.listdir()]"
+    )
+    reference = {"function": "f", "cases": [{"expected": [[], []]}]}
+    assert await reward(looks, reference) == 1.0
+
+
+@pytest.mark.real
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is absent")
+async def test_bwrap_has_no_network_and_cannot_write_or_see_the_users_files(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s")
+    tries = (
+        f"import os, socket\n"
+        f"def f():\n"
+        f"    seen = [os.path.exists({str(secret)!r})]\n"
+        f"    for act in (lambda: socket.create_connection(('1.1.1.1', 53), 1),\n"
+        f"                lambda: open('/usr/x', 'w')):\n"
+        f"        try: act(); seen.append(True)\n"
+        f"        except OSError: seen.append(False)\n"
+        f"    return seen\n"
+    )
+    reference = {"function": "f", "cases": [{"expected": [False, False, False]}]}
+    assert await reward(tries, reference, "bwrap") == 1.0
+
+
+@pytest.mark.real
+async def test_cells_are_safe_at_once_and_leave_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    judge = code()
+    answers = ["def f(x): return x * x", "def f(x): return 0"] * 4
+    scores = await asyncio.gather(
+        *(judge.score(said(f"```python\n{a}\n```"), task(CASES)) for a in answers)
+    )
+    assert [s.reward for s in scores] == [1.0, 0.0] * 4
+    assert list(tmp_path.iterdir()) == []
