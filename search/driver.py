@@ -267,6 +267,9 @@ class Driver:
     def _result(self) -> SearchResult:
         fold, counts = self.fold, self._counts
         tree = fold.tree
+        for node in tree:  # finished at birth, but not taken up before the search ended
+            if node.is_terminal and node.status in ("open", "in_flight"):
+                node.status = "terminal"
         reason = self._stop or fold.algorithm.finished(tree) or "exhausted"
         if self.log is not None:
             self.log.append({"event": "stop", "reason": reason})

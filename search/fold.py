@@ -107,7 +107,9 @@ class Fold:
 
         A child's prior is the proposal's own, or its share of this visit's samples.
         """
-        total = sum(p.count for p in proposals) or 1
+        total = 0
+        for proposal in proposals:
+            total += proposal.count
         children: list[Node] = []
         by_key: dict[str, Node] = {}
         merges = self.algorithm.merges_siblings
@@ -287,7 +289,12 @@ def _known_visit(
     if node.is_terminal:
         return visit
     visit.proposals, visit.outcomes, visit.scores = [], [], []
+    seen: set[str] = set()
     for action, state, cost in successors(node.state):
+        name = action_key(action)
+        if name in seen:  # the same action twice, as with two equal numbers
+            continue
+        seen.add(name)
         solved = is_goal(state)
         visit.proposals.append(Proposal(action))
         visit.outcomes.append(

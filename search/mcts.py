@@ -53,19 +53,25 @@ class MCTS:
         """Walk down `room` times; each walk ends at another leaf."""
         found: list[Work] = []
         while len(found) < room and self._free[0] > 0:
-            node_id = self._walk(tree)
-            self._add_up(tree, node_id, -1, 1, 0.0)
-            found.append(Work(node_id))
+            found.append(Work(self._walk(tree)))
         return found
 
     def _walk(self, tree: Tree) -> int:
-        nodes, free = tree.nodes, self._free
+        """Go down to a leaf by the rule; each node on the way gets a visit of value 0."""
+        nodes, free, sqrt = tree.nodes, self._free, math.sqrt
         explore, is_puct = self.exploration, self.rule == "puct"
         node = nodes[0]
-        while node.status == "expanded":
-            visits = node.visits or 1
-            wide = math.sqrt(visits) if is_puct else math.log(visits)
-            best, best_child = -math.inf, -1
+        while True:
+            visits = node.visits
+            node.visits = visits + 1
+            free[node.id] -= 1
+            if node.status != "expanded":
+                return node.id
+            if is_puct:
+                wide = explore * sqrt(visits)
+            else:
+                wide = explore * sqrt(math.log(visits)) if visits > 1 else 0.0
+            best = -math.inf
             for child_id in node.children:
                 if not free[child_id]:
                     continue
@@ -73,23 +79,23 @@ class MCTS:
                 n = child.visits
                 if is_puct:
                     mean = child.value_sum / n if n else 0.0
-                    bound = mean + explore * child.prior * wide / (1 + n)
-                elif n:
-                    bound = child.value_sum / n + explore * math.sqrt(wide / n)
+                    bound = mean + child.prior * wide / (1 + n)
                 else:
-                    bound = math.inf
+                    bound = child.value_sum / n + wide / sqrt(n) if n else math.inf
                 if bound > best:
-                    best, best_child = bound, child_id
-            node = nodes[best_child]
-        return node.id
+                    best, node = bound, child
 
-    def _add_up(self, tree: Tree, node_id: int, free: int, visits: int, value: float) -> None:
-        """Add to the counts of a node and all its ancestors."""
-        nodes, counts = tree.nodes, self._free
+    def _add_up(self, tree: Tree, node_id: int, leaves: int, value: float) -> None:
+        """Back up what a visit found: leaves that are free, the visits to them, and their values.
+
+        The visit itself was counted on the way down as one of value 0; it becomes the first.
+        """
+        nodes, free = tree.nodes, self._free
+        more = leaves - 1 if leaves else 0
         while node_id >= 0:
             node = nodes[node_id]
-            counts[node_id] += free
-            node.visits += visits
+            free[node_id] += leaves
+            node.visits += more
             node.value_sum += value
             node_id = node.parent
 
@@ -101,22 +107,21 @@ class MCTS:
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Back up the children's values in one walk."""
         free = self._free
-        while len(free) < len(tree.nodes):
-            free.append(0)
+        if len(free) < len(tree.nodes):
+            free.extend([0] * (len(tree.nodes) - len(free)))
         total = 0.0
         for child in children:
             free[child.id] = 1
             worth = self._worth(child)
             child.visits, child.value_sum = 1, worth
             total += worth
-        # the visit in flight counted as one visit of value 0; it is taken back here
-        self._add_up(tree, node.id, len(children), len(children) - 1, total)
+        self._add_up(tree, node.id, len(children), total)
 
     def on_leaf(self, tree: Tree, node: Node) -> None:
         """Back up the reward of a finished path; the leaf is closed already."""
         self._has_goal = self._has_goal or node.is_goal
         reward = node.reward if node.reward is not None else (1.0 if node.is_goal else 0.0)
-        self._add_up(tree, node.id, 0, 0, reward)
+        self._add_up(tree, node.id, 0, reward)
 
     def on_fail(self, tree: Tree, node: Node) -> None:
         """Leave the visit of value 0 where it is: the failure counts against the path."""

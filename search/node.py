@@ -12,7 +12,8 @@ import json
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from tfgrpo.rollout import Usage
 
@@ -145,8 +146,10 @@ class Proposal:
         return cls(**fields)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeScore:
+_NO_PARTS: Mapping[str, float] = MappingProxyType({})
+
+
+class NodeScore(NamedTuple):
     """What a scorer says about one node; the direction is in the name.
 
     Costs are better when lower, values when higher. A field that is None is not said.
@@ -158,7 +161,7 @@ class NodeScore:
     """Estimated cost from here to a finish; becomes `h`."""
     value: float | None = None
     """How good the node is, where the scorer judges values."""
-    parts: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = _NO_PARTS
     """Named components, kept for views."""
     memo: Any = None
     """Whatever the scorer wants to find again at the children; not saved."""
