@@ -113,7 +113,7 @@ class ProcessPosterior:
     left_out: Gaussian
 
     def predict(self, prior_mean: Array, cross: Array, prior_variance: Array) -> Gaussian:
-        """Return the log odds of new rows; `cross` is K(new, rows), `prior_variance` K's diagonal."""
+        """Return the log odds of new rows from K(new, rows) and the diagonal of K(new, new)."""
         variance = prior_variance - np.einsum("ij,ij->i", cross @ self.inverse, cross)
         return Gaussian(prior_mean + cross @ self.weights, np.maximum(variance, 1e-9))
 
@@ -137,7 +137,9 @@ def fit_process(kernel: Array, prior_mean: Array, counts: Array, trials: Array) 
         p = sigmoid(f)
         curvature = np.maximum(trials * p * (1 - p), _MIN_WEIGHT)
         root = np.sqrt(curvature)
-        factor: Any = cho_factor(identity + root[:, None] * kernel * root, lower=True, check_finite=False)
+        factor: Any = cho_factor(
+            identity + root[:, None] * kernel * root, lower=True, check_finite=False
+        )
         b = curvature * (f - prior_mean) + counts - trials * p
         target = b - root * cho_solve(factor, root * (kernel @ b), check_finite=False)
         scale = 1.0

@@ -1,10 +1,10 @@
 """Measures of a predictor and of a router, each with its prompt-blind or mixing companion.
 
 An area is taken within one model (or one policy and checkpoint) and averaged; an area pooled over
-models rewards knowing which model is good and is refused. Costs are swept over a hull, padded to the
-dearest model and divided by the cost range.
-Does not know how predictions were made. Sources: `docs/routing.md`; AIQ after RouterBench
-(arXiv 2403.12031) with the range as normaliser, APGR and CPT after RouteLLM (arXiv 2406.18665).
+models rewards knowing which model is good and is refused. Costs are swept over a hull, padded to
+the dearest model and divided by the cost range.
+Does not know how predictions were made. Sources: `docs/routing.md`; AIQ after RouterBench (arXiv
+2403.12031) with the range as normaliser, APGR and CPT after RouteLLM (arXiv 2406.18665).
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class CostCurve:
         hull_cost, hull_quality = hull(self.cost, self.quality)
         if not high > low:
             return float(hull_quality.max())
-        grid = np.unique(np.concatenate([[low, high], hull_cost[(hull_cost > low) & (hull_cost < high)]]))
+        grid = np.unique(
+            np.concatenate([[low, high], hull_cost[(hull_cost > low) & (hull_cost < high)]])
+        )
         heights = np.interp(grid, hull_cost, hull_quality)
         return float(np.trapezoid(heights, grid) / (high - low))
 
@@ -149,7 +151,9 @@ def recovered_gap(share: Array, quality: Array, weak: float, strong: float) -> t
     return float(np.trapezoid(gap, x)), float(x[reached[0]]) if len(reached) else float("nan")
 
 
-def bootstrap_gap(base: Array, other: Array, *, draws: int = 1000, seed: int = 0) -> tuple[float, float, float]:
+def bootstrap_gap(
+    base: Array, other: Array, *, draws: int = 1000, seed: int = 0
+) -> tuple[float, float, float]:
     """Return mean, low and high (95 %) of other − base, drawing models and prompts with return.
 
     Both have shape (models, prompts): a loss a cell; NaN is unknown.

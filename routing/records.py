@@ -47,7 +47,8 @@ class ModelInfo:
             price = getattr(self, field_name)
             if price is not None and not (math.isfinite(price) and price >= 0):
                 raise ConfigError(
-                    f"model {self.name!r}: {field_name} is {price!r}; allowed is a finite number of "
+                    f"model {self.name!r}: {field_name} is {price!r}; allowed is a finite number "
+                    f"of "
                     "dollars from 0 up, or nothing where it is unknown"
                 )
 
@@ -77,7 +78,9 @@ class Outcome:
     """When it was seen, in any unit that grows (seconds, training steps); None is undated."""
 
     def __post_init__(self) -> None:
-        where = f"outcome of model {self.model!r} on prompt {(self.prompt_id or self.prompt)[:60]!r}"
+        where = (
+            f"outcome of model {self.model!r} on prompt {(self.prompt_id or self.prompt)[:60]!r}"
+        )
         if not isinstance(self.prompt, str) or not self.prompt.strip():
             raise ConfigError(f"{where}: the prompt is empty; give its text")
         if not self.model:
@@ -93,14 +96,16 @@ class Outcome:
                 )
         if self.trials <= 0 or not 0 <= self.successes <= self.trials:
             raise ConfigError(
-                f"{where}: {self.successes} successes of {self.trials} trials; allowed are more than 0 "
+                f"{where}: {self.successes} successes of {self.trials} trials; allowed are more "
+                f"than 0 "
                 "trials and from 0 to that many successes"
             )
         for name in ("output_tokens", "cost_usd"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ConfigError(
-                    f"{where}: {name} is {value!r}; allowed is a finite number from 0 up, or nothing"
+                    f"{where}: {name} is {value!r}; allowed is a finite number from 0 up, or "
+                    f"nothing"
                 )
 
     @property
@@ -157,7 +162,8 @@ def outcomes_of_groups(
             if min(rewards_G) < 0 or max(rewards_G) > 1:
                 raise ConfigError(
                     f"group {group.group_id!r} has rewards from {min(rewards_G):g} to "
-                    f"{max(rewards_G):g}; allowed is 0 to 1, or give success_at, the reward from which "
+                    f"{max(rewards_G):g}; allowed is 0 to 1, or give success_at, the reward from "
+                    f"which "
                     "a rollout counts as a success"
                 )
             successes = math.fsum(rewards_G)
@@ -267,7 +273,8 @@ class OutcomeTable:
         """
         if model not in self.model_names:
             raise ConfigError(
-                f"model {model!r} has no outcomes here; known are {', '.join(self.model_names) or 'none'}"
+                f"model {model!r} has no outcomes here; known are "
+                f"{', '.join(self.model_names) or 'none'}"
             )
         return self.model_names.index(model)
 
@@ -285,7 +292,7 @@ class OutcomeTable:
                 output_tokens=_known(self.output_tokens, i, j),
                 cost_usd=_known(self.cost_usd, i, j),
             )
-            for i in np.flatnonzero(self.trials[:, j] > 0)
+            for i in map(int, np.flatnonzero(self.trials[:, j] > 0))
         ]
 
     def take(self, rows: Sequence[int] | NDArray[np.intp]) -> OutcomeTable:
@@ -296,7 +303,10 @@ class OutcomeTable:
             keys=tuple(self.keys[i] for i in index),
             prompts=tuple(self.prompts[i] for i in index),
             datasets=tuple(self.datasets[i] for i in index),
-            **{name: _rows(getattr(self, name), index) for name in _ARRAYS},
+            successes=self.successes[index],
+            trials=self.trials[index],
+            output_tokens=_rows(self.output_tokens, index),
+            cost_usd=_rows(self.cost_usd, index),
         )
 
     def of_models(self, columns: Sequence[int] | NDArray[np.intp]) -> OutcomeTable:
@@ -305,11 +315,11 @@ class OutcomeTable:
         return replace(
             self,
             models=tuple(self.models[j] for j in index),
-            **{name: _columns(getattr(self, name), index) for name in _ARRAYS},
+            successes=self.successes[:, index],
+            trials=self.trials[:, index],
+            output_tokens=_columns(self.output_tokens, index),
+            cost_usd=_columns(self.cost_usd, index),
         )
-
-
-_ARRAYS = ("successes", "trials", "output_tokens", "cost_usd")
 
 
 def _rows(array: Array, index: NDArray[np.intp]) -> Array:

@@ -1,4 +1,4 @@
-"""What other models' outcomes say about a prompt: difficulty, latent axes, and priors of a new model.
+"""What other models' outcomes say: difficulty, latent axes, and what to expect of a new model.
 
 For every reference model a ridge regression from the prompt vector to its success rate is fitted on
 folds of the prompts. A prompt that the pool was fitted on gets the score of the fold that left it
@@ -6,12 +6,13 @@ out; any other prompt gets the mean of the same fold models. (One full fit for t
 calibration.) Difficulty is the mean score, the axes are principal components of the deviations.
 
 Priors come from treating each reference model as if it were new, with covariates from the others:
-mean and spread of (intercept, slope), spread of the axis weights, and how much of a model's noise is
-shared with the reference models on the same prompt. That shared part is subtracted from a new model's
-labels where the pool knows the prompt (a control variate): the mean is untouched, the noise shrinks.
+mean and spread of (intercept, slope), spread of the axis weights, and how much of a model's noise
+is shared with the reference models on the same prompt. That shared part is subtracted from a new
+model's labels where the pool knows the prompt (a control variate): the mean is untouched, the noise
+shrinks.
 Does not know the new model, layers above the covariates, or prices.
-Sources: cross-fitted covariates and 2PL prior as in `docs/routing.md`; control variates are classic;
-their use for onboarding a model is own.
+Sources: cross-fitted covariates and 2PL prior as in `docs/routing.md`; control variates are
+classic; their use for onboarding a model is own.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Covariates:
 
     def take(self, index: NDArray[np.intp]) -> Covariates:
         """Return some rows."""
-        return Covariates(self.base[index], self.axes[index], self.shared[index], self.profile[index])
+        return Covariates(
+            self.base[index], self.axes[index], self.shared[index], self.profile[index]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,8 @@ class ReferencePool:
     centre: Array = None  # type: ignore[assignment]
     spread: Array = None  # type: ignore[assignment]
     """Standard deviation of base and axes over the pool."""
+    shared_trend: Array = None  # type: ignore[assignment]
+    """Regression of the shared residual on (1, base, axes) over the pool."""
 
     @classmethod
     def empty(cls, embedder_id: str, width: int) -> Self:
@@ -130,14 +135,16 @@ class ReferencePool:
         if len(table.keys) < 2 * folds or not table.models:
             raise ConfigError(
                 f"a reference pool needs at least {2 * folds} prompts and one model; the table has "
-                f"{len(table.keys)} and {len(table.models)}: add outcomes or use ReferencePool.empty"
+                f"{len(table.keys)} and {len(table.models)}: add outcomes or use "
+                f"ReferencePool.empty"
             )
         X = np.asarray(vectors, dtype=np.float64)
         rates, known = table.rates, table.trials > 0
         thin = [m.name for m, n in zip(table.models, known.sum(0), strict=True) if n < 2 * folds]
         if thin:
             raise ConfigError(
-                f"reference models {thin} have fewer than {2 * folds} outcomes: leave them out of the "
+                f"reference models {thin} have fewer than {2 * folds} outcomes: leave them out of "
+                f"the "
                 "pool and give their outcomes as context instead"
             )
         fold = _folds(table.keys, folds, seed)
@@ -196,7 +203,9 @@ class ReferencePool:
     def _with_axes(self) -> Self:
         if self.size == 0:
             zero = np.zeros((0, 0))
-            return replace(self, axes=zero, centre=np.zeros(0), spread=np.ones(1))
+            return replace(
+                self, axes=zero, centre=np.zeros(0), spread=np.ones(1), shared_trend=np.zeros(2)
+            )
         deviation = self.scores - self.scores.mean(axis=1, keepdims=True)
         centre = deviation.mean(axis=0)
         deviation = deviation - centre
@@ -207,7 +216,13 @@ class ReferencePool:
         pool = replace(self, axes=axes, centre=centre)
         base, along = pool._project(self.scores)
         spread = np.concatenate([[base.std()], along.std(axis=0)])
-        return replace(pool, spread=np.maximum(spread, 1e-6))
+        # The control variate must be orthogonal to the features, or it would bias their weights.
+        features = _features(base, along)
+        gram = features.T @ features + 1e-6 * np.eye(features.shape[1])
+        trend = np.linalg.solve(gram, features.T @ _shared(pool.residuals))
+        return replace(
+            pool, spread=np.maximum(spread, 1e-6), shared_trend=np.asarray(trend, dtype=np.float64)
+        )
 
     def _project(self, scores: Array) -> tuple[Array, Array]:
         mean = scores.mean(axis=1)
@@ -224,11 +239,13 @@ class ReferencePool:
         if known:
             at, pool_at = (np.array(v, dtype=np.intp) for v in zip(*known, strict=True))
             scores[at] = self.scores[pool_at]
-            shared[at] = _shared(self.residuals[pool_at])
+            base, along = self._project(self.scores[pool_at])
+            features = _features(base, along)
+            shared[at] = _shared(self.residuals[pool_at]) - features @ self.shared_trend
         return scores, shared
 
     def covariates(self, vectors: NDArray[Any], keys: Sequence[str] = ()) -> Covariates:
-        """Return the covariates of prompts; `keys` lets the pool recognise those it was fitted on."""
+        """Return covariates; `keys` lets the pool recognise prompts it was fitted on."""
         n = len(vectors)
         if self.size == 0:
             return Covariates(np.zeros(n), np.zeros((n, 0)), np.zeros(n), np.zeros((n, 1)))
@@ -242,7 +259,8 @@ class ReferencePool:
     def own_covariates(self) -> Covariates:
         """Return the covariates of the pool's own prompts (cross-fitted)."""
         base, along = self._project(self.scores)
-        return Covariates(base, along, _shared(self.residuals), self._profile(base, along))
+        shared = _shared(self.residuals) - _features(base, along) @ self.shared_trend
+        return Covariates(base, along, shared, self._profile(base, along))
 
     def _lines(self) -> Mapping[str, int]:
         cached = self.__dict__.get("_line_cache")
@@ -283,6 +301,10 @@ def _cross_fit(
     return scores, coefficients, intercepts
 
 
+def _features(base: Array, along: Array) -> Array:
+    return np.column_stack([np.ones(len(base)), base, along])
+
+
 def _shared(residuals: Array) -> Array:
     """Mean residual a prompt over the reference models, scaled by the share that is known."""
     known = np.isfinite(residuals)
@@ -302,7 +324,8 @@ def _priors(pool: ReferencePool) -> Priors:
         rows = np.sort(np.random.default_rng(0).permutation(rows)[:_PRIOR_ROWS])
     sub = replace(pool, keys=tuple(pool.keys[i] for i in rows), vectors=pool.vectors[rows],
                   scores=pool.scores[rows], residuals=pool.residuals[rows])  # fmt: skip
-    weights, along = [], []
+    weights: list[Array] = []
+    along: list[float] = []
     crossed = [0.0, 0.0, 0.0]
     for j in range(pool.size):
         known = np.isfinite(sub.residuals[:, j])
@@ -315,7 +338,8 @@ def _priors(pool: ReferencePool) -> Priors:
         weights.append(fit_weights(X[:, :2], y[known], n, start[:2], wide[:2, :2]).mean)
         along.extend(fit_weights(X, y[known], n, start, wide).mean[2:])
         e, u = y[known] - sigmoid(X[:, :2] @ weights[-1]), c.shared[known]
-        crossed = [crossed[0] + e @ u, crossed[1] + u @ u, crossed[2] + e @ e]
+        for i, value in enumerate((e @ u, u @ u, e @ e)):
+            crossed[i] += float(value)
     W = np.array(weights)
     # One pseudo-model at the default and three at its spread keep small pools honest.
     mean = (W.sum(axis=0) + np.array([0.0, 1.0])) / (len(W) + 1)
@@ -329,7 +353,7 @@ def _priors(pool: ReferencePool) -> Priors:
 
 
 def _beta_of(means: Array) -> tuple[float, float]:
-    """Beta parameters by moments of the reference models' success rates, at most 20 trials strong."""
+    """Beta parameters by moments of the models' success rates, at most 20 trials strong."""
     mean = float(np.clip(means.mean(), 0.02, 0.98))
     variance = float(np.var(means)) if len(means) > 1 else 0.05
     strength = np.clip(mean * (1 - mean) / max(variance, 1e-4) - 1, 1.0, 20.0)

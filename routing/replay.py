@@ -1,4 +1,4 @@
-"""Replay recorded outcomes: a family of models becomes new, gets N labels, is judged on test prompts.
+"""Replay recorded outcomes: a family becomes new, gets N labels, is judged on test prompts.
 
 Families stay on one side. Labels are drawn from train prompts; the reference pool is fitted on the
 train prompts of the other families; every method sees the same labels and the same vectors.
@@ -71,7 +71,7 @@ class ReplayResult:
         raise ConfigError(f"no row for {method!r} at {n} labels")
 
     def labels_to_match(self, method: str, target: float) -> int | None:
-        """Return the least measured number of labels at which a method's Brier is at most `target`."""
+        """Return the least measured labels at which a method's Brier is at most `target`."""
         fitting = [r.n for r in self.rows if r.method == method and r.brier <= target]
         return min(fitting) if fitting else None
 
@@ -221,7 +221,12 @@ def _note(
     draws: int,
 ) -> None:
     sums.setdefault((method, n), []).append(
-        (metrics.brier(p, rates), metrics.area(p, rates), metrics.log_loss(p, rates), metrics.ece(p, rates))
+        (
+            metrics.brier(p, rates),
+            metrics.area(p, rates),
+            metrics.log_loss(p, rates),
+            metrics.ece(p, rates),
+        )
     )
     errors = result.errors.setdefault(
         (method, n), np.full((len(table.models), len(at_test)), np.nan)

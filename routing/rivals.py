@@ -2,7 +2,8 @@
 
 Context only: mean, mean a data set, k-means clusters (Avengers), β-kNN, kernel smoother, ridge with
 leave-one-out penalty. With the reference models' scores as well: 2PL and matrix factorisation with
-fold-in. Tuning is by leave-one-out (or the fold-in's posterior form) on the N labels, never on test.
+fold-in. Tuning is by leave-one-out (or the fold-in's posterior form) on the N labels, never on
+test.
 Does not know the value model. Sources: `docs/routing.md` lists each.
 """
 
@@ -24,7 +25,7 @@ __all__ = ["RIVALS", "Trial"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a rival sees: N labelled prompts of one model, unlabelled queries, the reference pool."""
+    """What a rival sees: N labelled prompts of a model, unlabelled queries, the pool."""
 
     vectors: Array
     """Unit vectors of the labelled prompts, shape (N, width)."""
@@ -67,7 +68,8 @@ def _by_group(t: Trial, context: NDArray[np.generic], asked: NDArray[np.generic]
     total = np.bincount(mine, weights=t.rates, minlength=len(names))
     strengths = (1.0, 3.0, 10.0, 30.0)
     losses = [
-        _loss((total[mine] - t.rates + s * t.level) / (count[mine] - 1 + s), t.rates) for s in strengths
+        _loss((total[mine] - t.rates + s * t.level) / (count[mine] - 1 + s), t.rates)
+        for s in strengths
     ]
     s = strengths[int(np.argmin(losses))]
     return np.asarray((total[theirs] + s * t.level) / (count[theirs] + s))
@@ -83,7 +85,9 @@ def k_means(t: Trial) -> Array:
     return _by_group(t, t.clusters, t.query_clusters)
 
 
-def _neighbours(a: Array, b: Array, k: int, *, same: bool = False) -> tuple[NDArray[np.intp], Array]:
+def _neighbours(
+    a: Array, b: Array, k: int, *, same: bool = False
+) -> tuple[NDArray[np.intp], Array]:
     cosines = a @ b.T
     if same:
         np.fill_diagonal(cosines, -np.inf)
@@ -97,7 +101,8 @@ def beta_knn(t: Trial, k: int = 20) -> Array:
     left, _ = _neighbours(t.vectors, t.vectors, k, same=True)
     strengths = (2.0, 5.0, 10.0, 20.0, 50.0, 200.0)
     losses = [
-        _loss((t.rates[left].sum(1) + s * t.level) / (left.shape[1] + s), t.rates) for s in strengths
+        _loss((t.rates[left].sum(1) + s * t.level) / (left.shape[1] + s), t.rates)
+        for s in strengths
     ]
     s = strengths[int(np.argmin(losses))]
     near, _ = _neighbours(t.queries, t.vectors, k)

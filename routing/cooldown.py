@@ -1,0 +1,126 @@
+"""Which model may be tried now: cooldown after failures, exactly one probe when it is over.
+
+A refused connection, a name that does not resolve, a TLS failure, a timeout, an overloaded or
+limited server, a rejected key and an empty purse count, wherever in a chain of fallbacks they
+happen. A request that is itself wrong (400, too long, refused content) and the caller's own
+cancellation do not.
+Does not know estimates, prices or sessions. Source: own rules for field reports on cooldowns that
+exempt connection errors or an exhausted budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tfgrpo.errors import ConfigError, ProviderError, ProviderFailure
+
+__all__ = ["COUNTED", "Cooldowns", "NoneHealthyError"]
+
+COUNTED: frozenset[ProviderFailure] = frozenset(
+    {"connection", "timeout", "overloaded", "rate_limit", "quota", "auth", "not_found", "bad_reply"}
+)
+"""Failures that say something about the host and not about the request."""
+
+
+class NoneHealthyError(ProviderError):
+    """Every model of the pool is cooling down; nothing was sent."""
+
+
+@dataclass
+class _Health:
+    failures: int = 0
+    until: float | None = None
+    """End of the cooldown; None while healthy."""
+    probing: bool = False
+
+
+class Cooldowns:
+    """Failures of each model, and who may be tried.
+
+    Not safe between threads; one event loop may share it among tasks.
+    """
+
+    def __init__(
+        self,
+        *,
+        cooldown_s: float = 60.0,
+        allowed_failures: int = 0,
+        when_none: Literal["try", "raise"] = "try",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Set the rules.
+
+        Args:
+            cooldown_s: how long a model rests.
+            allowed_failures: consecutive failures before it does.
+            when_none: with everything cooling down, try the model that is ready first, or raise.
+            clock: monotonic seconds.
+        """
+        if not cooldown_s >= 0 or allowed_failures < 0:
+            raise ConfigError(
+                f"cooldown_s {cooldown_s!r} and allowed_failures {allowed_failures!r}: both must "
+                f"be 0 or more"
+            )
+        self._cooldown_s, self._allowed = cooldown_s, allowed_failures
+        self._when_none, self._clock = when_none, clock
+        self._health: dict[str, _Health] = {}
+
+    def state(self, model: str) -> Literal["healthy", "cooling", "probe"]:
+        """Return whether a model may be used, rests, or is due for its one probe."""
+        health = self._health.get(model)
+        if health is None or health.until is None:
+            return "healthy"
+        if self._clock() < health.until or health.probing:
+            return "cooling"
+        return "probe"
+
+    def available(self, models: Sequence[str]) -> list[str]:
+        """Return the models that may be tried, in the order given.
+
+        Raises:
+            NoneHealthyError: all are cooling down and `when_none` is `raise`.
+        """
+        ready = [m for m in models if self.state(m) != "cooling"]
+        if ready or not models:
+            return ready
+        waits = {m: (self._health[m].until or 0.0) - self._clock() for m in models}
+        soonest = min(models, key=lambda m: waits[m])
+        if self._when_none == "raise":
+            raise NoneHealthyError(
+                f"every model is cooling down ({', '.join(models)}); {soonest!r} may be tried "
+                f"again in "
+                f"{max(waits[soonest], 0.0):.0f} s: wait, add a model, or set when_none='try'",
+                kind="overloaded",
+                retry_after_s=max(waits[soonest], 0.0),
+            )
+        return [soonest]
+
+    def started(self, model: str) -> None:
+        """Note that a call to the model begins; the first one after a cooldown is its probe."""
+        if self.state(model) == "probe":
+            self._health[model].probing = True
+
+    def succeeded(self, model: str) -> None:
+        """Note an answer: the model is healthy."""
+        self._health.pop(model, None)
+
+    def abandoned(self, model: str) -> None:
+        """Note that a call was cancelled by its caller: says nothing of the model."""
+        health = self._health.get(model)
+        if health is not None:
+            health.probing = False
+
+    def failed(self, model: str, error: ProviderError) -> bool:
+        """Note a failure; return whether it counts against the model."""
+        self.abandoned(model)
+        if error.kind not in COUNTED:
+            return False
+        health = self._health.setdefault(model, _Health())
+        health.failures += 1
+        if health.until is not None or health.failures > self._allowed:
+            rest = max(self._cooldown_s, error.retry_after_s or 0.0)
+            health.until = self._clock() + rest
+        return True
