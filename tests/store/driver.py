@@ -18,7 +18,7 @@ from tfgrpo.canonical import digest
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.messages import Message
 from tfgrpo.policies import ChatPolicy
-from tfgrpo.protocols import Completion, Request, Sampling
+from tfgrpo.protocols import LM, Completion, Finish, Request, Sampling
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
 from tfgrpo.sampling import Draws, Sampler, SampleSettings
 from tfgrpo.scope import CallScope, call_scope, current_scope
@@ -42,6 +42,14 @@ class CountingServer:
     cost_usd: float = 0.0
 
 
+def reply_to(asked: str) -> Completion:
+    """Return the one reply to a draw's key: text, length and truncation follow from it."""
+    number = int(asked[:8], 16)
+    usage = Usage(uncached_tokens=5 + number % 7, text_tokens=1 + number % 5, calls=1)
+    finish: Finish = "length" if number % 11 == 0 else "stop"
+    return Completion(f"answer {number % 100}", finish=finish, usage=usage, model="m")
+
+
 class ServerLM:
     """A client of a `CountingServer`; text, token counts and truncation follow from the content."""
 
@@ -62,12 +70,11 @@ class ServerLM:
         asked = draw.hex()
         self.server.received[asked] += 1
         await asyncio.sleep(0)
-        number = int(asked[:8], 16)
-        finish: Any = "length" if number % 11 == 0 else "stop"
-        usage = Usage(uncached_tokens=5 + number % 7, text_tokens=1 + number % 5, calls=1)
+        reply = reply_to(asked)
+        usage = reply.usage
         self.server.cost_usd += (usage.uncached_tokens * 1.0 + usage.text_tokens * 2.0) / 1e6
         self.server.answered[asked] += 1
-        return [Completion(f"answer {number % 100}", finish=finish, usage=usage, model="m")]
+        return [reply]
 
     async def aclose(self) -> None:
         pass
@@ -123,9 +130,12 @@ class Result:
     spend: list[tuple[str, str, dict[str, Any]]]
 
 
-async def learn(store: RunStore, server: CountingServer, settings: Settings) -> list[str]:
+async def learn(
+    store: RunStore, server: CountingServer, settings: Settings, raw: LM | None = None
+) -> list[str]:
     """Run or continue; return the lessons."""
-    lm = JournaledLM(ServerLM(server, settings.model), store, prices=_prices(settings.model))
+    raw = raw or ServerLM(server, settings.model)
+    lm = JournaledLM(raw, store, prices=_prices(settings.model))
     policy = ChatPolicy(lm, sampling=Sampling(settings.temperature, max_tokens=8))
     sampler = Sampler(
         policy,

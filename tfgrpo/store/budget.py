@@ -70,6 +70,7 @@ class Budget:
 
 RESOURCES: tuple[str, ...] = tuple(f.name for f in fields(Budget))
 """Every resource a ledger knows."""
+_NAMES = frozenset(RESOURCES)
 ADDITIVE: tuple[str, ...] = tuple(n for n in RESOURCES if n not in ("depth", "seconds"))
 """The resources that add up and can be held by a reservation."""
 
@@ -110,6 +111,12 @@ class Ledger:
         self._spent = dict.fromkeys(ADDITIVE, 0)
         self._reserved = dict.fromkeys(ADDITIVE, 0)
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
+        self._chain: tuple[Ledger, ...] = (self, *(parent._chain if parent is not None else ()))
+        self._limits = {
+            name: _units(limit)
+            for name, limit in budget.to_dict().items()
+            if name in ADDITIVE and not math.isinf(limit)
+        }
 
     def reserve(self, **amounts: float) -> Reservation:
         """Hold amounts at their worst case until they are settled or released.
@@ -122,11 +129,11 @@ class Ledger:
             ConfigError: an unknown resource, or an amount that is negative or not a number.
         """
         _check_amounts(amounts)
-        held = {n: _units(a) for n, a in amounts.items() if n in ADDITIVE}
+        held = {n: _units(a) for n, a in amounts.items() if n in self._spent}
         with self._lock:
-            for ledger in self._chain():
+            for ledger in self._chain:
                 ledger._check(amounts, held)
-            for ledger in self._chain():
+            for ledger in self._chain:
                 for name, units in held.items():
                     ledger._reserved[name] += units
         return Reservation(self, held, amounts.get("depth", 0.0))
@@ -139,7 +146,7 @@ class Ledger:
         """
         _check_amounts(amounts)
         with self._lock:
-            for ledger in self._chain():
+            for ledger in self._chain:
                 ledger._add(amounts)
 
     @property
@@ -147,7 +154,7 @@ class Ledger:
         """What is settled or charged, by resource; `depth` is the highest, `seconds` elapsed."""
         with self._lock:
             row = {name: units / _UNIT for name, units in self._spent.items()}
-            return row | {"depth": self._depth, "seconds": self._elapsed_s()}
+            return row | {"depth": self._depth, "seconds": self.elapsed_s}
 
     @property
     def reserved(self) -> dict[str, float]:
@@ -162,7 +169,7 @@ class Ledger:
         """
         _check_amounts({resource: 0.0})
         with self._lock:
-            return min(ledger._left(resource) for ledger in self._chain())
+            return min(ledger._left(resource) for ledger in self._chain)
 
     def could_fit(self, **amounts: float) -> bool:
         """Return whether the amounts fit what is spent, leaving reservations out of account.
@@ -172,22 +179,12 @@ class Ledger:
         """
         _check_amounts(amounts)
         with self._lock:
-            return all(ledger._fits_spent(amounts) for ledger in self._chain())
+            return all(ledger._fits_spent(amounts) for ledger in self._chain)
 
-    def _chain(self) -> list[Ledger]:
-        chain: list[Ledger] = []
-        ledger: Ledger | None = self
-        while ledger is not None:
-            chain.append(ledger)
-            ledger = ledger.parent
-        return chain
-
-    def _elapsed_s(self) -> float:
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the ledger was made, and those charged."""
         return self._earlier_s + max(0.0, self._clock() - self._started_s)
-
-    def _limit_units(self, name: str) -> int | None:
-        limit = getattr(self.budget, name)
-        return None if limit is None or math.isinf(limit) else _units(limit)
 
     def _left(self, resource: str) -> float:
         limit: float | None = getattr(self.budget, resource)
@@ -196,26 +193,22 @@ class Ledger:
         if resource == "depth":
             return float(limit)
         if resource == "seconds":
-            return max(0.0, limit - self._elapsed_s())
-        units = self._limit_units(resource)
+            return max(0.0, limit - self.elapsed_s)
+        units = self._limits.get(resource)
         if units is None:
             return math.inf
         return max(0, units - self._spent[resource] - self._reserved[resource]) / _UNIT
 
     def _fits_spent(self, amounts: Mapping[str, float]) -> bool:
-        for name, amount in amounts.items():
-            limit = self._limit_units(name)
-            if limit is None:
-                continue
-            used = self._spent[name] if name in ADDITIVE else 0
-            if used + _units(amount) > limit:
+        for name, limit in self._limits.items():
+            if name in amounts and self._spent[name] + _units(amounts[name]) > limit:
                 return False
-        return self.budget.seconds is None or self._elapsed_s() < self.budget.seconds
+        return self.budget.seconds is None or self.elapsed_s < self.budget.seconds
 
     def _check(self, amounts: Mapping[str, float], held: Mapping[str, int]) -> None:
-        for name, units in held.items():
-            limit = self._limit_units(name)
-            if limit is None or self._spent[name] + self._reserved[name] + units <= limit:
+        for name, limit in self._limits.items():
+            units = held.get(name, 0)
+            if name not in held or self._spent[name] + self._reserved[name] + units <= limit:
                 continue
             raise BudgetError(
                 f"budget {name}: {amounts[name]:.12g} asked, {self._left(name):.12g} of "
@@ -228,7 +221,7 @@ class Ledger:
             raise BudgetError(
                 f"budget depth: {depth:.12g} asked, at most {deepest:.12g}", resource="depth"
             )
-        limit_s, elapsed_s = self.budget.seconds, self._elapsed_s()
+        limit_s, elapsed_s = self.budget.seconds, self.elapsed_s
         if limit_s is not None and elapsed_s + max(amounts.get("seconds", 0.0), 1e-9) > limit_s:
             raise BudgetError(
                 f"budget seconds: {elapsed_s:.1f} of {limit_s:.12g} have passed; "
@@ -238,16 +231,16 @@ class Ledger:
 
     def _add(self, amounts: Mapping[str, float]) -> None:
         for name, amount in amounts.items():
-            if name == "depth":
-                self._depth = max(self._depth, amount)
-            elif name == "seconds":
-                self._earlier_s += amount
-            else:
+            if name in self._spent:
                 self._spent[name] += _units(amount)
+            elif name == "depth":
+                self._depth = max(self._depth, amount)
+            else:
+                self._earlier_s += amount
 
     def _close(self, held: Mapping[str, int], actual: Mapping[str, float]) -> None:
         with self._lock:
-            for ledger in self._chain():
+            for ledger in self._chain:
                 for name, units in held.items():
                     ledger._reserved[name] -= units
                 ledger._add(actual)
@@ -311,6 +304,8 @@ class Reservation:
 
 
 def _is_number(value: object) -> bool:
+    if type(value) is int or type(value) is float:
+        return value == value
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
 
 
@@ -320,7 +315,7 @@ def _units(amount: float) -> int:
 
 def _check_amounts(amounts: Mapping[str, float]) -> None:
     for name, amount in amounts.items():
-        if name not in RESOURCES:
+        if name not in _NAMES:
             raise ConfigError(f"unknown resource {name!r}; there are {', '.join(RESOURCES)}")
         if not _is_number(amount) or amount < 0 or math.isinf(amount):
             raise ConfigError(f"{name}={amount!r} is not an amount: give a number of at least 0")

@@ -75,6 +75,10 @@ class CallJournal:
         self._elapsed_s = elapsed_s
         self._next_call = int(writer.read("SELECT coalesce(max(call), 0) FROM calls")[0][0]) + 1
         self._hits: dict[tuple[str, str], int] = {}
+        self._fresh: set[bytes] = set()
+        """Keys whose reply this session wrote."""
+        self._has_replies = bool(writer.read("SELECT 1 FROM completions LIMIT 1"))
+        """False spares looking for what cannot be there: none written before this session."""
         self._in_flight = 0
         self._waiting: list[asyncio.Future[None]] = []
         self.flights: dict[tuple[asyncio.AbstractEventLoop, bytes], Flight] = {}
@@ -183,6 +187,7 @@ class CallJournal:
 
     def _reply_row(self, call: int | None, key: bytes, reply: Completion) -> Statement:
         body, mark = pack(completion_to_dict(reply), "reply")
+        self._fresh.add(key)
         return (
             "INSERT INTO completions (key, call, finish, body, digest) VALUES (?, ?, ?, ?, ?)",
             (key, call, reply.finish, body, mark),
@@ -192,8 +197,14 @@ class CallJournal:
         """Write a reply that another run paid for, without a call."""
         self._writer.commit_now([self._reply_row(None, key, reply)])
 
+    def expect_replies(self) -> None:
+        """Tell that replies were written by another way."""
+        self._has_replies = True
+
     def find_reply(self, key: bytes) -> Completion | None:
         """Return the reply kept under a key, or None; a damaged one is set aside and missed."""
+        if not self._has_replies and key not in self._fresh:
+            return None
         rows = self._writer.read(
             "SELECT completion, body, digest FROM completions WHERE key = ? ORDER BY completion",
             (key,),

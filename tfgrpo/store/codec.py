@@ -13,6 +13,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from tfgrpo.canonical import jsonable
@@ -88,6 +89,7 @@ def unpack(stored: str | bytes, mark: bytes) -> Any:
     return json.loads(data)
 
 
+@lru_cache(4096)
 def column_text(text: str) -> str:
     """Return an id as SQLite text can hold it; different ids stay different.
 

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 from tfgrpo.errors import StoreError
 
@@ -47,7 +46,8 @@ CREATE TABLE calls (
   stage TEXT NOT NULL, model TEXT NOT NULL, rollout_id TEXT NOT NULL, n INTEGER NOT NULL,
   cost_usd REAL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL);
 CREATE TABLE results (
-  call INTEGER PRIMARY KEY REFERENCES calls, elapsed_s REAL NOT NULL, duration_s REAL NOT NULL,
+  call INTEGER PRIMARY KEY REFERENCES calls DEFERRABLE INITIALLY DEFERRED,
+  elapsed_s REAL NOT NULL, duration_s REAL NOT NULL,
   kind TEXT NOT NULL, n INTEGER NOT NULL, calls INTEGER NOT NULL,
   uncached INTEGER NOT NULL, cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL,
   text INTEGER NOT NULL, reasoning INTEGER NOT NULL, cost_usd REAL, estimated INTEGER NOT NULL,
@@ -237,7 +237,7 @@ class Writer:
         self._lock = threading.RLock()
         self._queue: list[Statement] = []
         self._waiting: list[asyncio.Future[None]] = []
-        self._loops_with_a_flush: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
+        self._flush_due_in: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._checkpoint_at = CHECKPOINT_EVERY
         self._has_work = threading.Event()
@@ -248,6 +248,24 @@ class Writer:
         with self._lock:
             self._queue.extend(statements)
         self._wake_keeper()
+
+    def put_this_turn(self, statements: Sequence[Statement]) -> None:
+        """Hand rows over without waiting; they are in the file when this turn of the running event
+        loop ends, or at once where no loop runs.
+
+        Whatever is handed over later is written later, so nothing that anybody commits on the
+        strength of these rows can be in the file without them.
+
+        Raises:
+            StoreError: without a loop, they could not be written.
+        """
+        loop = _running_loop()
+        if loop is None:
+            self.commit_now(statements)
+            return
+        with self._lock:
+            self._queue.extend(statements)
+            self._flush_this_turn(loop)
 
     async def commit(self, statements: Sequence[Statement]) -> None:
         """Hand rows over and return when they are in the file.
@@ -262,10 +280,13 @@ class Writer:
         with self._lock:
             self._queue.extend(statements)
             self._waiting.append(done)
-            if loop not in self._loops_with_a_flush:
-                self._loops_with_a_flush.add(loop)
-                loop.call_soon(self._on_turn, loop)
+            self._flush_this_turn(loop)
         await done
+
+    def _flush_this_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._flush_due_in is not loop:
+            self._flush_due_in = loop
+            loop.call_soon(self._on_turn)
 
     def commit_now(self, statements: Sequence[Statement]) -> None:
         """Write rows, and all that was handed over before them, in the calling thread.
@@ -341,10 +362,13 @@ class Writer:
 
     def _write(self, batch: Sequence[Statement]) -> None:
         execute = self.connection.execute
+        by_sql: dict[str, list[tuple[Any, ...]]] = {}
+        for sql, values in batch:
+            by_sql.setdefault(sql, []).append(values)
         execute("BEGIN IMMEDIATE")
         try:
-            for sql, values in batch:
-                execute(sql, values)
+            for sql, rows in by_sql.items():  # each table in the order handed over
+                self.connection.executemany(sql, rows)
             execute("COMMIT")
         except BaseException:
             if self.connection.in_transaction:
@@ -352,9 +376,9 @@ class Writer:
             raise
         self.rows += len(batch)
 
-    def _on_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_turn(self) -> None:
         with self._lock:
-            self._loops_with_a_flush.discard(loop)
+            self._flush_due_in = None
             self._try_flush()
 
     def _wake_keeper(self) -> None:

@@ -35,8 +35,16 @@ class GroupJournal:
         self._values = values
         self._extra_rows = extra_rows
         self._closed: dict[str, set[str]] = {}
+        self._fresh: dict[tuple[str, str, str], Rollout] = {}
+        """Rollouts of open groups as this session recorded them."""
+        self._has_rollouts = bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
+        """False spares looking for what cannot be there: none recorded before this session."""
         for group_id, verifier_id in writer.read("SELECT group_id, verifier_id FROM groups"):
             self._closed.setdefault(group_id, set()).add(verifier_id)
+
+    def expect_rollouts(self) -> None:
+        """Tell that rollouts were written by another way."""
+        self._has_rollouts = True
 
     def find_rollout(self, rollout_id: str, verifier_id: str) -> Rollout | None:
         """Return a finished rollout as it was graded by that verifier, if there is one.
@@ -54,6 +62,9 @@ class GroupJournal:
     def _newest_rollout(
         self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
     ) -> tuple[Rollout, str] | None:
+        if not self._has_rollouts and not self._fresh and not self._closed:
+            return None
+        self._writer.flush()
         rows = self._writer.read(
             "SELECT rollout, verifier_id, group_id, body, digest FROM rollouts"
             " WHERE rollout_id = ? ORDER BY rollout DESC",
@@ -70,25 +81,26 @@ class GroupJournal:
         return None
 
     def record_rollout(self, rollout: Rollout, *, group_id: str, verifier_id: str) -> None:
-        """Keep a finished rollout; it is in the file when this returns. Twice is kept once.
-
-        Raises:
-            StoreError: it could not be written.
-        """
+        """See `RunStore.record_rollout`."""
         row = self._rollout_row(rollout, group_id, verifier_id)
         if row is not None:
-            self._writer.commit_now([*self._extra_rows(), row])
+            self._writer.put_this_turn([*self._extra_rows(), row])
 
     def _rollout_row(self, rollout: Rollout, group_id: str, verifier_id: str) -> Statement | None:
-        body, mark = pack(rollout.to_dict(), f"rollout {rollout.rollout_id!r}")
+        """Return the row to write, or None where an equal one is the newest."""
         name, group, verifier = map(column_text, (rollout.rollout_id, group_id, verifier_id))
-        kept = self._writer.read(
-            "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ? AND group_id = ?"
-            " ORDER BY rollout DESC LIMIT 1",
-            (name, verifier, group),
-        )
-        if kept and kept[0][0] == mark:
+        if self._fresh.get((name, verifier, group)) is rollout:
             return None
+        body, mark = pack(rollout.to_dict(), f"rollout {rollout.rollout_id!r}")
+        if self._has_rollouts or group in self._closed:
+            kept = self._writer.read(
+                "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
+                " AND group_id = ? ORDER BY rollout DESC LIMIT 1",
+                (name, verifier, group),
+            )
+            if kept and kept[0][0] == mark:
+                return None
+        self._fresh[name, verifier, group] = rollout
         values = (
             name,
             verifier,
@@ -132,8 +144,12 @@ class GroupJournal:
             f"group {group.group_id!r}",
         )
         name = column_text(group.group_id)
-        kept = self._writer.read(
-            "SELECT digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1", (name,)
+        kept = (
+            self._writer.read(
+                "SELECT digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1", (name,)
+            )
+            if name in self._closed
+            else []
         )
         if not kept or kept[0][0] != mark:
             rows.append(
@@ -153,8 +169,11 @@ class GroupJournal:
                     ),
                 )
             )
-        self._writer.commit_now(rows)
+        self._writer.put_this_turn(rows)
         self._closed.setdefault(name, set()).add(column_text(verifier_id))
+        for rollout in group.rollouts:
+            key = (column_text(rollout.rollout_id), column_text(verifier_id), name)
+            self._fresh.pop(key, None)
 
     def groups(self, stage: str | None = None) -> Iterator[RolloutGroup]:
         """Yield the closed groups in the order in which they were closed, the newest record of
@@ -162,6 +181,7 @@ class GroupJournal:
 
         Groups with a damaged row are left out and named in `damaged`.
         """
+        self._writer.flush()
         rows = self._writer.read(
             "SELECT max(grp) FROM groups WHERE (? IS NULL OR stage = ?) GROUP BY group_id,"
             " verifier_id ORDER BY min(grp)",

@@ -122,7 +122,7 @@ class JournaledLM:
             StoreError: the journal cannot be written.
         """
         scope = current_scope()
-        key = RequestKey(request, jsonable(self._lm.identity))
+        key = RequestKey(request, self._lm.identity)
         draws = [_Draw(key.draw(scope.sample_index + i, seeds[i]), seeds[i]) for i in range(n)]
         if not self._cache:
             return await self._ask(request, draws, scope)
@@ -213,7 +213,8 @@ class JournaledLM:
                     raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
                 kept = [self._priced(reply) for reply in replies[:n]]
                 usage = sum((r.usage for r in kept), Usage())
-                usage = replace(usage, calls=max(1, usage.calls))
+                if not usage.calls:
+                    usage = replace(usage, calls=1)
                 end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
             except ProviderError as exc:
                 end = _failed_end(exc, self._clock() - began)
@@ -235,12 +236,13 @@ class JournaledLM:
     def _priced(self, reply: Completion) -> Completion:
         """Return the reply with its cost, and without any secret of this process."""
         usage = reply.usage
-        if self._price is not None:
-            usage = replace(usage, cost_usd=self._price.cost_usd(usage))
-        elif not usage.cost_usd:
-            usage = replace(usage, cost_usd=None)
+        cost = usage.cost_usd or None if self._price is None else self._price.cost_usd(usage)
+        if cost != usage.cost_usd:
+            reply = replace(reply, usage=replace(usage, cost_usd=cost))
         text, reasoning = without_known(reply.text), without_known(reply.reasoning)
-        return replace(reply, usage=usage, text=text, reasoning=reasoning)
+        if text != reply.text or reasoning != reply.reasoning:
+            reply = replace(reply, text=text, reasoning=reasoning)
+        return reply
 
     def _worst_case(self, request: Request, draws: Sequence[_Draw], scope: CallScope) -> CallStart:
         price, n = self._price, len(draws)

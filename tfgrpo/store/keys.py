@@ -10,24 +10,31 @@ Does not know who asks. Source: own.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfgrpo.canonical import canonical_json
+from tfgrpo.canonical import jsonable
 from tfgrpo.protocols import Request
 
 FORMAT = 1
 """Part of every key; raised when the canonical form changes."""
 
 
+_canonical = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False, check_circular=False
+).encode
+"""`canonical_json` of what is plain JSON already, which spares a walk over every message."""
+
+
 def request_to_dict(request: Request) -> dict[str, Any]:
     """Return everything of a request that can change the reply, as JSON types."""
-    sampling = request.sampling
+    sampling, form = request.sampling, request.response_format
     return {
         "messages": [m.to_dict() for m in request.messages],
-        "tools": [t.to_dict() for t in request.tools],
+        "tools": [jsonable(t.to_dict()) for t in request.tools],
         "tool_choice": request.tool_choice,
-        "response_format": request.response_format,
+        "response_format": None if form is None else jsonable(form),
         "sampling": {
             "temperature": _number(sampling.temperature),
             "top_p": _number(sampling.top_p),
@@ -36,7 +43,7 @@ def request_to_dict(request: Request) -> dict[str, Any]:
             "logprobs": sampling.logprobs,
             "top_logprobs": sampling.top_logprobs,
             "reasoning_effort": sampling.reasoning_effort,
-            "extra": sampling.extra,
+            "extra": jsonable(sampling.extra),
         },
     }
 
@@ -52,8 +59,9 @@ class RequestKey:
     __slots__ = ("_start",)
 
     def __init__(self, request: Request, identity: Mapping[str, Any]) -> None:
-        asked = {"format": FORMAT, "identity": identity, "request": request_to_dict(request)}
-        self._start = hashlib.sha256(canonical_json(asked).encode("ascii"))
+        where = jsonable(identity)
+        asked = {"format": FORMAT, "identity": where, "request": request_to_dict(request)}
+        self._start = hashlib.sha256(_canonical(asked).encode("ascii"))
 
     def draw(self, sample_index: int, seed: int | None) -> bytes:
         """Return the 32-byte key of one draw."""

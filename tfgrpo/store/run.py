@@ -193,7 +193,7 @@ class RunStore:
 
     def _elapsed_s(self) -> float:
         """Seconds of this session."""
-        return max(0.0, self.ledger.spent["seconds"] - self._earlier_s)
+        return max(0.0, self.ledger.elapsed_s - self._earlier_s)
 
     def _session_row(self, event: str) -> Statement:
         return (
@@ -247,9 +247,13 @@ class RunStore:
         return self._groups.find_rollout(rollout_id, verifier_id)
 
     def record_rollout(self, rollout: Rollout, *, group_id: str, verifier_id: str) -> None:
-        """Keep a finished rollout; it is in the file when this returns. Twice is kept once.
+        """Keep a finished rollout; equal to the newest record of it, it is kept once.
+
+        It is in the file when the running turn of the event loop ends (at once without a loop), and
+        before anything that is committed after it.
 
         Raises:
+            ConfigError: a value in it has no JSON form.
             StoreError: it could not be written.
         """
         self._groups.record_rollout(rollout, group_id=group_id, verifier_id=verifier_id)
@@ -338,6 +342,8 @@ class RunStore:
     def take_over(self, source: Path, copies: Iterable[str]) -> None:
         """Run copying statements against another journal, attached as `old`, all or nothing."""
         self._writer.copy_from(source, copies)
+        self.calls.expect_replies()
+        self._groups.expect_rollouts()
         self.record_decision("fork", {"from": str(source.parent)}, key=str(source.parent))
 
     def close(self) -> None:
