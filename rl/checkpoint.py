@@ -61,10 +61,12 @@ def save(
         temporary.mkdir()
         write_model(temporary)
         write_tensors(temporary / OPTIMISER, tensors)
-        sums = {p.name: sha256(p) for p in sorted(temporary.iterdir())}
+        paths = sorted(p for p in temporary.rglob("*"))
+        files = [p for p in paths if p.is_file()]
+        sums = {p.relative_to(temporary).as_posix(): sha256(p) for p in files}
         text = json.dumps({"format": FORMAT, "step": step, "files": sums, **state}, allow_nan=False)
         (temporary / STATE).write_text(text, encoding="utf-8")
-        for path in (*temporary.iterdir(), temporary):
+        for path in (*paths, temporary / STATE, temporary):
             _flush(path)
         if final.exists():
             shutil.rmtree(final)
