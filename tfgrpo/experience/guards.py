@@ -68,7 +68,7 @@ class Guards:
         """Index practice tasks, and gate and test tasks where they are known.
 
         Wording that at least half of the tasks share (an instruction around the data) is nobody's
-        secret, and neither is an answer that three or more tasks share (a class name).
+        secret, and neither is an answer that three or more tasks share or name (a class name).
         """
         every = [*tasks, *held_out]
         answer_tasks: Counter[tuple[str, ...]] = Counter()
@@ -77,12 +77,13 @@ class Guards:
             answer_tasks.update({tuple(words(a)) for a in leaves(task.reference)})
             found = words(task.text)
             passage_tasks.update(set(ngrams(found, _TASK_N)) if len(found) >= _TASK_N else ())
+        named = _named_by_tasks(answer_tasks.keys(), every)
         common = max(2, (len(every) + 1) // 2)
         return cls(
             frozenset(
                 a
                 for a, n in answer_tasks.items()
-                if a and n < _COMMON_LABEL_TASKS and not _is_trivial(a)
+                if a and max(n, named[a]) < _COMMON_LABEL_TASKS and not _is_trivial(a)
             ),
             frozenset(p for p, n in passage_tasks.items() if n < common),
             max_words,
@@ -136,7 +137,7 @@ class Foreign:
         """Index what outsiders wrote."""
         grams: set[tuple[str, ...]] = set()
         orders: list[frozenset[str]] = []
-        for text in texts:
+        for text in dict.fromkeys(texts):
             grams |= shingles(text, _FOREIGN_N)
             orders.extend(_orders(text))
         return cls(frozenset(grams), tuple(orders))
@@ -221,6 +222,22 @@ def leaves(reference: Any) -> Iterator[str]:
             yield from leaves(value)
     elif isinstance(reference, (str, int, float)) and not isinstance(reference, bool):
         yield str(reference)
+
+
+def _named_by_tasks(
+    answers: Iterable[tuple[str, ...]], tasks: Sequence[Task]
+) -> Counter[tuple[str, ...]]:
+    """In how many tasks' own texts each answer stands."""
+    by_length: dict[int, set[tuple[str, ...]]] = {}
+    for answer in answers:
+        by_length.setdefault(len(answer), set()).add(answer)
+    found: Counter[tuple[str, ...]] = Counter()
+    for task in tasks:
+        tokens = words(task.text)
+        for length, wanted in by_length.items():
+            if 0 < length <= len(tokens):
+                found.update(wanted & set(ngrams(tokens, length)))
+    return found
 
 
 def _is_trivial(answer: tuple[str, ...]) -> bool:

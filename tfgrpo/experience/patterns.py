@@ -21,7 +21,7 @@ PERSONAL = {
         r"|-----BEGIN [A-Z ]*KEY-----"
         r"|\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9+/_]{28,}\b"
     ),
-    "a long number": re.compile(r"(?<![\d.])\d(?:[ \-]?\d){5,}(?![\d.])"),
+    "a long number": re.compile(r"(?<![\d.])(?!\d{4}-\d\d-\d\d(?!\d))\d(?:[ \-]?\d){5,}(?![\d.])"),
 }
 """Personal or secret data: a lesson with any is refused."""
 
@@ -29,6 +29,8 @@ IGNORE_ORDER = _any(
     r"\b(?:ignore|disregard|forget|override|bypass|skip)\b[^.\n]{0,40}"
     r"\b(?:previous|prior|above|earlier|all|any|other|system|these|those|your|safety)\b[^.\n]{0,40}"
     r"\b(?:instructions?|rules?|prompts?|messages?|guidelines?|lessons?|checks?|polic(?:y|ies))\b",
+    r"\b(?:ignore|disregard|forget|override|bypass)\b[^.\n]{0,20}\b(?:instructions?|rules?|prompts?"
+    r"|guidelines?)\b[^.\n]{0,20}\b(?:above|before|earlier|so far)\b",
     r"忽略[^。\n]{0,12}(?:指令|指示|规则|提示)",
 )
 ROLE_CLAIM = _any(
