@@ -348,6 +348,8 @@ class LocalLM:
             job.row.is_cancelled = True
 
     async def _chat(self) -> ChatFormat:
+        if self._queue.is_closed:
+            raise ProviderError(f"model {self.model_id!r} is closed", kind="bad_request")
         if self._format is None:
             await asyncio.to_thread(self._prepare)
         assert self._format is not None
