@@ -104,13 +104,18 @@ class Imagination(Protocol):
 
 
 class MemoryImagination:
-    """Takes the length of the memory plan that matches best; no model call.
+    """Guesses the length of the whole plan from memory; no model call.
 
-    Used by `ToolChainScorer` itself when it has no imagination of its own.
+    `paper` takes the plan that matches best. `robust` takes the mean of the steps that each plan
+    would still need, weighted by how well it matches: the best match alone is a noisy judge, and
+    its noise differs from sibling to sibling.
     """
 
+    def __init__(self, *, weighted: bool, prior: float = 0.5) -> None:
+        self._weighted, self._prior = weighted, prior
+
     def total(self, done: int, matches: Sequence[tuple[float, int]]) -> float:
-        """Return the length of the best match, at least what is done.
+        """Return the guessed length, at least what is done.
 
         Args:
             done: steps so far, this one included.
@@ -118,8 +123,12 @@ class MemoryImagination:
         """
         if not matches:
             return float(done + 1)
-        score, length = max(matches, key=lambda m: (m[0], -m[1]))
-        return float(max(done, length)) if score > 0 else float(done + 1)
+        if not self._weighted:
+            score, length = max(matches, key=lambda m: (m[0], -m[1]))
+            return float(max(done, length)) if score > 0 else float(done + 1)
+        weights = [self._prior + share for share, _ in matches]
+        left = sum(w * max(0, length - done) for w, (_, length) in zip(weights, matches))
+        return done + left / sum(weights)
 
 
 @dataclass(slots=True)
@@ -138,7 +147,7 @@ class ToolChainScorer:
     Args:
         memory: plans that solved other tasks; an empty memory works.
         preset: `robust` or `paper` by name, or knobs of one's own.
-        imagination: guesses the length of the whole plan; None takes the best match's length.
+        imagination: guesses the length of the whole plan; None takes it from memory.
     """
 
     is_additive = False
@@ -154,7 +163,7 @@ class ToolChainScorer:
         self.memory = memory if memory is not None else PlanMemory()
         self.preset = cost_preset(preset) if isinstance(preset, str) else preset
         self.imagination = imagination
-        self._by_match = MemoryImagination()
+        self._by_match = MemoryImagination(weighted=self.preset.horizon == "steps")
         self._views: dict[str, tuple[int, _View]] = {}
 
     async def score(

@@ -112,26 +112,19 @@ class Fold:
             total += proposal.count
         children: list[Node] = []
         by_key: dict[str, Node] = {}
-        merges = self.algorithm.merges_siblings
+        merges, parent, depth = self.algorithm.merges_siblings, node.id, node.depth + 1
         for proposal in proposals:
-            key = action_key(proposal.action)
+            action, count, prior = proposal.action, proposal.count, proposal.prior
+            key = action_key(action)
             if merges and key in by_key:
                 child = by_key[key]
-                child.count += proposal.count
-                if proposal.prior is None:
+                child.count += count
+                if prior is None:
                     child.prior = child.count / total
                 continue
-            prior = proposal.count / total if proposal.prior is None else proposal.prior
-            child = Node(
-                -1,
-                node.id,
-                node.depth + 1,
-                proposal.action,
-                key,
-                proposal.count,
-                prior,
-                proposal=proposal,
-            )
+            child = Node(-1, parent, depth, action, key, count)
+            child.prior = count / total if prior is None else prior
+            child.proposal = proposal
             by_key[key] = child
             children.append(child)
         return children
@@ -177,28 +170,31 @@ class Fold:
             node.is_goal = visit.reward >= self.goal_reward
 
     def _grow(self, node: Node, visit: Visit) -> list[Node]:
-        tree = self.tree
-        had_children = bool(node.children)
+        tree, seq, merge = self.tree, self.commits, self.merge != "off"
         provisional = self.provisional(node, visit.proposals or ())
-        nothing = [None] * len(provisional)
-        outcomes: Sequence[Outcome | None] = visit.outcomes or nothing
-        scores: Sequence[NodeScore | None] = visit.scores or nothing
+        outcomes, scores = visit.outcomes, visit.scores
+        _check_length(len(provisional), outcomes, "outcomes")
+        _check_length(len(provisional), scores, "scores")
+        check_twins = bool(node.children) and self.algorithm.merges_siblings
+        nodes, ids = tree.nodes, node.children
         fresh: list[Node] = []
-        for child, outcome, score in zip(provisional, outcomes, scores, strict=True):
-            if outcome is not None:
+        for i, child in enumerate(provisional):
+            if outcomes is not None and (outcome := outcomes[i]) is not None:
                 self._take_outcome(child, outcome)
-            _take_score(node, child, score)
-            child.seq = self.commits
-            if had_children and self.algorithm.merges_siblings:
+            _take_score(node, child, scores[i] if scores is not None else None)
+            child.seq = seq
+            if check_twins:
                 twin = tree.child_by_key(node, child.action_key)
                 if twin is not None:
                     twin.count += child.count
                     tree.merged_siblings += child.count
                     continue
             tree.merged_siblings += child.count - 1
-            if self.merge != "off" and child.state_key is not None and self._merged(node, child):
+            if merge and child.state_key is not None and self._merged(node, child):
                 continue
-            tree.add(child)
+            child.id = len(nodes)  # as `Tree.add` does; a call a node would show here
+            nodes.append(child)
+            ids.append(child.id)
             if child.error:
                 child.status = "dead"
             else:
@@ -221,17 +217,21 @@ class Fold:
         return True
 
 
+def _check_length(children: int, rows: Sequence[Any] | None, what: str) -> None:
+    if rows is not None and len(rows) != children:
+        raise ConfigError(f"{len(rows)} {what} for {children} children: give one a child")
+
+
 def _take_score(node: Node, child: Node, score: NodeScore | None) -> None:
     if score is None:  # the scorer failed: as promising as the parent
         child.step_cost, child.h, child.value = 1.0, node.h, node.value
     else:
-        if score.step_cost < 0:
+        child.step_cost, child.h, child.value, child.parts, child.memo = score
+        if child.step_cost < 0:
             raise ConfigError(
                 f"step cost {score.step_cost!r} of {child.action_key!r:.80}: costs must be at "
                 "least 0, or cheaper paths could never be ruled out"
             )
-        child.step_cost, child.h, child.value = score.step_cost, score.to_go, score.value
-        child.parts, child.memo = score.parts, score.memo
     child.g = node.g + child.step_cost
 
 

@@ -56,7 +56,10 @@ def game24_figures(count: int = 200) -> dict[str, Any]:
     for start in game24.read_puzzles(count):
         exact = game24.exact_optimum(start)
         costs = []
-        for algorithm, figures in ((BestFirst.astar(), expanded), (BestFirst.uniform_cost(), plain)):
+        for algorithm, figures in (
+            (BestFirst.astar(), expanded),
+            (BestFirst.uniform_cost(), plain),
+        ):
             fold = explore(
                 start,
                 game24.moves,
