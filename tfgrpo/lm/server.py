@@ -245,9 +245,13 @@ def _seeds(body: Mapping[str, Any], n: int) -> tuple[int | None, ...]:
 
 
 def _sampling(body: Mapping[str, Any]) -> Sampling:
-    stop = body.get("stop") or ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (None,)
-    if not all(isinstance(s, str) and s for s in stops) or len(stops) > 16:
+    stop = body.get("stop") or []
+    stops = [stop] if isinstance(stop, str) else stop
+    if (
+        not isinstance(stops, list)
+        or len(stops) > 16
+        or not all(isinstance(s, str) and s for s in stops)
+    ):
         raise _BadBody("stop must be a text or a list of at most 16 texts")
     limit = _whole_number(body, "max_completion_tokens", None, 1, 1 << 20)
     if limit is None:
@@ -259,7 +263,7 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
         temperature=_number(body, "temperature", 0, 100),
         top_p=top_p,
         max_tokens=limit,
-        stop=stops,
+        stop=tuple(stops),
         logprobs=bool(body.get("logprobs")),
         top_logprobs=_whole_number(body, "top_logprobs", 0, 0, 20),
     )
