@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -465,6 +467,10 @@ async def test_a_step_of_unusable_proposals_changes_nothing_and_three_in_a_row_s
     assert "3 times 'holds an e-mail address'" in message
     quiet = await propose(lm, [group(1, [1, 1])], library)
     assert stalled([*steps[:2], quiet]) == ""
+    honest = await propose(StagedLM(contrast="[]"), [group(1, [1, 0])], library)
+    assert stalled([*steps[:2], honest]) == ""
+    mute = [await propose(StagedLM(contrast="?"), [group(1, [1, 0])], library) for _ in range(3)]
+    assert "no JSON could be read" in stalled(mute)
     good = await propose(StagedLM(contrast=lessons(PLAIN)), [group(1, [1, 0])], Library())
     assert stalled([*steps[:2], good]) == ""
 
@@ -490,3 +496,44 @@ async def test_a_critic_without_an_lm_is_refused_unless_lessons_are_off() -> Non
     settings = ExperienceSettings(lessons=False)
     proposal = await Critic(None, settings).propose([group(1, [1, 0])], Library())
     assert [e.kind for e in proposal.library.shown] == ["exemplar"]
+
+
+def _airline_groups(shared: Path) -> list[RolloutGroup]:
+    path = shared / "data" / "search" / "taubench_airline" / "gpt4o_trajectories.jsonl.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines]
+    by_task: dict[int, list[Rollout]] = {}
+    prompts: dict[int, str] = {}
+    for row in rows:
+        key, steps = row["task_id"], []
+        messages = [
+            Message(m["role"], str(m.get("content") or m.get("tool_calls")))
+            for m in row["messages"]
+        ]
+        prompts.setdefault(key, messages[0].content)
+        for message in messages[1:]:
+            if message.role == "assistant" or not steps:
+                steps.append(Step(message))
+            else:
+                steps[-1] = Step(steps[-1].action, (*steps[-1].observations, message))
+        name = f"{key}-{row['trial']}"
+        score = Score(row["reward"])
+        by_task.setdefault(key, []).append(Rollout(name, str(key), tuple(steps), "graded", score))
+    return [
+        RolloutGroup(f"g{key}", Task(str(key), prompts[key]), tuple(rollouts))
+        for key, rollouts in by_task.items()
+    ]
+
+
+async def test_fifty_real_groups_of_an_airline_agent_fit_a_16k_critic(shared: Path) -> None:
+    groups = _airline_groups(shared)
+    assert len(groups) == 50 and all(len(g.rollouts) == 4 for g in groups)
+    budget = CriticBudget(context_tokens=16_000, reply_tokens=1000)
+    lm = StagedLM(summarise="It booked a flight.", contrast=lessons(PLAIN))
+    settings = ExperienceSettings(exemplars=0, budget=budget)
+    proposal = await Critic(lm, settings).propose(groups, Library())
+    assert proposal.informative == sum(g.is_informative() for g in groups) > 5
+    assert len(proposal.library) == 1
+    for request in lm.requests:
+        size = sum(estimate_tokens(m.content) for m in request.messages)
+        assert size + (request.sampling.max_tokens or 0) <= 16_000

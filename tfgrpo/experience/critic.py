@@ -78,8 +78,9 @@ class Proposal:
 
     @property
     def is_unusable(self) -> bool:
-        """True when there was something to learn from and nothing came of it."""
-        return self.informative > 0 and not any(o.result != "rejected" for o in self.outcomes)
+        """True when something was proposed or asked in vain: an honest empty list is neither."""
+        tried = bool(self.outcomes or self.rejected or self.notes)
+        return tried and not any(o.result != "rejected" for o in self.outcomes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form for a journal; libraries by version only."""

@@ -18,6 +18,7 @@ from tfgrpo.experience.entry import Provenance, Trust
 from tfgrpo.experience.guards import has_third_party
 from tfgrpo.experience.informative import Teaching
 from tfgrpo.experience.library import Library
+from tfgrpo.experience.patterns import IGNORE_ORDER, MEMORY_ORDER, PERSONAL, ROLE_CLAIM
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.experience.similarity import jaccard
 from tfgrpo.messages import Message
@@ -43,7 +44,7 @@ def exemplar_edits(
     if settings.reference_exemplars and settings.repairs.all_fail_path:
         edits = [
             reference_exemplar(g)
-            for g in teaching.all_failed
+            for g in _failed(teaching, settings)
             if g.task.reference is not None and g.task.task_id not in used
         ]
         cues = [e.cue for e in have if e.is_shown] + [_cue(e) for e in chosen]
@@ -70,10 +71,31 @@ def _verified(
     for group in groups:
         usable = [r for r in group.graded if r.steps and r.answer.strip() and not r.is_truncated]
         good = [r for r in usable if (r.reward or 0.0) >= least - settings.tolerance]
+        if settings.repairs.fenced_data:
+            good = [r for r in good if is_fit(r, group.task)]
         if good:
             rank = sorted(good, key=lambda r: (-(r.reward or 0.0), len(r.answer), r.sample_index))
             found.append((group, rank[0]))
     return found
+
+
+def _failed(teaching: Teaching, settings: ExperienceSettings) -> Sequence[RolloutGroup]:
+    """Return the groups in which no rollout succeeded: by the settings' least reward, if any."""
+    least = settings.exemplar_reward
+    if least is None:
+        return teaching.all_failed
+    return [
+        g for g in teaching.groups if g.graded and max(g.rewards_G) < least - settings.tolerance
+    ]
+
+
+def is_fit(rollout: Rollout, task: Task) -> bool:
+    """False where a worked example would carry orders of a third party or a key into prompts."""
+    observed = "\n".join(m.content for s in rollout.steps for m in s.observations)
+    if any(p.search(observed) for p in (IGNORE_ORDER, ROLE_CLAIM, MEMORY_ORDER)):
+        return False
+    whole = "\n".join([task.text, *(m.content for m in rollout.messages)])
+    return not (IGNORE_ORDER.search(whole) or PERSONAL["a key or token"].search(whole))
 
 
 def rollout_exemplar(group: RolloutGroup, rollout: Rollout) -> Edit:

@@ -103,8 +103,9 @@ class ExperienceSettings:
     reference_exemplars: bool = False
     """Make exemplars of references where every rollout failed."""
     exemplar_reward: float | None = None
-    """Least reward of an exemplar; None: the best reward that was reached anywhere in the step,
-    and more than the group's worst where rewards differ."""
+    """Least reward of an exemplar, and what a rollout must reach not to have failed. None: the
+    best reward that was reached anywhere in the step. Set it to the verifier's largest reward
+    where part marks are given."""
     ground_truth: bool = True
     """False hides rewards and references from the critic and lets every group teach."""
     tolerance: float = 1e-9
