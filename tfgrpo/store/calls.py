@@ -16,7 +16,7 @@ from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
 from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
 from tfgrpo.store.database import Statement, Writer
-from tfgrpo.store.values import Values
+from tfgrpo.store.values import DAMAGED, Values
 
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 
@@ -211,7 +211,7 @@ class CallJournal:
         )
         for row, body, mark in rows:
             value = self._values.get("completions", row, body, mark)
-            if value is not None:
+            if value is not DAMAGED:
                 return completion_from_dict(value)
         return None
 

@@ -14,7 +14,7 @@ import math
 import zlib
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from tfgrpo.canonical import jsonable
 from tfgrpo.errors import ConfigError
@@ -57,6 +57,18 @@ def plain_json(value: Any, what: str = "value") -> str:
             return _encode(jsonable(value))
         except (TypeError, ValueError) as exc:
             raise ConfigError(f"{what} cannot be kept as JSON: {exc}") from exc
+
+
+class _Record(Protocol):
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def form_of(record: _Record, what: str) -> dict[str, Any]:
+    """Return a record's JSON form; raises as `pack`."""
+    try:
+        return record.to_dict()
+    except (TypeError, ValueError) as exc:
+        raise ConfigError(f"{what} cannot be kept as JSON: {exc}") from exc
 
 
 def pack_text(text: str) -> Packed:

@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 from tfgrpo.errors import ConfigError, MissingExtraError
 from tfgrpo.rollout import RolloutGroup
-from tfgrpo.store.codec import plain_json
+from tfgrpo.store.codec import form_of, plain_json
 from tfgrpo.store.database import store_errors
 
 __all__ = ["read_groups", "write_groups"]
@@ -50,7 +50,7 @@ def write_groups(path: Path | str, groups: Iterable[RolloutGroup]) -> int:
         count = 0
         with opener(part, "wt", encoding="utf-8", newline="\n") as file:
             for group in groups:
-                file.write(plain_json(group.to_dict(), f"group {group.group_id!r}") + "\n")
+                file.write(_group_text(group) + "\n")
                 count += 1
         return count
 
@@ -75,6 +75,11 @@ def read_groups(path: Path | str) -> Iterator[RolloutGroup]:
             raise ConfigError(
                 f"{source.name}, {where}: not a rollout group ({type(exc).__name__}: {exc})"
             ) from exc
+
+
+def _group_text(group: RolloutGroup) -> str:
+    what = f"group {group.group_id!r}"
+    return plain_json(form_of(group, what), what)
 
 
 def _kind(path: Path) -> str:
@@ -204,7 +209,7 @@ def _parquet_row(group: RolloutGroup) -> dict[str, Any]:
         "answers": [_clean(r.answer) for r in group.rollouts],
         "outcomes": [r.outcome for r in group.rollouts],
         "rewards": [r.reward for r in group.rollouts],
-        "group": plain_json(group.to_dict(), f"group {group.group_id!r}"),
+        "group": _group_text(group),
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tfgrpo.canonical import jsonable
 from tfgrpo.context import Context
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
-from tfgrpo.store.codec import column_text, from_column, pack
+from tfgrpo.store.codec import column_text, form_of, from_column, pack
 from tfgrpo.store.database import Statement, Writer
 from tfgrpo.store.values import DAMAGED, Values
 
@@ -91,7 +91,8 @@ class GroupJournal:
         name, group, verifier = map(column_text, (rollout.rollout_id, group_id, verifier_id))
         if self._fresh.get((name, verifier, group)) is rollout:
             return None
-        body, mark = pack(rollout.to_dict(), f"rollout {rollout.rollout_id!r}")
+        what = f"rollout {rollout.rollout_id!r}"
+        body, mark = pack(form_of(rollout, what), what)
         if self._has_rollouts or group in self._closed:
             kept = self._writer.read(
                 "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
@@ -124,14 +125,15 @@ class GroupJournal:
         Raises:
             StoreError: it could not be written.
         """
+        what = f"group {group.group_id!r}"
         verifier_id = str(group.metadata.get("verifier_id", ""))
         rows = self._extra_rows()
         for rollout in group.rollouts:
             row = self._rollout_row(rollout, group.group_id, verifier_id)
             if row is not None:
                 rows.append(row)
-        task, task_mark = pack(group.task.to_dict(), f"task {group.task.task_id!r}")
-        context, context_mark = pack(group.context.to_dict(), "context")
+        task, task_mark = pack(form_of(group.task, what), what)
+        context, context_mark = pack(form_of(group.context, what), what)
         rows += [
             ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (task_mark, task)),
             ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (context_mark, context)),
