@@ -113,7 +113,7 @@ def make_app(lm: LM, settings: ServerSettings) -> Starlette:
             body = await _body(request)
             asked = _read(body, settings)
             if asked.is_stream:
-                return await _stream_response(lm, asked, settings)
+                return await _stream_response(request, lm, asked, settings)
             replies = await _until_gone(request, lm.complete(asked.request, asked.n, asked.seeds))
         except _BadBody as exc:
             return _error(exc.status, str(exc), exc.code)
@@ -334,16 +334,15 @@ def _tool_choice(body: Mapping[str, Any]) -> str | None:
     return choice if isinstance(choice, str) else None
 
 
-async def _until_gone(request: HttpRequest, work: Any) -> list[Completion]:
-    """Await the replies; cancel them when the client leaves."""
+async def _until_gone(request: HttpRequest, work: Any) -> Any:
+    """Await the work; cancel it when the client leaves."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise _BadBody("the client left", 499, "client_closed")
-        replies: list[Completion] = await task
-        return replies
+        return await task
     finally:
         for waiting in (task, gone):
             waiting.cancel()
@@ -429,13 +428,15 @@ def _whole(replies: Sequence[Completion], asked: _Asked, model: str) -> dict[str
     }
 
 
-async def _stream_response(lm: LM, asked: _Asked, settings: ServerSettings) -> Response:
+async def _stream_response(
+    request: HttpRequest, lm: LM, asked: _Asked, settings: ServerSettings
+) -> Response:
     """Server-sent events; starlette cancels the generator when the client leaves. An error before
     the first event is an HTTP status, not an event."""
     from starlette.responses import StreamingResponse
 
     chunks = _chunks(lm, asked, settings.model_name)
-    first = await anext(chunks)
+    first: bytes = await _until_gone(request, anext(chunks))
 
     async def body() -> AsyncIterator[bytes]:
         try:
