@@ -12,8 +12,9 @@ recalled, alpha, beta and k unknown); an approximation of it, never a reproducti
 
 `robust` (default): what measuring showed to be needed. A floor under each factor, so that one
 perfect part does not make a step free; LCS over the longer length and plans of two calls or more,
-so that short plans do not match everything; and an h that counts the steps still to go, so that it
-weighs as much deep in the tree as at the root. Neither h is admissible: no optimality is claimed.
+so that short plans do not match everything; costs as means instead of products; and an h that
+counts the steps still to go, averaged over the memory, so that it weighs as much deep in the tree
+as at the root. Neither h is admissible: no optimality is claimed.
 
 LCS rows are kept on the node, so a child costs O(length of the plans). Does not know how the
 search uses the numbers. Source: Zhuang et al. 2023, arXiv 2310.13227 (`paper`); `robust`: own.
@@ -75,10 +76,14 @@ ROBUST = CostPreset(
     "robust",
     alpha=0.3,
     floor=0.1,
+    combine="mean",
     normaliser="max",
     horizon="steps",
+    step_estimate=0.7,
     min_plan=2,
 )
+"""The arithmetic mean of the badness values; a step is taken to cost what a right step that 30 % of
+the samples say costs."""
 
 
 def cost_preset(name: str) -> CostPreset:

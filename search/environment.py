@@ -374,8 +374,7 @@ class ReplayEnvironment:
 
     Args:
         open_session: starts a world in its first state.
-        goal, key: as for `ImmutableEnvironment`, of the tuple of actions so far.
-        effect: effect class of an action.
+        effect: effect class of an action; reading ones leave the path as it is.
         is_simulator: whether the sessions touch nothing real. Replay runs actions more than once,
             so anything but `read` is refused by the driver where this is False.
     """
@@ -408,6 +407,8 @@ class ReplayEnvironment:
                 return failed
             assert self._session is not None
             outcome = await self._session.act(action)
+            if self.effects(action) in ("pure", "read"):  # the session stands where it stood
+                return outcome if outcome.error else _with_state(outcome, handle)
             if outcome.error:
                 await self._drop()
                 return outcome
