@@ -11,8 +11,9 @@ from tests.experience.cases import PLAIN, StagedLM, group
 from tfgrpo import prompts
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.experience.critic import Critic, Proposal, stalled
+from tfgrpo.experience.draft import Caps, estimate_tokens
 from tfgrpo.experience.edits import Edit, EditCounts
-from tfgrpo.experience.library import Caps, Library, estimate_tokens, from_texts
+from tfgrpo.experience.library import Library, from_texts
 from tfgrpo.experience.settings import CriticBudget, ExperienceSettings
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
@@ -278,8 +279,8 @@ async def test_update_decisions_change_delete_and_keep_entries() -> None:
 async def test_fat_trajectories_stay_within_the_window_and_show_head_error_and_tail() -> None:
     page = "HEAD-OF-PAGE " + "filler words go here " * 6000 + " Traceback: ValueError bad unit "
     page += "more filler text " * 6000 + " TAIL-OF-PAGE"
-    megabytes = page * 12
-    assert len(megabytes) > 2_500_000
+    megabytes = page * 5
+    assert len(megabytes) > 1_000_000
     budget = CriticBudget(context_tokens=32_000, reply_tokens=2000)
     settings = ExperienceSettings(exemplars=0, budget=budget, caps=Caps(400, 8000))
     library = Library().apply(_many_adds(400), deduplicate=False).library

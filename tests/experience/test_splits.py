@@ -93,3 +93,22 @@ def test_alike_tasks_inside_one_split_are_no_overlap() -> None:
 def test_a_text_without_a_number_or_quotation_has_no_template() -> None:
     assert template("Which of the two ships is longer?") == ""
     assert template('Sort "b a" into order please') == template('Sort "z y x" into order please')
+
+
+def test_an_instruction_that_all_tasks_share_makes_no_overlap() -> None:
+    words = ["anchor", "bridge", "candle", "desert", "engine", "forest", "garden", "harbour"]
+    rows = [
+        Task(f"{a}-{b}", f"Tell in one word of lower case letters what the text is about: {a} {b}")
+        for a in words
+        for b in words
+        if a != b
+    ]
+    assert overlaps(split_tasks(rows)) == []
+
+
+def test_many_fillings_of_one_form_are_each_named_without_naming_every_pair() -> None:
+    rows = [Task(f"t{i}", f"How much is {i} plus {i * 3} in total?") for i in range(90)]
+    found = overlaps(split_tasks(rows))
+    assert {o.kind for o in found} == {"template"}
+    assert {key for o in found for key in (o.first, o.second)} == {t.task_id for t in rows}
+    assert len(found) < 3 * len(rows)

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.errors import ProviderError
-from tfgrpo.experience.library import TokenCounter
+from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.replies import ReplyError, visible
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.messages import Message

@@ -17,6 +17,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.calls import Asker, CallNote, Where, together
+from tfgrpo.experience.draft import TokenCounter, estimate_tokens
 from tfgrpo.experience.edits import (
     Edit,
     EditCounts,
@@ -31,7 +32,7 @@ from tfgrpo.experience.evidence import trajectory
 from tfgrpo.experience.exemplars import exemplar_edits
 from tfgrpo.experience.guards import Foreign, Guards, foreign_texts, has_third_party
 from tfgrpo.experience.informative import Teaching, teaching_groups, usable
-from tfgrpo.experience.library import Library, TokenCounter, estimate_tokens
+from tfgrpo.experience.library import Library
 from tfgrpo.experience.merging import Merged, reconcile, settle
 from tfgrpo.experience.paper import paper_step
 from tfgrpo.experience.settings import ExperienceSettings

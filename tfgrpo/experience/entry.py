@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from tfgrpo.context import ContextPart
 from tfgrpo.messages import Message
+
+if TYPE_CHECKING:
+    from tfgrpo.statistics import Interval
 
 Kind = Literal["lesson", "exemplar"]
 Status = Literal["active", "pinned", "banned", "quarantined"]
@@ -85,6 +88,11 @@ class Value:
     high: float
     n_tasks: int
     level: float = 0.95
+
+    @classmethod
+    def of(cls, interval: Interval) -> Self:
+        """Take over a measured interval, such as `EntryValue.effect`."""
+        return cls(interval.estimate, interval.low, interval.high, interval.n_tasks, interval.level)
 
     def to_dict(self) -> dict[str, float | int]:
         """Return the JSON form."""

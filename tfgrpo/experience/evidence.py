@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tfgrpo.canonical import digest
-from tfgrpo.experience.library import TokenCounter
+from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.rollout import Rollout, RolloutGroup
 
 _ERROR = re.compile(

@@ -117,7 +117,8 @@ class Guards:
         for what, pattern in PERSONAL.items():
             if pattern.search(text):
                 return f"holds {what}"
-        if any(found_at(answer, found) for answer in self.answers):
+        lengths = {len(answer) for answer in self.answers}
+        if any(self.answers & set(ngrams(found, n)) for n in lengths if n <= len(found)):
             return "quotes the answer of a task"
         if self.passages and set(ngrams(found, _TASK_N)) & self.passages:
             return f"quotes {_TASK_N} or more words of a task"
@@ -244,9 +245,3 @@ def _is_trivial(answer: tuple[str, ...]) -> bool:
     """One letter, one digit, or yes/no: too common to be anybody's answer."""
     joined = "".join(answer)
     return len(joined) < 2 or joined in {"yes", "no", "true", "false", "none", "unknown"}
-
-
-def found_at(part: Sequence[str], whole: Sequence[str]) -> bool:
-    """True when `part` stands in `whole` as a run of words."""
-    n = len(part)
-    return any(tuple(whole[i : i + n]) == tuple(part) for i in range(len(whole) - n + 1))

@@ -8,33 +8,28 @@ Idea: the experience library of Training-Free GRPO; stable ids, undo, pin, ban, 
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from tfgrpo.canonical import digest
 from tfgrpo.context import Context, Placement
 from tfgrpo.errors import ConfigError, EditError
-from tfgrpo.experience.edits import Edit, EditOutcome
-from tfgrpo.experience.entry import (
-    Experience,
-    Revision,
-    Status,
-    Value,
-    lowest_trust,
-    undented,
+from tfgrpo.experience.changes import Change, ChangeSet, Diff
+from tfgrpo.experience.draft import (
+    ENTRY_OVERHEAD_TOKENS,
+    Caps,
+    Draft,
+    TokenCounter,
+    estimate_tokens,
+    number_of,
 )
-from tfgrpo.experience.similarity import is_near, normal
+from tfgrpo.experience.edits import Edit, EditOutcome
+from tfgrpo.experience.entry import Experience, Status, Value, undented
 from tfgrpo.rollout import Task
 
 FORMAT = "tfgrpo.library"
 FORMAT_VERSION = 1
-_ENTRY_OVERHEAD_TOKENS = 6
-"""What the list mark or the turn markers of one entry take beside its words."""
-
-TokenCounter = Callable[[str], int]
 
 
 class Selector(Protocol):
@@ -50,75 +45,6 @@ class Selector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
-    """How large a library may grow, counted over what reaches prompts."""
-
-    entries: int | None = 40
-    tokens: int | None = 4000
-    """Of the rendered entries, by the counter given to `apply`."""
-
-
-def estimate_tokens(text: str) -> int:
-    """Return a cautious token count for a model whose tokenizer is not at hand.
-
-    Letters and spaces count a third each, other ASCII one each, other characters 3/4 of their
-    UTF-8 bytes: more than common byte-pair tokenizers give on prose, code and Chinese
-    (approximation).
-    """
-    ascii_text = text.encode("ascii", "ignore")
-    plain = sum(map(ascii_text.count, _PLAIN))
-    wide_bytes = len(text.encode("utf-8", "surrogatepass")) - len(ascii_text)
-    return math.ceil(plain / 3 + (len(ascii_text) - plain) * 0.9 + wide_bytes * 0.75)
-
-
-_PLAIN = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \n"]
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One entry before and after; None where it was not there."""
-
-    before: Experience | None
-    after: Experience | None
-
-    @property
-    def experience_id(self) -> str:
-        """Which entry."""
-        entry = self.after or self.before
-        assert entry is not None
-        return entry.experience_id
-
-
-@dataclass(frozen=True, slots=True)
-class ChangeSet:
-    """What one `apply`, pin, ban or undo did, as a whole."""
-
-    step: int
-    label: str
-    changes: tuple[Change, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "step": self.step,
-            "label": self.label,
-            "changes": [
-                [c.before and c.before.to_dict(), c.after and c.after.to_dict()]
-                for c in self.changes
-            ],
-        }
-
-    @classmethod
-    def from_dict(cls, row: Mapping[str, Any]) -> Self:
-        """Restore from the JSON form."""
-        changes = tuple(
-            Change(*(None if e is None else Experience.from_dict(e) for e in pair))
-            for pair in row["changes"]
-        )
-        return cls(row["step"], row["label"], changes)
-
-
-@dataclass(frozen=True, slots=True)
 class Applied:
     """A new version and the books of how it came about."""
 
@@ -127,32 +53,6 @@ class Applied:
     """One an edit, in order."""
     evicted: tuple[Experience, ...] = ()
     """Entries that a cap pushed out, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """How one library differs from another."""
-
-    added: tuple[Experience, ...]
-    removed: tuple[Experience, ...]
-    changed: tuple[tuple[Experience, Experience], ...]
-    """Pairs (before, after) whose words or status differ."""
-
-    @property
-    def is_empty(self) -> bool:
-        """True when a prompt could not tell the two apart."""
-        return not (self.added or self.removed or self.changed)
-
-    def lines(self) -> list[str]:
-        """Return the difference for people, one line an entry."""
-        return [
-            *(f"- {e.experience_id} {e.body}" for e in self.removed),
-            *(f"+ {e.experience_id} {e.body}" for e in self.added),
-            *(
-                f"~ {a.experience_id} [{a.status} -> {b.status}] {a.body} -> {b.body}"
-                for a, b in self.changed
-            ),
-        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +106,7 @@ class Library:
 
     def tokens(self, count: TokenCounter = estimate_tokens) -> int:
         """Return how many tokens the shown entries take in a prompt, marks included."""
-        return sum(count(e.body) + _ENTRY_OVERHEAD_TOKENS for e in self.shown)
+        return sum(count(e.body) + ENTRY_OVERHEAD_TOKENS for e in self.shown)
 
     def context(
         self,
@@ -254,7 +154,7 @@ class Library:
             deduplicate: merge adds whose words equal or nearly equal an entry's.
         """
         step = self.step + 1 if step is None else step
-        draft = _Draft({e.experience_id: e for e in self.entries}, self.next_number, step)
+        draft = Draft({e.experience_id: e for e in self.entries}, self.next_number, step)
         outcomes = [draft.one(edit, caps, count, deduplicate) for edit in edits]
         evicted = draft.enforce(caps, count) if caps is not None else []
         gone = {e.experience_id for e in evicted}
@@ -386,169 +286,6 @@ class Library:
 
 
 EMPTY_LIBRARY = Library()
-
-
-def number_of(experience_id: str) -> int:
-    """Return the number in an id.
-
-    Raises:
-        ValueError: not an id of ours.
-    """
-    match = re.fullmatch(r"E([1-9]\d*)", experience_id)
-    if match is None:
-        raise ValueError(f"{experience_id!r} is not an experience id; they read E1, E2, …")
-    return int(match[1])
-
-
-@dataclass
-class _Draft:
-    """The version under construction."""
-
-    entries: dict[str, Experience]
-    next_number: int
-    step: int
-    created: set[str] = field(default_factory=set)
-    deleted: set[str] = field(default_factory=set)
-
-    def one(
-        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
-    ) -> EditOutcome:
-        if edit.op == "add":
-            return self._add(edit, caps, count, deduplicate)
-        if edit.op == "keep":
-            return EditOutcome(edit, "applied", "nothing to change", edit.target)
-        why_not = self._untouchable(edit.target)
-        if why_not:
-            return EditOutcome(edit, "rejected", why_not, edit.target)
-        if edit.op == "delete":
-            del self.entries[edit.target]
-            self.deleted.add(edit.target)
-            return EditOutcome(edit, "applied", edit.reason or "deleted", edit.target)
-        return self._update(edit, caps, count, deduplicate)
-
-    def _untouchable(self, target: str) -> str:
-        if target in self.deleted:
-            return f"{target} was deleted in the same step"
-        entry = self.entries.get(target)
-        if entry is None:
-            return f"there is no experience {target!r}"
-        return "" if entry.status == "active" else f"{target} is {entry.status}"
-
-    def _add(
-        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
-    ) -> EditOutcome:
-        entry = Experience(
-            experience_id=f"E{self.next_number}",
-            kind=edit.kind,
-            text=edit.text,
-            turns=edit.turns,
-            provenance=edit.provenance,
-            trust=edit.trust,
-            status="quarantined" if edit.quarantine else "active",
-            status_reason=edit.quarantine,
-            created_step=self.step,
-            updated_step=self.step,
-            history=(Revision(self.step, "add", edit.reason, edit.text),),
-        )
-        if not entry.body.strip():
-            return EditOutcome(edit, "rejected", "there are no words in it")
-        too_long = _too_long(entry, caps, count)
-        if too_long:
-            return EditOutcome(edit, "rejected", too_long)
-        twin = self._twin(entry) if deduplicate else None
-        if twin is not None:
-            return self._merge(edit, twin)
-        self.entries[entry.experience_id] = entry
-        self.created.add(entry.experience_id)
-        self.next_number += 1
-        return EditOutcome(edit, "applied", edit.quarantine, entry.experience_id)
-
-    def _update(
-        self, edit: Edit, caps: Caps | None, count: TokenCounter, deduplicate: bool
-    ) -> EditOutcome:
-        old = self.entries[edit.target]
-        if old.kind == "exemplar" or edit.kind == "exemplar":
-            return EditOutcome(edit, "rejected", "an exemplar is added or deleted, never rewritten")
-        if not edit.text.strip():
-            return EditOutcome(edit, "rejected", "there are no words in it", edit.target)
-        if normal(edit.text) == normal(old.text):
-            return self._merge(edit, old)
-        new = old.revised(
-            self.step,
-            "update",
-            edit.reason,
-            text=edit.text,
-            provenance=old.provenance | edit.provenance,
-            trust=lowest_trust([old.trust, edit.trust]),
-            value=None,
-        )
-        if edit.quarantine:
-            reason = f"the update was held back: {edit.quarantine}"
-            return EditOutcome(edit, "rejected", reason, edit.target)
-        why_not = _too_long(new, caps, count)
-        twin = self._twin(new) if deduplicate else None
-        if twin is not None and not why_not:
-            why_not = f"would repeat {twin.experience_id}"
-        if why_not:
-            return EditOutcome(edit, "rejected", why_not, edit.target)
-        self.entries[edit.target] = new
-        return EditOutcome(edit, "applied", edit.reason, edit.target)
-
-    def _twin(self, entry: Experience) -> Experience | None:
-        for other in self.entries.values():
-            if other.experience_id != entry.experience_id and other.kind == entry.kind:
-                same = normal(other.body) == normal(entry.body)
-                if same or (entry.kind == "lesson" and is_near(other.body, entry.body)):
-                    return other
-        return None
-
-    def _merge(self, edit: Edit, twin: Experience) -> EditOutcome:
-        if twin.status == "banned":
-            reason = f"the same as {twin.experience_id}, which is banned"
-            return EditOutcome(edit, "rejected", reason, twin.experience_id)
-        self.entries[twin.experience_id] = replace(
-            twin,
-            merged=twin.merged + 1,
-            provenance=twin.provenance | edit.provenance,
-            trust=lowest_trust([twin.trust, edit.trust]),
-        )
-        return EditOutcome(
-            edit, "merged", f"says the same as {twin.experience_id}", twin.experience_id
-        )
-
-    def enforce(self, caps: Caps, count: TokenCounter) -> list[Experience]:
-        """Evict by measured value, then age; what this step added goes last, pinned never."""
-        sizes = {
-            key: count(e.body) + _ENTRY_OVERHEAD_TOKENS
-            for key, e in self.entries.items()
-            if e.is_shown
-        }
-        order = sorted(
-            (self.entries[key] for key in sizes if self.entries[key].status != "pinned"),
-            key=lambda e: (
-                e.experience_id in self.created,
-                e.value.estimate if e.value else 0.0,
-                e.created_step,
-                number_of(e.experience_id),
-            ),
-        )
-        evicted: list[Experience] = []
-        for entry in order:
-            few_enough = caps.entries is None or len(sizes) <= caps.entries
-            if few_enough and (caps.tokens is None or sum(sizes.values()) <= caps.tokens):
-                break
-            del sizes[entry.experience_id]
-            evicted.append(self.entries.pop(entry.experience_id))
-        return evicted
-
-
-def _too_long(entry: Experience, caps: Caps | None, count: TokenCounter) -> str:
-    if caps is None or caps.tokens is None:
-        return ""
-    tokens = count(entry.body) + _ENTRY_OVERHEAD_TOKENS
-    if tokens <= caps.tokens:
-        return ""
-    return f"{tokens} tokens alone are more than the library's cap of {caps.tokens}"
 
 
 def parse_rendered(prompt: str) -> list[str]:

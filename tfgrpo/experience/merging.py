@@ -150,6 +150,8 @@ def _problem(
     edit = operation.edit
     if edit.op == "keep" and not sources:
         return "keeps nothing that was proposed"
+    if edit.op == "delete" and not (sources or operation.sources):
+        return "no proposal stands behind it"
     if edit.op not in ("add", "update"):
         return ""
     basis = [e.text for e in (sources or proposals)] + [entries.get(edit.target, "")]

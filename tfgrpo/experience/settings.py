@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tfgrpo.context import Placement
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience.library import Caps
+from tfgrpo.experience.draft import Caps
 from tfgrpo.protocols import Limits, Sampling
 
 Flow = Literal["default", "paper-main", "paper-preview"]

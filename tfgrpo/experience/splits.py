@@ -22,6 +22,8 @@ from tfgrpo.rollout import Task
 SplitName = Literal["practice", "gate", "test"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 _NEAR = 0.8
+_COMMON_TASKS = 12
+"""A word run that more tasks than this, and more than a fifth, share is common wording."""
 _TEMPLATE_WORDS = 4
 """A form of fewer words is no form."""
 
@@ -62,7 +64,7 @@ class Overlap:
     second_split: SplitName
     kind: Literal["exact", "near", "template"]
     similarity: float
-    """Share of common three-word runs, 0 to 1."""
+    """Share of common three-word runs, 0 to 1; runs that many tasks share count for nothing."""
 
 
 def split_tasks(
@@ -177,15 +179,15 @@ def overlaps(splits: Splits, *, near: float = _NEAR) -> list[Overlap]:
     digits are masked. Sorted by kind (exact first), then ids.
     """
     rows = [(name, task) for name in SPLITS for task in getattr(splits, name)]
-    grams = [shingles(task.text, 3) for _, task in rows]
+    grams = _telling([shingles(task.text, 3) for _, task in rows])
     exact = [normal(task.text) for _, task in rows]
     forms = [template(task.text) for _, task in rows]
+    home = [name for name, _ in rows]
+    same = _linked(exact, home) | _linked(forms, home)
     found: list[Overlap] = []
-    for i, j in sorted(_candidates(grams, exact, forms)):
-        if rows[i][0] == rows[j][0]:
-            continue
+    for i, j in sorted(same | _sharing(grams, home)):
         union = len(grams[i] | grams[j])
-        similarity = len(grams[i] & grams[j]) / union if union else 1.0
+        similarity = len(grams[i] & grams[j]) / union if union else 0.0
         kind: Literal["exact", "near", "template"]
         if exact[i] == exact[j]:
             kind, similarity = "exact", 1.0
@@ -203,28 +205,38 @@ def overlaps(splits: Splits, *, near: float = _NEAR) -> list[Overlap]:
     return sorted(found, key=lambda o: (rank[o.kind], o.first, o.second))
 
 
-def _candidates(
-    grams: Sequence[set[tuple[str, ...]]], exact: Sequence[str], forms: Sequence[str]
-) -> set[tuple[int, int]]:
-    """Pairs that share a form, a text or enough rare word runs to be worth comparing."""
-    buckets: dict[tuple[str, object], list[int]] = {}
+def _telling(grams: Sequence[set[tuple[str, ...]]]) -> list[set[tuple[str, ...]]]:
+    """Drop the runs that many tasks share: an instruction around the data tells nothing."""
+    counts = Counter(gram for mine in grams for gram in mine)
+    common = {gram for gram, n in counts.items() if n > max(_COMMON_TASKS, len(grams) // 5)}
+    return [mine - common for mine in grams]
+
+
+def _linked(keys: Sequence[str], home: Sequence[str]) -> set[tuple[int, int]]:
+    """Pair each task with the first task of every other split that has the same key."""
+    first: dict[tuple[str, str], int] = {}
+    for i, key in enumerate(keys):
+        first.setdefault((key, home[i]), i)
+    pairs: set[tuple[int, int]] = set()
+    for i, key in enumerate(keys):
+        for name in SPLITS:
+            j = first.get((key, name))
+            if key and j is not None and name != home[i]:
+                pairs.add((min(i, j), max(i, j)))
+    return pairs
+
+
+def _sharing(grams: Sequence[set[tuple[str, ...]]], home: Sequence[str]) -> set[tuple[int, int]]:
+    """Pairs across splits that share at least half of the longer one's telling runs."""
+    where: dict[tuple[str, ...], list[int]] = {}
     for i, mine in enumerate(grams):
-        buckets.setdefault(("exact", exact[i]), []).append(i)
-        if forms[i]:
-            buckets.setdefault(("form", forms[i]), []).append(i)
         for gram in mine:
-            buckets.setdefault(("gram", gram), []).append(i)
-    pairs: Counter[tuple[int, int]] = Counter()
-    sure: set[tuple[int, int]] = set()
-    for (kind, _), members in buckets.items():
+            where.setdefault(gram, []).append(i)
+    shared: Counter[tuple[int, int]] = Counter()
+    for members in where.values():
         for a, i in enumerate(members):
-            for j in members[a + 1 :]:
-                if kind == "gram":
-                    pairs[(i, j)] += 1
-                else:
-                    sure.add((i, j))
-    likely = {(i, j) for (i, j), n in pairs.items() if 2 * n >= max(len(grams[i]), len(grams[j]))}
-    return sure | likely
+            shared.update((i, j) for j in members[a + 1 :] if home[i] != home[j])
+    return {(i, j) for (i, j), n in shared.items() if 2 * n >= max(len(grams[i]), len(grams[j]))}
 
 
 def template(text: str) -> str:

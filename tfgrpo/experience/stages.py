@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tfgrpo.canonical import canonical_json
+from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.evidence import advantages, cut, extremes, fence, fits, fitted_trajectory
 from tfgrpo.experience.informative import usable
-from tfgrpo.experience.library import Library, TokenCounter
+from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.prompts import render
 from tfgrpo.rollout import Rollout, RolloutGroup
