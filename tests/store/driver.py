@@ -8,6 +8,8 @@ by content alone.
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,6 +33,12 @@ from tfgrpo.store.run import RunStore
 PRICES = {"http://server/v1#m": {"input": 1.0, "output": 2.0}}
 MODEL = "http://server/v1#m"
 NO_LIMITS = Budget()
+
+
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """Return a folder in memory where there is one: loops over hundreds of runs sync often."""
+    memory = Path("/dev/shm")
+    return tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None)
 
 
 @dataclass(slots=True)

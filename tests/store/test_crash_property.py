@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from tests.store.driver import (
     learn,
     result_of,
     run_whole,
+    scratch,
 )
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
@@ -83,7 +83,7 @@ REFERENCE: dict[Settings, Result] = {}
 def reference(given: Settings) -> Result:
     plain = replace(given, concurrency=4, budget=Budget())
     if plain not in REFERENCE:
-        with tempfile.TemporaryDirectory() as folder:
+        with scratch() as folder:
             REFERENCE[plain] = run_whole(Path(folder) / "run", CountingServer(), plain)
     return REFERENCE[plain]
 
@@ -102,7 +102,7 @@ def test_a_run_killed_anywhere_ends_like_one_that_was_not_and_pays_nothing_twice
     server = CountingServer()
     paid: list[tuple[set[str], dict[str, int]]] = []
     deaths = 0
-    with tempfile.TemporaryDirectory() as root:
+    with scratch() as root:
         folder = Path(root) / "a run"
         for rows, gets_through in crashes:
             deaths += run_until_death(folder, server, given, rows, gets_through)
@@ -149,7 +149,7 @@ def test_changed_settings_are_refused_by_name_and_a_fork_pays_for_the_difference
 ) -> None:
     given, server = Settings(), CountingServer()
     changed = replace(given, **change)  # type: ignore[arg-type]
-    with tempfile.TemporaryDirectory() as root:
+    with scratch() as root:
         folder = Path(root) / "run"
         run_until_death(folder, server, given, *crash)
         kept, received = committed_keys(folder), dict(server.received)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.driver import CountingServer, Settings, learn, run_whole
+from tests.store.driver import CountingServer, Settings, learn, run_whole, scratch
 from tests.store.test_crash_property import run_until_death
 from tests.store.test_faults_text import group_of
 from tfgrpo.errors import ConfigError, StoreError
@@ -49,32 +49,29 @@ def rows_of(given: Settings, folder: Path) -> int:
         return store._writer.rows
 
 
-@pytest.mark.parametrize("gets_through", [False, True])
-def test_f23_a_kill_at_every_event_of_a_run_changes_nothing(
-    tmp_path: Path, gets_through: bool
-) -> None:
+def kill_at_every_event(given: Settings, gets_through: Callable[[int], bool]) -> int:
+    """Kill a run at each of its events, resume, compare; return how many events there are."""
+    with scratch() as name:
+        root = Path(name)
+        events = rows_of(given, root / "counted")
+        whole = run_whole(root / "whole", CountingServer(), given)
+        for event in range(1, events + 1):
+            folder, server = root / f"e{event}", CountingServer()
+            run_until_death(folder, server, given, event, gets_through(event))
+            assert run_whole(folder, server, given) == whole, event
+            assert sum(server.received.values()) - len(server.received) <= given.concurrency
+        return events
+
+
+def test_f23_a_kill_at_every_event_of_a_run_changes_nothing() -> None:
     given = Settings(tasks=2, group_size=2, steps=2, concurrency=3)
-    events = rows_of(given, tmp_path / "counted")
-    whole = run_whole(tmp_path / "whole", CountingServer(), given)
-    assert events > 40
-    for event in range(1, events + 1):
-        folder, server = tmp_path / f"e{event}", CountingServer()
-        run_until_death(folder, server, given, event, gets_through)
-        assert run_whole(folder, server, given) == whole, event
-        assert sum(server.received.values()) - len(server.received) <= given.concurrency
+    assert kill_at_every_event(given, lambda event: event % 2 == 0) > 40
 
 
 @pytest.mark.real
-def test_f23_a_kill_at_every_event_of_a_run_of_300_events(tmp_path: Path) -> None:
-    given = Settings(tasks=6, group_size=5, steps=2, concurrency=4)
-    events = rows_of(given, tmp_path / "counted")
-    whole = run_whole(tmp_path / "whole", CountingServer(), given)
-    assert events >= 250
-    for event in range(1, events + 1):
-        folder, server = tmp_path / f"e{event}", CountingServer()
-        run_until_death(folder, server, given, event, event % 2 == 0)
-        assert run_whole(folder, server, given) == whole, event
-        assert sum(server.received.values()) - len(server.received) <= given.concurrency
+def test_f23_a_kill_at_every_event_of_a_run_of_300_events() -> None:
+    given = Settings(tasks=7, group_size=5, steps=2, concurrency=4)
+    assert kill_at_every_event(given, lambda event: event % 2 == 1) >= 300
 
 
 @pytest.mark.real

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.store.driver import scratch
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
@@ -65,10 +66,12 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=ANY)
-def test_f21_any_text_comes_back_from_every_file_as_it_was(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
-    folder = tmp_path_factory.mktemp("f21")
+def test_f21_any_text_comes_back_from_every_file_as_it_was(text: str) -> None:
+    with scratch() as folder:
+        check_round_trips(Path(folder), text)
+
+
+def check_round_trips(folder: Path, text: str) -> None:
     group = group_of(text, task_id="t" + text, group_id="g" + text)
     with RunStore.open(folder / "run", create=True) as store:
         store.record_group(group)
