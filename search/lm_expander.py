@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.context import render_messages
@@ -58,6 +58,20 @@ async def draw(lm: LM, request: Request, n: int, seed: int, scope: CallScope) ->
             break
         found.extend(fresh)
     return found
+
+
+T = TypeVar("T")
+
+
+async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run jobs side by side; where one fails the others are stopped and awaited first."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class LMExpander:
@@ -159,7 +173,7 @@ class LMExpander:
         )
 
     def _action(self, completion: Completion, prefix: str) -> Any:
-        """Return the action that a reply takes: a tool call, the final answer, or a step of text."""
+        """Return the action of a reply: a tool call, the final answer, or a step of text."""
         text = (prefix + completion.text).strip()
         asked = completion.tool_calls[0] if completion.tool_calls else None
         if asked is None and self.tools:
@@ -236,9 +250,7 @@ class JudgeScorer:
         self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]
     ) -> list[NodeScore]:
         """Judge all children at once."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._one(ctx, parent, n)) for n in nodes]
-        return [t.result() for t in tasks]
+        return await together([self._one(ctx, parent, n) for n in nodes])
 
     async def _one(self, ctx: SearchContext, parent: Node, node: Node) -> NodeScore:
         steps = _steps_text(ctx.tree, parent, node)
@@ -281,9 +293,8 @@ class LMImagination:
         if self.per == "parent":
             left = await self._left(ctx, parent, None)
             return [max(float(n.depth), parent.depth + left) for n in nodes]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._left(ctx, parent, n)) for n in nodes]
-        return [n.depth + t.result() for n, t in zip(nodes, tasks)]
+        left_by_child = await together([self._left(ctx, parent, n) for n in nodes])
+        return [n.depth + steps for n, steps in zip(nodes, left_by_child)]
 
     async def _left(self, ctx: SearchContext, parent: Node, node: Node | None) -> float:
         text = render(

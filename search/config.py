@@ -1,0 +1,171 @@
+"""The settings of `tfgrpo search`: one frozen model, read from TOML.
+
+Paths are relative to the file they stand in. An unknown key is an error that names the nearest
+known one. Does not know how a setting is used (`command.py`). Needs `pydantic`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tfgrpo.config import SamplingConfig
+from tfgrpo.errors import ConfigError
+
+__all__ = ["SearchConfig", "read_config"]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """Which model proposes, and how it is asked."""
+
+    lm: str = "local:smollm2-135m"
+    options: dict[str, Any] = {}
+    form: Literal["native", "text"] = "native"
+    """Tool calls of the provider, or tools described in the prompt."""
+    system: str = ""
+    show_siblings: bool = False
+    sampling: SamplingConfig = SamplingConfig(temperature=0.8, max_tokens=256)
+    examples: tuple[tuple[tuple[Literal["user", "assistant"], str], ...], ...] = ()
+    """Worked examples as turns, for models that learn by example only."""
+
+
+class SearchSection(_Section):
+    """How the tree is grown."""
+
+    algorithm: str = "astar"
+    algorithm_options: dict[str, Any] = {}
+    scorer: Literal["robust", "paper", "frequency", "likelihood", "unit", "judge"] = "robust"
+    imagination: bool = False
+    """Let the model imagine the rest of the plan for the `robust` and `paper` scorers."""
+    samples: int = 8
+    mode: Literal["deterministic", "fast"] = "deterministic"
+    concurrency: int = 8
+    lookahead: int = 0
+    execution: Literal["lazy", "eager"] = "lazy"
+    merge: Literal["off", "sound", "any"] = "off"
+    verify: Literal["after", "during"] = "after"
+    patience: int | None = None
+    seed: int = 0
+
+
+class WorldSection(_Section):
+    """Where actions happen: a Python factory or an MCP server; neither is reasoning in text."""
+
+    python: str = ""
+    """`file.py:function` or `module:function`, called with the task; returns an environment."""
+    mcp: str | tuple[str, ...] = ()
+    """A server's URL, or its command as a list."""
+    is_simulator: bool = False
+    effects: dict[str, Literal["pure", "read", "idempotent", "reversible", "irreversible"]] = {}
+    timeout_s: float = 30.0
+
+
+class OutputSection(_Section):
+    """What is kept."""
+
+    groups: Path | None = None
+    """JSONL or Parquet of the groups found."""
+    logs: Path | None = None
+    """Folder of event logs, one a task; a search continues from its log."""
+    views: Path | None = None
+    """Folder of HTML views, one a task."""
+    memory: Path | None = None
+    """Plan memory: read where it exists, written at the end."""
+    run: Path | None = None
+    """Run folder that keeps calls, so that none is paid twice."""
+
+
+class BudgetSection(_Section):
+    """Limits of each task's search; see `tfgrpo.store.budget.Budget`."""
+
+    cost_usd: float | None = None
+    calls: float | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    tool_calls: float | None = None
+    expansions: float | None = 64
+    nodes: float | None = None
+    depth: float | None = None
+    seconds: float | None = None
+
+
+class SearchConfig(_Section):
+    """Everything `tfgrpo search` reads."""
+
+    tasks: Path
+    verifier: str | dict[str, Any] = ""
+    """As for `tfgrpo.verifiers.make_verifier`; empty takes the world's own goal test."""
+    model: ModelSection = ModelSection()
+    search: SearchSection = SearchSection()
+    world: WorldSection = WorldSection()
+    budget: BudgetSection = BudgetSection()
+    output: OutputSection = OutputSection()
+
+
+def read_config(path: Path | str) -> SearchConfig:
+    """Return the settings of a TOML file.
+
+    Raises:
+        ConfigError: no file, no TOML, an unknown key or a wrong value; the message names each.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"{path}: {exc.strerror}: give the path of a TOML file") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is no TOML: {exc}") from exc
+    try:
+        config = SearchConfig.model_validate(_with_folder(values, path.parent))
+    except ValidationError as exc:
+        raise ConfigError(f"{path}: " + "; ".join(_explain(exc))) from exc
+    if config.world.python and config.world.mcp:
+        raise ConfigError(f"{path}: [world] has both python and mcp: give one of them")
+    return config
+
+
+def _with_folder(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Make the paths relative to the file."""
+    found = dict(values)
+    if isinstance(found.get("tasks"), str):
+        found["tasks"] = folder / found["tasks"]
+    output = found.get("output")
+    if isinstance(output, dict):
+        found["output"] = {k: folder / v if isinstance(v, str) else v for k, v in output.items()}
+    world = found.get("world")
+    if isinstance(world, dict) and ".py:" in str(world.get("python", "")):
+        found["world"] = {**world, "python": str(folder / world["python"])}
+    return found
+
+
+_SECTIONS = {
+    "model": ModelSection,
+    "search": SearchSection,
+    "world": WorldSection,
+    "budget": BudgetSection,
+    "output": OutputSection,
+}
+
+
+def _explain(exc: ValidationError) -> list[str]:
+    found = []
+    for error in exc.errors():
+        where = ".".join(map(str, error["loc"]))
+        if error["type"] != "extra_forbidden":
+            found.append(f"{where}: {error['msg']} (given: {error['input']!r:.80})")
+            continue
+        section = _SECTIONS.get(str(error["loc"][0]), SearchConfig)
+        known = list(section.model_fields)
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+        found.append(f"unknown key {where!r}: {hint}")
+    return found
