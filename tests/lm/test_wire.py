@@ -1,6 +1,6 @@
 import pytest
 
-from tfgrpo.lm.wire import ChoiceParts, message_json, request_json, split_thinking
+from tfgrpo.lm.wire import ChoiceParts, loads, message_json, request_json, split_thinking
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
@@ -107,3 +107,11 @@ def test_a_tool_turn_names_its_call():
     assert message_json(Message("tool", "4", tool_call_id="a")) == {
         "role": "tool", "content": "4", "tool_call_id": "a",
     }  # fmt: skip
+
+
+def test_deep_nesting_is_refused_before_the_parser_sees_it():
+    for raw in (b"[" * 100_000, b'{"a":' * 300 + b"1" + b"}" * 300):
+        with pytest.raises(ValueError, match="nested"):
+            loads(raw)
+    many = b"[" + b"[1]," * 5000 + b'"[[[ \\" {{{"]'
+    assert len(loads(many)) == 5001

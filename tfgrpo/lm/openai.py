@@ -11,7 +11,6 @@ Does not know retries, prices, caches. Idea: one layer, one job (own).
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -23,7 +22,14 @@ from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, Provide
 from tfgrpo.lm.failures import body_failure, error_in_body, http_failure
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.usage import normalise_usage, share_usage
-from tfgrpo.lm.wire import ChoiceParts, prompt_bytes, reply_bytes, request_json, timed_out
+from tfgrpo.lm.wire import (
+    ChoiceParts,
+    loads,
+    prompt_bytes,
+    reply_bytes,
+    request_json,
+    timed_out,
+)
 from tfgrpo.protocols import Completion, Limits, Request
 from tfgrpo.redact import Secret, redact, redact_logs
 
@@ -398,8 +404,8 @@ class _Reply:
         if not raw.strip():
             raise self._bad("an empty answer", raw)
         try:
-            answer = json.loads(raw.removeprefix(b"\xef\xbb\xbf"))
-        except (ValueError, RecursionError):
+            answer = loads(raw.removeprefix(b"\xef\xbb\xbf"))
+        except ValueError:
             answer = None
         if not isinstance(answer, Mapping):
             raise self._bad("the answer is not a JSON object", raw)
@@ -471,7 +477,7 @@ def _json_texts(data: str) -> list[str]:
     if "\n" not in data:
         return [data] if data.strip() else []
     try:
-        json.loads(data)
+        loads(data.encode("utf-8", "surrogatepass"))
     except ValueError:
         return [line for line in data.split("\n") if line.strip() and line.strip() != "[DONE]"]
     return [data]

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError
+from tfgrpo.lm.wire import loads
 from tfgrpo.messages import Message, Role, ToolCall
 from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.redact import redact
@@ -167,8 +168,8 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
         if len(pieces) > MAX_BODY_BYTES:
             raise _BadBody(f"the body is over {MAX_BODY_BYTES:,} bytes", 413)
     try:
-        body = json.loads(bytes(pieces))
-    except (ValueError, RecursionError) as exc:
+        body = loads(bytes(pieces))
+    except ValueError as exc:
         raise _BadBody(f"the body is not JSON: {exc!s:.100}") from exc
     if not isinstance(body, dict):
         raise _BadBody("the body must be a JSON object")

@@ -38,6 +38,27 @@ _FINISHES: Mapping[str, Finish] = {
 }
 
 
+_MAX_DEPTH = 200
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def loads(raw: bytes) -> Any:
+    """Parse JSON that a stranger sent.
+
+    Raises:
+        ValueError: not JSON, or nested over 200 deep; depth is looked at beforehand, so that no
+            recursion of a parser depends on a stranger.
+    """
+    if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
+        depth = 0
+        for match in _BRACKET.finditer(_STRING.sub(b"", raw)):
+            depth += 1 if match[0] in b"[{" else -1
+            if depth > _MAX_DEPTH:
+                raise ValueError(f"JSON nested over {_MAX_DEPTH} deep")
+    return json.loads(raw)
+
+
 def message_json(message: Message) -> dict[str, Any]:
     """Return a turn in wire form; reasoning is never sent back."""
     row: dict[str, Any] = {"role": message.role, "content": message.content}
