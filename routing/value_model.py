@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.laplace import Gaussian, fit_process, fit_weights, sigmoid
+from tfgrpo.routing.network import load_network, tokens
 from tfgrpo.routing.records import Outcome
 from tfgrpo.routing.reference import Covariates, ReferencePool
 from tfgrpo.routing.vectors import Embedder
@@ -31,6 +32,7 @@ from tfgrpo.routing.vectors import Embedder
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 
 Array = NDArray[np.float64]
+FloatRows = NDArray[np.float32]
 Layer = Literal["level", "difficulty", "axes", "local", "network"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 Coverage = Literal["covered", "far", "thin", "empty"]
@@ -201,7 +203,11 @@ class ModelState:
         self.vectors, self.counts, self.trials = vectors, counts, trials
         self.covariates = covariates
         self._known_ground: tuple[Array, float] | None = None
-        self._experts = {name: _EXPERTS[name](self) for name in owner.layers if self._can(name)}
+        self._closed: _Expert | None = None
+        self._experts: dict[Layer, _Expert] = {}
+        for name in owner.layers:
+            if self._can(name):
+                self._experts[name] = _EXPERTS[name](self)
         self.weights: Mapping[Layer, float] = self._blend()
 
     @property
@@ -229,6 +235,16 @@ class ModelState:
             p = np.stack([e.left_out.probability for e in self._experts.values()])
             weights = mixture_weights(p, self.counts, self.trials, prior)
         return dict(zip(self._experts, (float(w) for w in weights), strict=True))
+
+    def closed_form(self) -> _Expert:
+        """Return the richest linear layer that the pool allows, in use or not."""
+        if self._closed is None:
+            for name in ("axes", "difficulty", "level"):
+                if name in self._experts or self._can(name):
+                    self._closed = self._experts.get(name) or _EXPERTS[name](self)
+                    break
+        assert self._closed is not None
+        return self._closed
 
     def left_out(self) -> Array:
         """Return the blended leave-one-out probability of each context row."""
@@ -511,9 +527,77 @@ class _Local:
         return self._predict(self._prior.centred(query.vectors, query.covariates))
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkInputs:
+    """What the network is given for some queries of a model."""
+
+    context: FloatRows
+    queries: FloatRows
+    cosines: FloatRows
+    skip: Gaussian
+    """The closed form's log odds of the queries, which the network corrects."""
+
+
+class _NetworkContext:
+    """The closed form below the network, and the context as tokens."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._prior = _LocalPrior(state.owner.pool, state.vectors)
+        self._skip = state.closed_form()
+        n = len(state.counts)
+        rows = np.arange(n)
+        if n > state.owner.local_rows:
+            rows = np.sort(np.random.default_rng(0).permutation(rows)[: state.owner.local_rows])
+        left = self._skip.left_out
+        self.n, self.rows = n, rows
+        self.left_out = Gaussian(left.mean[rows], left.variance[rows])
+        c = state.covariates.take(rows)
+        self.queries = tokens(self.left_out.mean, self.left_out.variance, c.profile, n)
+        rate = state.counts[rows] / state.trials[rows]
+        wrong = rate - self.left_out.probability
+        labels = np.column_stack([2 * wrong, np.log1p(state.trials[rows]) / 3])
+        self.context = np.column_stack([self.queries, labels]).astype(np.float32)
+        self.vectors = self._prior.centred(state.vectors[rows], c).vectors.astype(np.float32)
+
+    def ask(self, query: _Query) -> NetworkInputs:
+        skip = self._skip.predict(query)
+        unit = self._prior.centred(query.vectors, query.covariates).vectors.astype(np.float32)
+        asked = tokens(skip.mean, skip.variance, query.covariates.profile, self.n)
+        return NetworkInputs(self.context, asked, unit @ self.vectors.T, skip)
+
+
+def network_inputs(state: ModelState, vectors: Array) -> NetworkInputs:
+    """Return the network's inputs for prompt vectors: what the training script learns from."""
+    query = _Query(vectors, state.owner.pool.covariates(vectors))
+    return _NetworkContext(state).ask(query)
+
+
+class _Net:
+    """The network's correction of the closed form."""
+
+    def __init__(self, state: ModelState) -> None:
+        self._network = load_network()
+        self._context = _NetworkContext(state)
+        self._states = self._network.encode(self._context.context)
+        c = self._context
+        change = self._network.correct(
+            c.queries, self._states, c.vectors @ c.vectors.T, hide_self=True
+        )
+        whole = state.closed_form().left_out
+        mean = whole.mean.copy()
+        mean[c.rows] += change
+        self.left_out: Gaussian = Gaussian(mean, whole.variance)
+
+    def predict(self, query: _Query) -> Gaussian:
+        inputs = self._context.ask(query)
+        change = self._network.correct(inputs.queries, self._states, inputs.cosines)
+        return Gaussian(inputs.skip.mean + change, inputs.skip.variance)
+
+
 _EXPERTS: Mapping[Layer, Callable[[ModelState], _Expert]] = {
     "level": _Level,
     "difficulty": lambda state: _Linear(state, with_axes=False),
     "axes": lambda state: _Linear(state, with_axes=True),
     "local": _Local,
+    "network": _Net,
 }

@@ -1,0 +1,470 @@
+"""How many rollouts each task gets: rules of the shape `tfgrpo.protocols.Allocator`.
+
+`PosteriorGain` spends where a mixed group becomes likelier, integrated over a posterior of the
+success rate: point estimates lose to uniform at realistic noise. Its guard falls back to uniform
+unless the lower bound of the gain is positive. `shrunk_baseline` joins a predicted rate with few
+rollouts. The other rules are readings of abstracts and labelled approximations.
+
+All rules are pure: equal arguments, equal counts, in the order of the tasks, summing to at most the
+budget. History is groups that are done; only graded rollouts count.
+Does not know who runs the rollouts. Sources: V_0 (arXiv 2602.03584; the gain rule is our reading),
+V_0.5 (2603.10848; own form), and those named at each class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tfgrpo.canonical import derive_seed
+from tfgrpo.errors import ConfigError
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.routing.laplace import sigmoid
+from tfgrpo.routing.records import outcomes_of_groups
+from tfgrpo.routing.value_model import Estimates
+
+__all__ = [
+    "Baseline",
+    "Dars",
+    "PosteriorGain",
+    "RolloutGdro",
+    "Sgpo",
+    "Uniform",
+    "Vade",
+    "Xrpo",
+    "mixed_share",
+    "shrunk_baseline",
+    "uniform",
+]
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_GRID = np.concatenate([[0.002], np.linspace(0.02, 0.98, 49), [0.998]])
+"""Success rates on which posteriors live."""
+
+
+def mixed_share(p: Array, n: Counts | int) -> Array:
+    """Return 1 − pⁿ − (1−p)ⁿ: the chance that n rollouts hold a success and a failure."""
+    return np.maximum(1.0 - np.power(p, n) - np.power(1.0 - p, n), 0.0)
+
+
+def uniform(n_tasks: int, budget: int) -> list[int]:
+    """Return the budget dealt evenly; the first tasks get the remainder."""
+    _check_budget(budget)
+    if not n_tasks:
+        return []
+    each, rest = divmod(budget, n_tasks)
+    return [each + (i < rest) for i in range(n_tasks)]
+
+
+def _check_budget(budget: int) -> None:
+    if isinstance(budget, bool) or not isinstance(budget, (int, np.integer)) or budget < 0:
+        raise ConfigError(f"budget {budget!r}: allowed is a whole number of rollouts from 0 up")
+
+
+def _counts(
+    tasks: Sequence[Task], history: Sequence[RolloutGroup], success_at: float | None, decay: float
+) -> tuple[Array, Array]:
+    """Return successes and trials a task; a group `a` groups older than the task's newest counts
+    decay**a."""
+    by_task: dict[str, list[tuple[float, float]]] = {}
+    for o in outcomes_of_groups(history, success_at=success_at):
+        by_task.setdefault(o.prompt_id, []).append((o.successes, o.trials))
+    k, n = np.zeros(len(tasks)), np.zeros(len(tasks))
+    for i, task in enumerate(tasks):
+        for age, (successes, trials) in enumerate(reversed(by_task.get(task.task_id, []))):
+            k[i] += successes * decay**age
+            n[i] += trials * decay**age
+    return k, n
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Every task gets the same."""
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the counts."""
+        return uniform(len(tasks), budget)
+
+
+def pool_weights(k: Array, n: Array, rounds: int = 30) -> Array:
+    """Return the distribution of success rates over `_GRID` behind counts k of n.
+
+    Expectation maximisation of the mixing weights from a flat start, stopped early, with one
+    pseudo-task spread evenly; no counts give the flat start.
+    """
+    weights = np.full(len(_GRID), 1.0 / len(_GRID))
+    known = n > 0
+    if not known.any():
+        return weights
+    like = _binomial(k[known], n[known])
+    for _ in range(rounds):
+        share = like * weights
+        share /= share.sum(axis=1, keepdims=True)
+        weights = (share.sum(axis=0) + 1.0 / len(_GRID)) / (known.sum() + 1.0)
+    return weights
+
+
+def _binomial(k: Array, n: Array) -> Array:
+    log = k[:, None] * np.log(_GRID) + (n - k)[:, None] * np.log1p(-_GRID)
+    return np.asarray(np.exp(log - log.max(axis=1, keepdims=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class PosteriorGain:
+    """Spend on the marginal gain in expected mixed groups, under a posterior of the success rate.
+
+    posterior(p) ∝ pool(p) · prediction(p) · binomial(outcomes of the task)
+
+    `pool` is the distribution of rates behind the history. `predict` gives an estimate a task (a
+    model's state, say); its likelihood is Gaussian in p with the error `predict_sd` or, where that
+    is None, normal in log odds with the estimate's own spread. Greedy is optimal here: the gain is
+    concave in the number of rollouts.
+    """
+
+    predict: Callable[[Sequence[Task]], Estimates] | None = None
+    predict_sd: float | None = None
+    floor: int = 2
+    cap: int = 64
+    success_at: float | None = None
+    decay: float = 0.7
+    """Weight of a task's older group relative to the next newer one."""
+    guard: bool = True
+    confidence: float = 0.95
+    """Of the lower bound of the gain that the guard asks to be positive."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.floor <= self.cap:
+            raise ConfigError(f"floor {self.floor} and cap {self.cap}: allowed is 0 ≤ floor ≤ cap")
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the counts."""
+        _check_budget(budget)
+        if not tasks:
+            return []
+        k, n = _counts(tasks, history, self.success_at, self.decay)
+        asked = {t.task_id for t in tasks}
+        others = [g for g in history if g.task.task_id not in asked] or list(history)
+        rows = outcomes_of_groups(others, success_at=self.success_at)
+        pool = pool_weights(
+            np.array([o.successes for o in rows]), np.array([o.trials for o in rows])
+        )
+        estimates = None if self.predict is None else self.predict(tasks)
+        return self.from_posterior(self.posterior(pool, k, n, estimates), budget)
+
+    def posterior(self, pool: Array, k: Array, n: Array, estimates: Estimates | None) -> Array:
+        """Return weights over the grid of rates, shape (tasks, grid), rows summing to 1."""
+        weights = pool * _binomial(k, n)
+        if estimates is not None:
+            if self.predict_sd is not None:
+                gap = (_GRID - estimates.mean[:, None]) / self.predict_sd
+            else:
+                f = np.log(_GRID) - np.log1p(-_GRID)
+                sd = np.sqrt(estimates.logits.variance)[:, None]
+                gap = (f - estimates.logits.mean[:, None]) / np.maximum(sd, 0.1)
+            weights = weights * np.exp(-0.5 * gap**2)
+        return np.asarray(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
+
+    def from_posterior(self, weights: Array, budget: int) -> list[int]:
+        """Return the counts for posteriors of shape (tasks, grid)."""
+        n_tasks = len(weights)
+        even = np.array(uniform(n_tasks, budget), dtype=np.int64)
+        if budget < n_tasks * max(self.floor, 2) or budget >= n_tasks * self.cap:
+            return [int(min(c, self.cap)) for c in even]
+        counts = self._greedy(weights, budget)
+        if self.guard and self._lower_gain(weights, counts, even) <= 0:
+            counts = even
+        return [int(c) for c in counts]
+
+    def _greedy(self, weights: Array, budget: int) -> Counts:
+        sizes = np.arange(self.floor, self.cap + 1)
+        useful = weights @ np.stack([mixed_share(_GRID, int(s)) for s in sizes], axis=1)
+        gains = np.diff(useful, axis=1)
+        if self.floor < 1:
+            # From 0 to 1 rollouts nothing is gained: value the first two as one step of half each.
+            gains[:, 0] = gains[:, 1] = gains[:, 1] / 2
+        spare = budget - self.floor * len(weights)
+        order = np.argsort(-gains, axis=None, kind="stable")[:spare]
+        extra = np.bincount(order // gains.shape[1], minlength=len(weights))
+        return np.asarray(self.floor + extra, dtype=np.int64)
+
+    def _lower_gain(self, weights: Array, counts: Counts, even: Counts) -> float:
+        """Lower bound of the mean gain over uniform, over draws of the rates."""
+        rng = np.random.default_rng(self.seed)
+        steps = np.cumsum(weights, axis=1)
+        draws = rng.random((400, len(weights)))
+        index = (draws[:, :, None] > steps[None]).sum(axis=2).clip(max=len(_GRID) - 1)
+        p = _GRID[index]
+        gain = (mixed_share(p, counts[None]) - mixed_share(p, even[None])).mean(axis=1)
+        return float(np.quantile(gain, 1 - self.confidence))
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """A baseline for a group's advantages."""
+
+    value: float
+    prior_weight: float
+    """Share of the prior in `value`; 0 where it is not trusted."""
+    trusts_prior: bool
+    """False when prior and rollouts disagree: buy more rollouts, up to the cap."""
+    variance: float
+    """Of the baseline, under its own model."""
+
+
+def shrunk_baseline(
+    mean: float, variance: float, successes: float, trials: float, *, deviation: float = 2.0
+) -> Baseline:
+    """Join a predicted success rate with k of n rollouts, or distrust it (V_0.5's idea, own form).
+
+    w = v1 / (v0 + v1) with v0 the prior's variance and v1 = p̂(1 − p̂)/n, p̂ smoothed by one
+    pseudo-rollout; the prior is dropped when |k/n − mean| > deviation·√(v0 + v1).
+
+    Raises:
+        ConfigError: a value outside its range.
+
+    >>> shrunk_baseline(0.5, 0.02, 2, 4).value
+    0.5
+    """
+    if not (0 <= mean <= 1 and variance > 0 and 0 <= successes <= trials and deviation > 0):
+        raise ConfigError(
+            f"mean {mean!r}, variance {variance!r}, {successes!r} of {trials!r}, deviation "
+            f"{deviation!r}: allowed are a rate in [0, 1], a variance above 0, counts k ≤ n and a "
+            "deviation above 0"
+        )
+    if trials == 0:
+        return Baseline(mean, 1.0, True, variance)
+    rate = successes / trials
+    smooth = (successes + mean) / (trials + 1)
+    v1 = max(smooth * (1 - smooth), 0.01) / trials
+    if abs(rate - mean) > deviation * math.sqrt(variance + v1):
+        return Baseline(rate, 0.0, False, v1)
+    w = v1 / (variance + v1)
+    return Baseline(w * mean + (1 - w) * rate, w, True, variance * v1 / (variance + v1))
+
+
+@dataclass(frozen=True, slots=True)
+class Sgpo:
+    """Group size about 1/p after profiling; solved tasks dropped, easy ones first (approximation).
+
+    Tasks without history get `floor`. Source: sGPO, abstract; the caps and the kept share of
+    unsolved tasks are design choices.
+    """
+
+    floor: int = 2
+    cap: int = 16
+    drop_at: float = 1.0
+    """Success rate from which a task is trivial."""
+    keep_unsolved: float = 0.5
+    """Share of the never-solved tasks that stay, chosen by a hash of their id."""
+    success_at: float | None = None
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the counts; the budget is spent from high to low success rate."""
+        _check_budget(budget)
+        k, n = _counts(tasks, history, self.success_at, 1.0)
+        wanted = [self._wanted(t, a, b) for t, a, b in zip(tasks, k, n, strict=True)]
+        rate = np.where(n > 0, k / np.maximum(n, 1e-9), 0.5)
+        counts, left = [0] * len(tasks), budget
+        for i in np.argsort(-rate, kind="stable"):
+            counts[i] = min(wanted[i], left)
+            left -= counts[i]
+        return counts
+
+    def _wanted(self, task: Task, k: float, n: float) -> int:
+        if n == 0:
+            return self.floor
+        if k / n >= self.drop_at:
+            return 0
+        if k == 0:
+            kept = derive_seed("sgpo", task.task_id) < self.keep_unsolved * 2**31
+            return self.cap if kept else 0
+        return int(np.clip(math.ceil(n / k), self.floor, self.cap))
+
+
+@dataclass(frozen=True, slots=True)
+class Vade:
+    """Thompson-sample each task's rate and give groups to those nearest one half (approximation).
+
+    Older groups of a task decay by `decay`, and tasks that were not drawn of late decay further by
+    `idle_decay` a group of the others, so that stale belief widens. Source: VADE, abstract; score
+    p(1 − p) and both decays are our reading.
+    """
+
+    group_size: int = 8
+    prior: tuple[float, float] = (1.0, 1.0)
+    decay: float = 0.7
+    idle_decay: float = 0.98
+    success_at: float | None = None
+    seed: int = 0
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return `group_size` for the best budget // group_size tasks, 0 for the others."""
+        _check_budget(budget)
+        k, n = _counts(tasks, history, self.success_at, self.decay)
+        newest = {g.task.task_id: i for i, g in enumerate(history)}
+        rounds = max(len(tasks), 1)
+        idle = np.array(
+            [(len(history) - 1 - newest.get(t.task_id, 0)) / rounds for t in tasks], dtype=float
+        )
+        k, n = (
+            k * self.idle_decay ** np.maximum(idle, 0),
+            n * self.idle_decay ** np.maximum(idle, 0),
+        )
+        rng = np.random.default_rng(derive_seed("vade", self.seed, len(history)))
+        p = rng.beta(self.prior[0] + k, self.prior[1] + n - k) if len(tasks) else np.zeros(0)
+        chosen = np.argsort(-(p * (1 - p)), kind="stable")[: budget // self.group_size]
+        counts = [0] * len(tasks)
+        for i in chosen:
+            counts[int(i)] = self.group_size
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class Xrpo:
+    """Base rollouts, then the largest expected drop of a mean's interval plus an exploration bonus
+    (approximation).
+
+    h(n) = t·s/√n with s from the seen outcomes (one pseudo-success and -failure for tasks with
+    fewer than two). Zero-variance tasks seen often get none. Source: XRPO, abstract and summary;
+    the bonus form is our reading.
+    """
+
+    base: int = 2
+    cap: int = 64
+    confidence: float = 0.9
+    bonus: float = 0.1
+    settled_at: int = 8
+    """Rollouts from which a task with equal outcomes gets nothing more."""
+    success_at: float | None = None
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the counts."""
+        from scipy.stats import t as student
+
+        _check_budget(budget)
+        k, n = _counts(tasks, history, self.success_at, 1.0)
+        settled = (n >= self.settled_at) & ((k == 0) | (k == n))
+        base = [0 if s else self.base for s in settled]
+        if sum(base) > budget:
+            return uniform(len(tasks), budget) if not settled.any() else _cut(base, budget)
+        p = np.where(n >= 2, k / np.maximum(n, 1), (k + 1) / (n + 2))
+        s = np.sqrt(np.maximum(p * (1 - p), 0.0))
+        top = int(n.max(initial=0)) + self.cap + 2
+        quantile = student.ppf(0.5 + self.confidence / 2, np.maximum(np.arange(top) - 1, 1))
+        counts = np.array(base, dtype=np.int64)
+        for _ in range(budget - int(counts.sum())):
+            m = np.maximum((n + counts).astype(int), 2)
+            drop = s * (quantile[m] / np.sqrt(m) - quantile[m + 1] / np.sqrt(m + 1))
+            value = np.where(settled | (counts >= self.cap), -np.inf, drop + self.bonus / m)
+            best = int(np.argmax(value)) if len(value) else -1
+            if best < 0 or not np.isfinite(value[best]):
+                break
+            counts[best] += 1
+        return [int(c) for c in counts]
+
+
+def _cut(counts: Sequence[int], budget: int) -> list[int]:
+    """Take counts in order until the budget is spent."""
+    out = []
+    for c in counts:
+        out.append(min(c, budget))
+        budget -= out[-1]
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Dars:
+    """Extra rollouts for hard tasks until their summed |advantage| matches a task at one half
+    (approximation).
+
+    A group of N rollouts at rate a has Σ|A| = 2N√(a(1−a)) with the population deviation. `equal`
+    raises tasks below one half to that of one half; `hard` to 2(1 − a) times it. Easy tasks get
+    nothing extra, never-solved ones the cap. Source: DARS, abstract; both schedules recalled.
+    """
+
+    cap: int = 32
+    schedule: Literal["equal", "hard"] = "equal"
+    success_at: float | None = None
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return rollouts on top of those in the history; scaled down to the budget."""
+        _check_budget(budget)
+        k, n = _counts(tasks, history, self.success_at, 1.0)
+        extra = np.array([self._extra(a, b) for a, b in zip(k, n, strict=True)], dtype=float)
+        if extra.sum() > budget:
+            extra = np.floor(extra * budget / extra.sum())
+        return [int(e) for e in extra]
+
+    def _extra(self, k: float, n: float) -> int:
+        if n == 0 or k / n >= 0.5:
+            return 0
+        a = k / n
+        target = n if self.schedule == "equal" else n * 2 * (1 - a)
+        needed = math.inf if a == 0 else target / (2 * math.sqrt(a * (1 - a)))
+        return max(math.ceil(min(needed, self.cap) - n - 1e-9), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGdro:
+    """Rollouts in proportion to √(p(1 − p)) of a task's bin of success rates (approximation).
+
+    Source: Rollout-GDRO, abstract; bins replace the online shadow price by its fixed point.
+    """
+
+    bins: int = 5
+    floor: int = 2
+    success_at: float | None = None
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return counts that sum to the budget, or uniform where it does not cover the floor."""
+        _check_budget(budget)
+        if budget < self.floor * len(tasks) or not tasks:
+            return uniform(len(tasks), budget)
+        k, n = _counts(tasks, history, self.success_at, 1.0)
+        rate = (k + 0.5) / (n + 1.0)
+        bin_of = np.minimum((rate * self.bins).astype(int), self.bins - 1)
+        mean = np.array([rate[bin_of == b].mean() for b in bin_of])
+        share = np.sqrt(mean * (1 - mean))
+        exact = (budget - self.floor * len(tasks)) * share / share.sum()
+        counts = np.floor(exact).astype(np.int64)
+        rest = budget - self.floor * len(tasks) - int(counts.sum())
+        counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
+        return [int(c) + self.floor for c in counts]
+
+
+def state_predictor(
+    predict: Callable[[Sequence[str]], Estimates],
+) -> Callable[[Sequence[Task]], Estimates]:
+    """Return a `PosteriorGain.predict` from a model state's `predict` on texts."""
+    return lambda tasks: predict([t.text for t in tasks])
+
+
+def prior_of(estimates: Estimates, index: int) -> tuple[float, float]:
+    """Return mean and variance of a task's success rate, for `shrunk_baseline`."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
+    sd = math.sqrt(float(estimates.logits.variance[index]))
+    p = sigmoid(float(estimates.logits.mean[index]) + sd * nodes)
+    mean = float(p @ weights / weights.sum())
+    return mean, max(float((p - mean) ** 2 @ weights / weights.sum()), 1e-6)
