@@ -10,12 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 from tfgrpo.errors import ConfigError
 
 Certainty = Literal["code", "paper", "approximation"]
 """Where the formula was read: released code, the paper's text, or our reading of an abstract."""
+
+NEEDS = (
+    "sequence",
+    "group",
+    "every_row",
+    "entropy",
+    "reference",
+    "behaviour",
+    "next_gap",
+    "parts",
+    "logp",
+    "logp_tokens",
+    "entropy_tokens",
+    "token_ids",
+    "steps",
+    "states",
+    "step_rewards",
+    "answers",
+    "baseline",
+    "extra",
+)
+"""What an entry may ask for. A loss: `sequence` (a token's loss depends on its whole row),
+`group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
+`reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
+`losses_regression.rover`). An advantage, a reward or a credit: the optional fields of
+`RewardBatch`, and `extra` for columns that its docstring names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +58,15 @@ class Entry:
     test: str
     """`path::test_name` of the closed-form test."""
     needs: tuple[str, ...] = ()
-    """What the trainer must supply or do: `sequence` (the loss of a token depends on its whole
-    row), `group` (on its whole group), `entropy`, `reference`, `behaviour` (the engine's own
-    log-probs)."""
+    """What the trainer must supply or do, see `NEEDS`."""
+
+    @property
+    def is_approximation(self) -> bool:
+        """True when the formula is our reading of an abstract or a summary."""
+        return self.certainty == "approximation"
+
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 
 def register(
@@ -46,23 +78,45 @@ def register(
     certainty: Certainty,
     test: str,
     needs: tuple[str, ...] = (),
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
 
     Raises:
-        ValueError: the name is taken, or a text is empty.
+        ValueError: the name is taken, a text is empty, or a certainty or need is unknown.
     """
     if name in registry:
         raise ValueError(f"{name!r} is registered twice")
     for field, text in (("source", source), ("formula", formula), ("test", test)):
         if not text.strip():
             raise ValueError(f"entry {name!r} has no {field}")
+    if "::" not in test:
+        raise ValueError(f"entry {name!r}: test {test!r} must read 'path::test_name'")
+    if certainty not in get_args(Certainty):
+        raise ValueError(f"entry {name!r}: certainty {certainty!r} is none of {Certainty}")
+    unknown = sorted(set(needs) - set(NEEDS))
+    if unknown:
+        raise ValueError(f"entry {name!r} needs {unknown}; known are {NEEDS}")
 
-    def keep(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def keep(fn: Fn) -> Fn:
         registry[name] = Entry(name, fn, source, formula, certainty, test, needs)
         return fn
 
     return keep
+
+
+def merged(*families: Mapping[str, Entry]) -> dict[str, Entry]:
+    """Return one registry of several families; a name may occur once.
+
+    Raises:
+        ValueError: two families file the same name.
+    """
+    whole: dict[str, Entry] = {}
+    for family in families:
+        for name, entry in family.items():
+            if name in whole:
+                raise ValueError(f"{name!r} is registered twice")
+            whole[name] = entry
+    return whole
 
 
 def lookup(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
@@ -72,3 +126,17 @@ def lookup(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
     near = get_close_matches(name, registry, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"no {kind} {name!r}{hint} Known: {', '.join(sorted(registry))}")
+
+
+T = TypeVar("T")
+
+
+def required(value: T | None, entry: str, field: str, advice: str = "") -> T:
+    """Return an optional input that an entry cannot do without.
+
+    Raises:
+        ConfigError: it is absent.
+    """
+    if value is None:
+        raise ConfigError(f"{entry!r} needs {field}, which was not given{advice and '; '}{advice}")
+    return value

@@ -119,7 +119,7 @@ def accumulate(
     weights = token_weights(rows, settings) if weight_R is None else weight_R
     by_index = {r.row.index: (r, float(w)) for r, w in zip(rows, weights, strict=True)}
     entry = lookup(LOSSES, "loss", settings.loss)
-    may_skip = settings.may_skip and "group" not in entry.needs
+    may_skip = settings.may_skip and {"group", "every_row"}.isdisjoint(entry.needs)
     kept = [r for r in rows if not (may_skip and r.is_zero)]
     result.skipped_tokens = sum(r.row.n_loss for r in rows) - sum(r.row.n_loss for r in kept)
     whole = "group" in entry.needs
