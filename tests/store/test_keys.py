@@ -22,7 +22,7 @@ from tfgrpo.protocols import Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.scope import CallScope, call_scope
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.journaled import JournaledLM
-from tfgrpo.store.keys import RequestKey
+from tfgrpo.store.keys import KeyMaker, RequestKey
 from tfgrpo.store.run import RunStore
 
 TOOL = ToolSpec("area", "of a triangle", {"type": "object", "properties": {"base": {}}})
@@ -164,6 +164,15 @@ def test_b01_keys_are_equal_exactly_when_requests_are(
 ) -> None:
     keys = [RequestKey(r, IDENTITY).draw(n, None) for r, n in ((a, i), (b, j))]
     assert (keys[0] == keys[1]) == ((a, i) == (b, j))
+
+
+@given(st.lists(st.tuples(REQUESTS, st.sampled_from(["m1", "m2"])), max_size=5))
+def test_a_key_maker_gives_the_same_keys_in_any_order(asked: list[tuple[Request, str]]) -> None:
+    maker = KeyMaker()
+    for request, model in asked:
+        identity = IDENTITY | {"model": model}
+        plain = RequestKey(request, identity).draw(0, 1)
+        assert maker.key(request, identity).draw(0, 1) == plain
 
 
 def test_b01_a_key_is_the_same_in_another_process() -> None:

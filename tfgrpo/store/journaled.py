@@ -31,7 +31,7 @@ from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, ledger_amounts
 from tfgrpo.store.configs import without_known
-from tfgrpo.store.keys import RequestKey
+from tfgrpo.store.keys import KeyMaker
 from tfgrpo.store.prices import Price, PriceTable
 from tfgrpo.store.run import RunStore
 
@@ -80,6 +80,7 @@ class JournaledLM:
         self._cache = cache
         self._shared = shared
         self._clock = clock
+        self._keys = KeyMaker()
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
         if self._price is None:
@@ -122,7 +123,7 @@ class JournaledLM:
             StoreError: the journal cannot be written.
         """
         scope = current_scope()
-        key = RequestKey(request, self._lm.identity)
+        key = self._keys.key(request, self._lm.identity)
         draws = [_Draw(key.draw(scope.sample_index + i, seeds[i]), seeds[i]) for i in range(n)]
         if not self._cache:
             return await self._ask(request, draws, scope)

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.canonical import jsonable
-from tfgrpo.protocols import Request
+from tfgrpo.protocols import Request, Sampling
 
 FORMAT = 1
 """Part of every key; raised when the canonical form changes."""
@@ -27,24 +27,17 @@ _canonical = json.JSONEncoder(
 """`canonical_json` of what is plain JSON already, which spares a walk over every message."""
 
 
-def request_to_dict(request: Request) -> dict[str, Any]:
-    """Return everything of a request that can change the reply, as JSON types."""
-    sampling, form = request.sampling, request.response_format
+def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
+    """Return how tokens are drawn, as JSON types."""
     return {
-        "messages": [m.to_dict() for m in request.messages],
-        "tools": [jsonable(t.to_dict()) for t in request.tools],
-        "tool_choice": request.tool_choice,
-        "response_format": None if form is None else jsonable(form),
-        "sampling": {
-            "temperature": _number(sampling.temperature),
-            "top_p": _number(sampling.top_p),
-            "max_tokens": sampling.max_tokens,
-            "stop": list(sampling.stop),
-            "logprobs": sampling.logprobs,
-            "top_logprobs": sampling.top_logprobs,
-            "reasoning_effort": sampling.reasoning_effort,
-            "extra": jsonable(sampling.extra),
-        },
+        "temperature": _number(sampling.temperature),
+        "top_p": _number(sampling.top_p),
+        "max_tokens": sampling.max_tokens,
+        "stop": list(sampling.stop),
+        "logprobs": sampling.logprobs,
+        "top_logprobs": sampling.top_logprobs,
+        "reasoning_effort": sampling.reasoning_effort,
+        "extra": jsonable(sampling.extra),
     }
 
 
@@ -58,13 +51,53 @@ class RequestKey:
 
     __slots__ = ("_start",)
 
-    def __init__(self, request: Request, identity: Mapping[str, Any]) -> None:
-        where = jsonable(identity)
-        asked = {"format": FORMAT, "identity": where, "request": request_to_dict(request)}
-        self._start = hashlib.sha256(_canonical(asked).encode("ascii"))
+    def __init__(
+        self, request: Request, identity: Mapping[str, Any], settings: str | None = None
+    ) -> None:
+        """Args: `settings` is `KeyMaker`'s shortcut for what many requests share."""
+        settings = settings or settings_text(request, identity)
+        messages = _canonical([m.to_dict() for m in request.messages])
+        self._start = hashlib.sha256(f"[{settings},{messages}]".encode("ascii"))
 
     def draw(self, sample_index: int, seed: int | None) -> bytes:
         """Return the 32-byte key of one draw."""
         state = self._start.copy()
         state.update(f"|{sample_index}|{seed}".encode("ascii"))
         return state.digest()
+
+
+def settings_text(request: Request, identity: Mapping[str, Any]) -> str:
+    """Return the canonical text of everything but the messages."""
+    form = request.response_format
+    return _canonical(
+        {
+            "format": FORMAT,
+            "identity": jsonable(identity),
+            "tools": [jsonable(t.to_dict()) for t in request.tools],
+            "tool_choice": request.tool_choice,
+            "response_format": None if form is None else jsonable(form),
+            "sampling": sampling_to_dict(request.sampling),
+        }
+    )
+
+
+class KeyMaker:
+    """Makes keys for requests that share their settings, as those of one role do.
+
+    The settings' text is kept as long as the very same objects come back; they are frozen.
+    """
+
+    __slots__ = ("_shared", "_text")
+
+    def __init__(self) -> None:
+        self._shared: tuple[Any, ...] = ()
+        self._text = ""
+
+    def key(self, request: Request, identity: Mapping[str, Any]) -> RequestKey:
+        """Return the key of a request."""
+        shared = (request.sampling, request.tools, request.tool_choice, request.response_format)
+        if request.response_format is not None or request.tools or request.sampling.extra:
+            return RequestKey(request, identity)  # may hold mappings that somebody changes
+        if not self._shared or self._shared[0] != identity or self._shared[1:] != shared:
+            self._shared, self._text = (dict(identity), *shared), settings_text(request, identity)
+        return RequestKey(request, identity, self._text)
