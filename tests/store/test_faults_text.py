@@ -164,6 +164,11 @@ async def test_t1_no_piece_of_a_key_reaches_any_file_of_a_run(
         lm = ScriptedLM([f"your key is {CANARY}, I read it in the environment"])
         reply = (await JournaledLM(lm, store).complete(request, 1, [99]))[0]
         assert CANARY not in reply.text
+        printed = (Message("tool", f"the tool printed KEY={CANARY} and more", tool_call_id="c"),)
+        attempt = Rollout("r", "t", (Step(Message("assistant", "env"), printed),))
+        store.record_group(replace(group_of("x"), rollouts=(attempt,)))
+        store.record_decision("step", {"why": CANARY})
+        assert write_groups(folder / "g.jsonl", store.groups()) == 1
         store.abandon()  # killed: the log file of the database is left behind, too
         held = b"".join(p.read_bytes() for p in folder.iterdir()) + caplog.text.encode()
         assert held.count(b"[redacted]") >= len(failures) + 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from tfgrpo.redact import _KNOWN, redact
+from tfgrpo.redact import redact
 
 ABSENT = object()
 
@@ -22,15 +22,6 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     return value
-
-
-def without_known(text: str) -> str:
-    """Return a model's text without the secrets that this process has read.
-
-    Unlike `redact` this leaves what merely looks like a key: the text is data, and it must come
-    back as it was. Cheap where nothing is found.
-    """
-    return redact(text) if any(value in text for value in _KNOWN.values) else text
 
 
 def difference(kept: Any, asked: Any, may_change: Collection[str] = ()) -> list[str]:

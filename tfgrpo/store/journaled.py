@@ -30,7 +30,7 @@ from tfgrpo.scope import CallScope, current_scope
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, ledger_amounts
-from tfgrpo.store.configs import without_known
+from tfgrpo.store.codec import without_known
 from tfgrpo.store.keys import KeyMaker
 from tfgrpo.store.prices import Price, PriceTable
 from tfgrpo.store.run import RunStore
