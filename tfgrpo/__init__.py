@@ -1,1 +1,78 @@
-"""tfgrpo: make LLM agents better from a few dozen examples."""
+"""tfgrpo makes LLM agents better from a few dozen examples.
+
+A `RolloutGroup` is the rollouts of one task under one context; everything makes or eats groups.
+Names are loaded on first use, so that `import tfgrpo` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfgrpo.config import Config
+    from tfgrpo.context import Context
+    from tfgrpo.errors import TfgrpoError
+    from tfgrpo.experience import Library, load_artefact
+    from tfgrpo.lm import open_lm
+    from tfgrpo.policies import ChatPolicy, FunctionPolicy, ToolPolicy
+    from tfgrpo.protocols import LM, Policy, Verifier
+    from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
+    from tfgrpo.run import Result, evaluate, learn, learn_async
+    from tfgrpo.sampling import sample_group
+
+__all__ = [
+    "LM",
+    "ChatPolicy",
+    "Config",
+    "Context",
+    "FunctionPolicy",
+    "Library",
+    "Policy",
+    "Result",
+    "Rollout",
+    "RolloutGroup",
+    "Score",
+    "Task",
+    "TfgrpoError",
+    "ToolPolicy",
+    "Usage",
+    "Verifier",
+    "evaluate",
+    "learn",
+    "learn_async",
+    "load_artefact",
+    "open_lm",
+    "sample_group",
+]
+
+_HOME = {
+    "LM": "protocols",
+    "ChatPolicy": "policies",
+    "Config": "config",
+    "Context": "context",
+    "FunctionPolicy": "policies",
+    "Library": "experience",
+    "Policy": "protocols",
+    "Result": "run",
+    "Rollout": "rollout",
+    "RolloutGroup": "rollout",
+    "Score": "rollout",
+    "Task": "rollout",
+    "TfgrpoError": "errors",
+    "ToolPolicy": "policies",
+    "Usage": "rollout",
+    "Verifier": "protocols",
+    "evaluate": "run",
+    "learn": "run",
+    "learn_async": "run",
+    "load_artefact": "experience",
+    "open_lm": "lm",
+    "sample_group": "sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'tfgrpo' has no attribute {name!r}")
+    return getattr(import_module(f"tfgrpo.{_HOME[name]}"), name)

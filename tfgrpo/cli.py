@@ -15,11 +15,9 @@ from __future__ import annotations
 import logging
 import sys
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated
 
-import click
 import typer
-from typer.core import TyperGroup
 
 from tfgrpo.errors import (
     BudgetError,
@@ -52,38 +50,29 @@ _LAZY = {
 }
 
 
-class _LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_LAZY)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _LAZY:
-            return None
-        module, name, _ = _LAZY[cmd_name]
-        return _as_command(getattr(import_module(module), name), cmd_name)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, _, summary) in _LAZY.items()])
-
-
-def _as_command(target: Any, name: str) -> click.Command:
-    if isinstance(target, typer.Typer):
-        command = typer.main.get_command(target)
-    else:
-        single = typer.Typer(add_completion=False)
-        single.command(name)(target)
-        command = typer.main.get_command(single)
-    command.name = name
-    return command
+def build(arguments: list[str]) -> typer.Typer:
+    """Return the program with the asked-for verb loaded and the others named only."""
+    program = typer.Typer(
+        no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+    )
+    program.callback()(_root)
+    asked = next((a for a in arguments if not a.startswith("-")), "")
+    for verb, (module, name, summary) in _LAZY.items():
+        if verb != asked:
+            program.command(verb, help=summary)(_not_loaded)
+            continue
+        target = getattr(import_module(module), name)
+        if isinstance(target, typer.Typer):
+            program.add_typer(target, name=verb, help=summary)
+        else:
+            program.command(verb)(target)
+    return program
 
 
-app = typer.Typer(cls=_LazyGroup, no_args_is_help=True, rich_markup_mode=None)
+def _not_loaded() -> None:
+    """Stands for a verb that was not asked for: it appears in the help and never runs."""
 
 
-@app.callback()
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -125,21 +114,14 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
-        code = app(args=arguments, prog_name="tfgrpo", standalone_mode=False)
+        build(arguments)(args=arguments, prog_name="tfgrpo")
     except TfgrpoError as error:
         if debug:
             raise
-        code = _report(error)
-    except click.exceptions.Exit as stop:
-        code = stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        code = 2
-    except (KeyboardInterrupt, click.exceptions.Abort):
+        raise SystemExit(_report(error)) from None
+    except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
-        code = 130
-    sys.stdout.flush()
-    raise SystemExit(code if isinstance(code, int) else 0)
+        raise SystemExit(130) from None
 
 
 def _report(error: TfgrpoError) -> int:

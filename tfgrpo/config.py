@@ -127,6 +127,13 @@ class LearnConfig(_Section):
     """Further experience settings by name (caps, experiences a query, cutting, placement)."""
     ground_truth: bool = True
     """False hides rewards and answers from the critic."""
+    keep_share: float = Field(default=0.8, gt=0, le=1)
+    """Share of the entries that a practice task is shown, chosen by chance, so that each entry's
+    effect can be told; 1 shows all. The paper presets show all."""
+    top_k: int = Field(default=0, ge=0)
+    """Also try giving each task only its k nearest entries; 0 does not. The gate decides."""
+    embedder: str = "hashed"
+    """`hashed` n-grams, or the name of a sentence-transformers model."""
 
 
 class GateConfig(_Section):
@@ -140,6 +147,7 @@ class GateConfig(_Section):
     max_harm: float = 0.01
     """The one-sided lower bound must be above minus this."""
     level: float = Field(default=0.90, gt=0.5, lt=1)
+    """One-sided level of that bound over the whole run: it is shared out over the looks."""
     retry_single_edits: int = Field(default=2, ge=0)
     """How many rejected edits are tried again alone."""
     test_group_size: int = Field(default=4, ge=1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -157,6 +158,12 @@ class Sampler:
     def verifier_id(self) -> str:
         """The verifier's id, or empty where attempts stay ungraded."""
         return "" if self._verifier is None else self._verifier.verifier_id
+
+    @property
+    def best_reward(self) -> float | None:
+        """The largest reward that the verifier can give, or None where it has no bound."""
+        best = math.inf if self._verifier is None else self._verifier.reward_range[1]
+        return best if math.isfinite(best) else None
 
     async def groups(
         self,

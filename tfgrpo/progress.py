@@ -1,0 +1,145 @@
+"""One line a stage on standard error: done, in flight, failed, tokens, money, time left.
+
+On a terminal a `rich` bar that updates in place; elsewhere one plain line every ten seconds. Never
+writes to standard output, so `--json` stays clean; `NO_COLOR` and narrow terminals are respected.
+
+Does not know: what a stage means. Source: own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tfgrpo.sampling import Progress
+
+
+class ProgressView(Protocol):
+    """Something that shows progress while a run is open."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+    def update(self, progress: Progress) -> None:
+        """Show the newest state of a stage."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show one line that stays."""
+        ...
+
+
+class QuietView:
+    """Shows nothing; the default of the Python interface."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, progress: Progress) -> None:
+        """Ignore the state."""
+
+    def say(self, text: str) -> None:
+        """Ignore the line."""
+
+
+class PlainView:
+    """One line at the start and end of a stage, and every ten seconds between.
+
+    Args:
+        cost: returns the spend so far as text, such as `12,400 tokens $0.02`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, cost: Callable[[], str] = str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._cost = cost
+        self._clock = clock
+        self._last = float("-inf")
+        self._stage = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def update(self, progress: Progress) -> None:
+        """Print a line when a stage starts or ends or ten seconds have passed."""
+        now = self._clock()
+        edge = progress.stage != self._stage or progress.done == progress.total
+        if not edge and now - self._last < 10.0:
+            return
+        self._last, self._stage = now, progress.stage
+        self.say(
+            f"{progress.stage}: {progress.done}/{progress.total} rollouts, "
+            f"{progress.in_flight} in flight, {progress.failed} failed, {self._cost()}"
+        )
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        print(text, file=sys.stderr, flush=True)
+
+
+class BarView:
+    """A live bar a stage, for terminals.
+
+    Args:
+        cost: returns the spend so far as text.
+    """
+
+    def __init__(self, cost: Callable[[], str] = str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        self._cost = cost
+        self._bars = Bars(
+            TextColumn("{task.description:<10}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._ids: dict[str, Any] = {}
+        self._drawn = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def update(self, progress: Progress) -> None:
+        """Move the stage's bar; redrawn at most ten times a second."""
+        now = time.monotonic()
+        if progress.done < progress.total and now - self._drawn < 0.1:
+            return
+        self._drawn = now
+        if progress.stage not in self._ids:
+            self._ids[progress.stage] = self._bars.add_task(progress.stage, note="")
+        note = f"{progress.in_flight} in flight, {progress.failed} failed, {self._cost()}"
+        self._bars.update(
+            self._ids[progress.stage], total=progress.total, completed=progress.done, note=note
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars, without markup."""
+        self._bars.console.print(text, markup=False, highlight=False)
+
+
+def choose_view(cost: Callable[[], str]) -> ProgressView:
+    """Return the view that fits standard error."""
+    return BarView(cost) if sys.stderr.isatty() else PlainView(cost)

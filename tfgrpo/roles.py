@@ -1,0 +1,152 @@
+"""From settings to what runs: each role's LM, journalled and retried, the policy and the verifier.
+
+Raw LM → `JournaledLM` (cache, reserve, intent, result) → `RetryingLM` (retries, adaptive width).
+Roles that name the same spec and options share one LM and one width.
+
+Does not know: the learning loop. Source: own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.canonical import canonical_json
+from tfgrpo.concurrency import AdaptiveLimiter
+from tfgrpo.config import Config, PolicyConfig, RoleConfig
+from tfgrpo.errors import ConfigError
+from tfgrpo.lm import open_lm
+from tfgrpo.policies import ChatPolicy, FunctionPolicy
+from tfgrpo.protocols import LM, Policy, Verifier
+from tfgrpo.retry import RetryingLM, RetryPolicy
+from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.tool_policy import ToolPolicy
+from tfgrpo.tools import Tool, tool
+from tfgrpo.verifiers import make_verifier
+
+OpenLM = Callable[..., LM]
+
+
+class Roles:
+    """The LMs of one run, opened on first use.
+
+    Args:
+        config: the resolved settings.
+        store: where calls are journalled.
+        opener: how a spec string becomes an LM; tests give their own.
+    """
+
+    def __init__(self, config: Config, store: RunStore, opener: OpenLM = open_lm) -> None:
+        self._config = config
+        self._store = store
+        self._opener = opener
+        self._raw: dict[str, LM] = {}
+        self._limiters: dict[str, AdaptiveLimiter] = {}
+
+    def lm(self, role: RoleConfig) -> RetryingLM:
+        """Return the LM of a role; an empty spec means the policy's LM and options."""
+        spec, options = role.lm, role.options
+        if not spec:
+            spec, options = self._config.policy.lm, self._config.policy.options
+        key = canonical_json([spec, options])
+        if key not in self._raw:
+            self._raw[key] = self._opener(spec, **options)
+            run = self._config.run
+            self._limiters[key] = AdaptiveLimiter(
+                min(20, run.concurrency), run.concurrency, clock=time.monotonic
+            )
+        journaled = JournaledLM(
+            self._raw[key],
+            self._store,
+            cache=self._config.run.cache,
+            prices=self._config.run.prices or None,
+        )
+        policy = RetryPolicy(deadline_s=self._config.run.retry_deadline_s)
+        return RetryingLM(journaled, policy, limiter=self._limiters[key])
+
+    def policy(self) -> Policy:
+        """Return the policy that the settings describe."""
+        return make_policy(self._config.policy, self.lm)
+
+    def verifier(self) -> Verifier:
+        """Return the verifier that the settings describe; a judge asks the judge's LM."""
+
+        def judge_lm(spec: str = "", **options: Any) -> LM:
+            judge = self._config.judge
+            if spec:
+                judge = judge.model_copy(update={"lm": spec, "options": options})
+            return self.lm(judge)
+
+        return make_verifier(self._config.verifier, open_lm=judge_lm)
+
+    async def aclose(self) -> None:
+        """Close every LM that was opened."""
+        for lm in self._raw.values():
+            await lm.aclose()
+
+
+def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Policy:
+    """Return a chat, tool or function policy.
+
+    Raises:
+        ConfigError: `tools` or `function` does not name a Python function.
+    """
+    sampling, limits = config.sampling.to_sampling(), config.to_limits()
+    if config.kind == "function":
+        if not config.function:
+            raise ConfigError("policy.kind is 'function': set policy.function to 'module:name'")
+        return FunctionPolicy(load_object(config.function), policy_id=f"function:{config.function}")
+    lm = lm_of(config)
+    if config.kind == "tools":
+        tools = [_as_tool(load_object(name)) for name in config.tools]
+        if not tools:
+            raise ConfigError("policy.kind is 'tools': list at least one 'module:name' in tools")
+        return ToolPolicy(
+            lm,
+            tools,
+            system=config.system,
+            sampling=sampling,
+            limits=limits,
+            max_steps=config.max_steps,
+        )
+    return ChatPolicy(lm, system=config.system, sampling=sampling, limits=limits)
+
+
+def _as_tool(value: Any) -> Tool:
+    return value if isinstance(value, Tool) else tool(value)
+
+
+def add_module_folder(folder: Path) -> None:
+    """Let `module:name` in a config name a module beside the config file."""
+    path = str(folder.resolve())
+    if path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def load_object(name: str) -> Any:
+    """Return the object `module:name`.
+
+    Nothing is imported that the settings do not name.
+
+    Raises:
+        ConfigError: the form is wrong, or there is no such module or name.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise ConfigError(f"{name!r} is not of the form 'module:name'")
+    try:
+        value = import_module(module_name)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"{name!r} cannot be loaded: {exc}") from exc
+    return value
+
+
+def sampling_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling settings without those left to the provider, for cards and reports."""
+    return {key: value for key, value in values.items() if value not in (None, (), {}, False)}
