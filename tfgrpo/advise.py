@@ -81,9 +81,8 @@ def advise(
 def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
     practice = [g for g in groups if g.metadata.get("stage") == "practice"]
     gated = [g for g in groups if g.metadata.get("stage") == "gate"]
-    steps = sorted(
-        {g.metadata.get("step", 0) for g in gated if g.metadata.get("arm") == "proposed"}
-    )
+    proposed = [g for g in gated if g.metadata.get("arm") == "proposed"]
+    steps = sorted({g.metadata.get("step", 0) for g in proposed})
     tokens = _tokens(practice) / max(1, len({g.metadata.get("step", 0) for g in practice}))
     cost = f"about {_number(tokens)} tokens of practice a step, once"
     mixed = _share(practice, lambda g: g.is_informative())
@@ -98,11 +97,9 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
             None,
         )
     last = steps[-1]
-    at = [g for g in gated if g.metadata.get("step") == last]
-    base, other = (_scores(at, arm) for arm in ("current", "proposed"))
-    if not any(base.get(t) for t, r in other.items() if r):
-        gain = None
-    else:
+    base, other = _last_look(gated, practice, last)
+    gain = None
+    if any(base.get(t) for t, r in other.items() if r):
         gain = paired_difference(base, other, level=level, seed=seed)
     return Advice(
         "experience",
@@ -113,6 +110,25 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
         gain,
         cost,
         _per_point(tokens, gain),
+    )
+
+
+def _last_look(
+    gated: Sequence[RolloutGroup], practice: Sequence[RolloutGroup], step: int
+) -> tuple[Scores, Scores]:
+    """Gate rewards of the library that step practised with, and of the first one it proposed.
+
+    A version is scored on the gate split once, so the current one's groups may lie at an earlier
+    step; the first proposal is the whole one, not the best of several.
+    """
+    at = [g for g in gated if g.metadata.get("step") == step]
+    proposed = [g for g in at if g.metadata.get("arm") == "proposed"]
+    first = proposed[0].metadata.get("library_version")
+    used = {g.metadata.get("library_version") for g in practice if g.metadata.get("step") == step}
+    current = [g for g in gated if g.metadata.get("library_version") in used - {None, first}]
+    current = current or [g for g in at if g.metadata.get("arm") == "current"]
+    return _scores(current), _scores(
+        g for g in proposed if g.metadata.get("library_version") == first
     )
 
 
@@ -306,11 +322,10 @@ def _bare_or_practice(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     return practice or _bare(groups)
 
 
-def _scores(groups: Iterable[RolloutGroup], arm: str) -> dict[str, list[float]]:
+def _scores(groups: Iterable[RolloutGroup]) -> dict[str, list[float]]:
     scores: dict[str, list[float]] = {}
     for group in groups:
-        if group.metadata.get("arm") == arm:
-            scores.setdefault(group.task.task_id, []).extend(group.rewards_G)
+        scores.setdefault(group.task.task_id, []).extend(group.rewards_G)
     return scores
 
 

@@ -107,16 +107,24 @@ def made_run(
                 },
             )
         )
+        accepted = step != 2
+        current, proposed = f"v{min(step, 2)}", f"v{step + 1}"
+        arms = [("proposed", proposed, step + 1)] + [("current", current, step)] * (step == 0)
         for i in range(100, 118):
-            for arm, bonus in (("current", 0), ("proposed", 1)):
-                meta = {"stage": "gate", "step": step, "arm": arm}
-                chance = min(1.0, hard[i] + lift * (step + bonus) / 5)
-                groups.append(group(i, chance, draws, rng, meta, lessons=min(step + bonus, 3)))
-        decisions.append(
-            Decision(
-                "gate", str(step), {"step": step, "accepted": step != 2, "reason": "lower bound"}
-            )
-        )
+            for arm, version, strength in arms:
+                meta = {"stage": "gate", "step": step, "arm": arm, "library_version": version}
+                chance = min(1.0, hard[i] + lift * strength / 5)
+                groups.append(group(i, chance, draws, rng, meta, lessons=min(strength, 3)))
+        gate = {
+            "step": step,
+            "look": step + 1,
+            "current": current,
+            "proposed": proposed,
+            "accepted": accepted,
+            "reason": "lower bound",
+            "edits": [{"op": "add", "kind": "lesson", "text": "x"}],
+        }
+        decisions.append(Decision("gate", f"{step}.{step + 1}", gate))
     for i in range(200, 200 + tests):
         for arm, bonus in (("empty", 0.0), ("final", lift)):
             chance = min(1.0, hard[i] + bonus)

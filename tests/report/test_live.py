@@ -86,7 +86,7 @@ def test_the_version_changes_when_the_journal_grows(folder: Path) -> None:
         with RunStore.open(folder) as store:
             store.record_decision("final", {"version_id": "empty", "reason": "nothing helped"})
         assert ask(server, path + "version")[2] != before
-        assert "no library: the empty one won" in ask(server, path)[2]
+        assert "Kept: no library. nothing helped" in ask(server, path)[2]
 
 
 def test_a_folder_without_a_journal_says_so_and_recovers(tmp_path: Path) -> None:

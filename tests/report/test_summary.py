@@ -49,16 +49,20 @@ def test_counts_of_groups_outcomes_and_spend_add_up(view: RunView) -> None:
     assert summary["spend"]["total"]["cost_usd"] == pytest.approx(0.163)
 
 
-def test_the_curve_has_both_arms_of_the_gate_and_its_decisions(view: RunView) -> None:
+def test_the_curve_has_practice_and_every_look_of_the_gate(view: RunView) -> None:
     curve = summarise(view)["curve"]
-    assert [p["step"] for p in curve] == [0, 1, 2, 3]
-    assert [p["accepted"] for p in curve] == [True, True, False, True]
-    step = 1
-    arms = [
-        scores_of(g for g in view.of_stage("gate", arm) if g.metadata["step"] == step)
-        for arm in ("current", "proposed")
+    assert [(p["step"], p["kind"]) for p in curve] == [
+        (step, kind) for step in range(4) for kind in ("practice", "gate")
     ]
-    assert curve[step]["difference"]["low"] == paired_difference(arms[0], arms[1]).low
+    looks = [p for p in curve if p["kind"] == "gate"]
+    assert [p["accepted"] for p in looks] == [True, True, False, True]
+    assert looks[0]["what"] == "1 lesson"
+    # A version is scored once: the second look compares with what the first one proposed.
+    versions = [
+        scores_of(g for g in view.of_stage("gate") if g.metadata["library_version"] == version)
+        for version in ("v1", "v2")
+    ]
+    assert looks[1]["difference"]["low"] == paired_difference(versions[0], versions[1]).low
 
 
 def test_every_rejection_is_listed_with_its_reason(view: RunView) -> None:
@@ -129,6 +133,25 @@ def test_measured_values_of_randomised_groups_stand_before_stored_ones(view: Run
     by_id = {e["experience_id"]: e["value"] for e in summary["library"]["entries"]}
     assert by_id["E1"]["n_with"] > 0 and by_id["E1"]["n_without"] > 0
     assert "n_with" not in by_id["E2"]  # the stored value, measured elsewhere
+
+
+def test_a_run_whose_empty_library_won_reports_no_gain_and_one_arm(view: RunView) -> None:
+    emptied = Decision("final", "", {"version_id": "empty", "reason": "interval includes zero"})
+    summary = summarise(replace(view, decisions=(*view.decisions, emptied)))
+    assert [a["arm"] for a in summary["arms"]] == ["empty"]
+    assert summary["verdict"]["status"] == "not_met"
+    assert summary["verdict"]["exit_code"] == 1
+    assert summary["library"]["entries"] == []
+
+
+def test_a_rejection_told_twice_is_listed_once(view: RunView) -> None:
+    twice = Decision(
+        "rejected_edit",
+        "2.gate.3",
+        {"step": 2, "edits": [{"op": "add", "text": "a"}], "reason": "lower bound"},
+    )
+    rows = summarise(replace(view, decisions=(*view.decisions, twice)))["rejected"]
+    assert [(r["what"], r["text"]) for r in rows if r["reason"] == "lower bound"] == [("add", "a")]
 
 
 def test_an_empty_run_has_a_summary_without_figures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,22 @@ def test_more_experience_is_what_the_last_gated_step_moved() -> None:
     assert more.kind == "measured"
     assert more.gain is not None and more.gain.estimate == pytest.approx(0.5)
     assert more.tokens_per_point == pytest.approx(800 / 50)
+
+
+def test_the_current_version_is_found_where_it_was_scored_first() -> None:
+    def versioned(made: RolloutGroup, version: str) -> RolloutGroup:
+        return replace(made, metadata={**made.metadata, "library_version": version})
+
+    groups = [versioned(group(f"p{i}", [0.0, 1.0], step=2), "v1") for i in range(4)]
+    for i in range(12):
+        task_id = f"g{i:02d}"
+        rows = ((0, "current", "empty", [0.0, 0.0]), (1, "proposed", "v1", [0.0, 1.0]),
+                (2, "proposed", "v2", [1.0, 1.0]), (2, "proposed", "v3", [0.0, 0.0]))  # fmt: skip
+        for step, arm, version, rewards in rows:
+            made = group(task_id, rewards, "gate", arm, step=step)
+            groups.append(versioned(replace(made, group_id=f"{version}{task_id}"), version))
+    more = by_lever(groups)["experience"]
+    assert more.gain is not None and more.gain.estimate == pytest.approx(0.5)  # v2 over v1
 
 
 def test_measured_gains_come_before_ceilings_and_unknown_levers_last() -> None:

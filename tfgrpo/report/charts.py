@@ -42,29 +42,31 @@ _KIND_COLOURS = {
 
 
 def curve(points: Sequence[Mapping[str, Any]]) -> str:
-    """Reward by step with intervals: the library in use, and each proposal's fate."""
+    """Reward by step with intervals: practice, the library in use, each proposal and its fate."""
+    steps = sorted({p["step"] for p in points})
+    looks: dict[int, int] = {}
     with _axes("Learning curve", "lc") as (axes, finish):
-        arms = [("practice", "soft"), ("current", "accent")]
-        if not any(p["current"] for p in points):
-            arms = [("practice", "accent")]
-        for arm, colour in arms:
-            rows = [(p["step"], p[arm]) for p in points if p[arm]]
+        for arm, colour, label in (
+            ("practice", "soft", "practice"),
+            ("current", "accent", "library in use (gate)"),
+        ):
+            rows = {p["step"]: p[arm] for p in points if p[arm]}
             if rows:
-                _errorbars(axes, rows, colour, {"current": "library in use (gate)"}.get(arm, arm))
+                _errorbars(axes, sorted(rows.items()), colour, label)
         for is_accepted, colour, label in (
             (True, "good", "proposal accepted"),
             (False, "bad", "proposal rejected"),
         ):
-            rows = [
-                (p["step"] + 0.18, p["proposed"])
-                for p in points
-                if p["proposed"] and bool(p["accepted"]) == is_accepted
-            ]
-            if rows:
-                _errorbars(axes, rows, colour, label, line=False, marker="D")
+            rows_ = []
+            for p in points:
+                if p["proposed"] and bool(p["accepted"]) == is_accepted:
+                    looks[p["step"]] = looks.get(p["step"], 0) + 1
+                    rows_.append((p["step"] + 0.08 + 0.09 * looks[p["step"]], p["proposed"]))
+            if rows_:
+                _errorbars(axes, rows_, colour, label, line=False, marker="D")
         axes.set_xlabel("step")
         axes.set_ylabel("mean reward")
-        axes.set_xticks([p["step"] for p in points][:: max(1, len(points) // 8)])
+        axes.set_xticks(steps[:: max(1, len(steps) // 8)])
         _legend(axes)
         return finish()
 

@@ -76,8 +76,12 @@ def _curve(s: Mapping[str, Any]) -> Iterator[str]:
             _interval(p["current"]),
             _interval(p["proposed"]),
             _interval(p["difference"], sign=True),
-            {True: "accepted", False: "rejected"}.get(p["accepted"], "–"),
-            f"{informative[p['step']]:.0%}" if p["step"] in informative else "–",
+            " ".join(
+                filter(None, [{True: "accepted", False: "rejected"}.get(p["accepted"]), p["what"]])
+            ),
+            f"{informative[p['step']]:.0%}"
+            if p["kind"] == "practice" and p["step"] in informative
+            else "–",
         ]
         for p in s["curve"]
     ]

@@ -141,7 +141,7 @@ def _result(s: Mapping[str, Any]) -> Html:
                 [("gain", s["gain"])], title="Gain", xlabel="change of mean reward", band=noise
             )
         )
-    kept = "the library" if s["kept"] != "empty" else "no library: the empty one won"
+    kept = "the library" if s["kept"] != "empty" else "no library"
     return h(
         "section",
         h(
@@ -166,6 +166,8 @@ def _headline(s: Mapping[str, Any]) -> str:
     verdict = s["verdict"]
     if verdict["rule"]["kind"] != "gain":
         return f"{verdict['rule_text']}: {verdict['status'].replace('_', ' ')}"
+    if s["kept"] == "empty" and verdict["status"] != "inconclusive":
+        return "No library was better than none: the empty one is kept"
     if verdict["status"] == "inconclusive":
         return "No verdict: too little could be scored"
     if verdict["status"] == "met":
@@ -208,7 +210,11 @@ def _curve(s: Mapping[str, Any]) -> Html:
     if s["curve"]:
         cards.append(h("div", h("h3", "Reward by step"), trusted(charts.curve(s["curve"])),
                        class_="card"))  # fmt: skip
-    gated = [(f"step {p['step']}", p["difference"]) for p in s["curve"] if p["difference"]]
+    gated = [
+        (f"step {p['step']} {'✓' if p['accepted'] else '✗'} {p['what']}", p["difference"])
+        for p in s["curve"]
+        if p["difference"]
+    ]
     if gated:
         chart = charts.intervals(
             gated[-16:], title="Proposals", xlabel="proposed − current on the gate tasks", band=None

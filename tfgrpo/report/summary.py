@@ -57,6 +57,8 @@ def summarise(
     leaks = leaks_of(view)
     arms = {a: leaks.clean(scores_of(view.of_stage("test", a))) for a in ("empty", "final")}
     arms = {a: s for a, s in arms.items() if any(s.values())}
+    if view.final_arm == "empty" and "empty" in arms:
+        arms = {"empty": arms["empty"]}
     summary: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
     summary["run"] = _run(view)
     summary |= _benefit(view, arms, leaks, level, seed)
@@ -143,7 +145,9 @@ def _verdict(
     attempted = sum(t.task_id not in leaks.contaminated for t in view.tasks("test"))
     how: dict[str, Any] = {"n_attempted": attempted, "level": level, "seed": seed}
     if rule.kind == "gain":
-        empty, final = (arms.get(a, {}) for a in ("empty", "final"))
+        empty = arms.get("empty", {})
+        # Where no library won, what is shipped is the empty one: no gain.
+        final = arms.get(view.final_arm, {})
         return judge_gain(empty, final, min_gain=rule.score, **how).to_dict()
     return judge(arms.get(view.final_arm, {}), rule, **how).to_dict()
 
@@ -170,34 +174,61 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
 
 
 def _curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
-    """Step by step: the gate's two arms where there is a gate, else the practice rewards."""
-    decisions = {d.step: d for d in view.of_kind("gate")}
-    by_step: dict[int, list[RolloutGroup]] = {}
-    for group in view.groups:
-        if stage_of(group) in ("practice", "gate"):
-            by_step.setdefault(step_of(group), []).append(group)
-    curve = []
-    for step, groups in sorted(by_step.items()):
-        practice = scores_of(g for g in groups if stage_of(g) == "practice")
-        arms = {
-            arm: scores_of(
-                g for g in groups if stage_of(g) == "gate" and g.metadata.get("arm") == arm
-            )
-            for arm in ("current", "proposed")
-        }
-        point: dict[str, Any] = {"step": step, "practice": _mean(practice, level, seed)}
-        point |= {arm: _mean(scores, level, seed) for arm, scores in arms.items()}
-        shared = [t for t, r in arms["current"].items() if r and arms["proposed"].get(t)]
-        point["difference"] = (
-            asdict(paired_difference(arms["current"], arms["proposed"], level=level, seed=seed))
-            if shared
-            else None
-        )
-        decision = decisions.get(step)
-        point["accepted"] = None if decision is None else decision.get("accepted")
-        point["reason"] = "" if decision is None else str(decision.get("reason") or "")
-        curve.append(point)
-    return curve
+    """Practice rewards step by step, and every look of the gate in order: the two versions that
+    it compared, their difference, and what it decided."""
+    by_version = _gate_scores(view)
+    points = []
+    for step, scores in sorted(_practice_scores(view).items()):
+        points.append(_point(step, None, "practice", _mean(scores, level, seed)))
+    for decision in view.of_kind("gate"):
+        pair = [by_version.get(str(decision.get(name)), {}) for name in ("current", "proposed")]
+        point = _point(decision.step or 0, decision.get("look"), "gate", None)
+        point["current"], point["proposed"] = (_mean(s, level, seed) for s in pair)
+        if any(r and pair[1].get(t) for t, r in pair[0].items()):
+            point["difference"] = asdict(paired_difference(*pair, level=level, seed=seed))
+        point["accepted"] = bool(decision.get("accepted"))
+        point["reason"] = str(decision.get("reason") or "")
+        point["what"] = str(decision.get("what") or _what(decision.get("edits")))
+        points.append(point)
+    return sorted(points, key=lambda p: (p["step"], p["look"] or 0))
+
+
+def _point(step: int, look: Any, kind: str, practice: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "step": step,
+        "look": look if isinstance(look, int) else None,
+        "kind": kind,
+        "practice": practice,
+        "current": None,
+        "proposed": None,
+        "difference": None,
+        "accepted": None,
+        "reason": "",
+        "what": "",
+    }
+
+
+def _practice_scores(view: RunView) -> dict[int, dict[str, list[float]]]:
+    steps: dict[int, list[RolloutGroup]] = {}
+    for group in view.of_stage("practice"):
+        steps.setdefault(step_of(group), []).append(group)
+    return {step: scores_of(groups) for step, groups in steps.items()}
+
+
+def _gate_scores(view: RunView) -> dict[str, dict[str, list[float]]]:
+    """Gate rewards by library version."""
+    versions: dict[str, list[RolloutGroup]] = {}
+    for group in view.of_stage("gate"):
+        versions.setdefault(str(group.metadata.get("library_version")), []).append(group)
+    return {version: scores_of(groups) for version, groups in versions.items()}
+
+
+def _what(edits: Any) -> str:
+    """What a look tried, such as `2 lessons, 1 exemplar`."""
+    if not isinstance(edits, Sequence):
+        return ""
+    kinds = Counter(str(e.get("kind", "edit")) for e in edits if isinstance(e, Mapping))
+    return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
 
 
 def _mean(scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
@@ -367,15 +398,17 @@ def _rejected(view: RunView) -> list[dict[str, Any]]:
                     "reason": str(why or ""),
                 }
             )
+    told = {(row["step"], row["reason"]) for row in rows}
     for decision in view.of_kind("gate"):
-        if decision.get("accepted") is False:
+        reason = str(decision.get("reason") or "the gate did not let it pass")
+        if decision.get("accepted") is False and (decision.step, reason) not in told:
             rows.append(
                 {
                     "step": decision.step,
-                    "what": "whole step",
+                    "what": str(decision.get("what") or "whole step"),
                     "target": "",
                     "text": "",
-                    "reason": str(decision.get("reason") or "the gate did not let it pass"),
+                    "reason": reason,
                 }
             )
     return sorted(rows, key=lambda r: (r["step"] is None, r["step"] or 0))

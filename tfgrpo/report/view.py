@@ -4,10 +4,11 @@ Everything behind it (`summary`, `page`, `markdown`, `advise`) is a pure functio
 
 Groups carry in their metadata `stage` (`practice`, `gate`, `test`), `step`, `arm` (`empty`,
 `current`, `proposed`, `final`) and `library_version`; where entries were randomised, `offered` and
-`keep`. Of decisions the following kinds are read, every key optional:
+`keep`. A library version is scored on the gate split once, however often it is compared. Of
+decisions the following kinds are read, every key optional:
 
-    step           step, library_version, epoch
-    gate           step (or the number in the key), accepted, reason
+    gate           step (or the number that begins the key), look, current and proposed (library
+                   versions), accepted, reason, what
     final          version_id (`empty` for no library), reason
     rejected_edit  step, reason, and edit, edits or text
     summary        group_id, rollout_id, text
@@ -58,12 +59,12 @@ class Decision:
 
     @property
     def step(self) -> int | None:
-        """The step it belongs to: told by the payload, or by a number at the key's end."""
+        """The step it belongs to: told by the payload, or by a number that begins the key."""
         step = self.get("step")
         if isinstance(step, int):
             return step
-        digits = re.search(r"(\d+)$", self.key)
-        return int(digits[1]) if digits else None
+        digits = re.match(r"\d+", self.key)
+        return int(digits[0]) if digits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class RunView:
     @property
     def final_library(self) -> tuple[str, Any]:
         """The version that was kept, or the newest; without payload where there is none."""
-        chosen = self._final_version
+        chosen = self._final_version.partition("/")[0]  # a selection of entries has a suffix
         if chosen == "empty":
             return "empty", None
         by_id = dict(self.libraries)

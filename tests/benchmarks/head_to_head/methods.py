@@ -1,0 +1,201 @@
+"""The methods that run in this process: no library, tips, voting, and tfgrpo's two presets.
+
+A method learns on tasks under an account of tokens and returns what to put before the actor. Does
+not know how results become a table.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.head_to_head.data import DESCRIPTION, SYSTEM, Split, test_verifier
+from tfgrpo.config import Config
+from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
+from tfgrpo.experience import prompt_context
+from tfgrpo.lm import open_lm
+from tfgrpo.messages import Message
+from tfgrpo.policies import ChatPolicy
+from tfgrpo.protocols import Request, Sampling
+from tfgrpo.rollout import Rollout, Step, Task
+from tfgrpo.run import experience_settings, learn_async
+from tfgrpo.sampling import Draws, SampleSettings, sample_groups
+from tfgrpo.statistics import Scores
+
+ACTOR = Sampling(temperature=0.7, max_tokens=24)
+TEST_SEED = 77
+N_TIPS = 4
+
+
+class Unavailable(Exception):
+    """A method cannot run here; the message goes into the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a method puts before the actor."""
+
+    system: str = SYSTEM
+    context: Context | Callable[[Task], Context] = EMPTY_CONTEXT
+    note: str = ""
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Learnt:
+        """Restore what a rival's script printed."""
+        parts = tuple(
+            ContextPart("exemplar", turns=(Message("user", q), Message("assistant", a)))
+            for q, a in row["turns"]
+        )
+        return cls(row["system"], Context(parts), row["note"])
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One learning run."""
+
+    spec: str
+    seed: int
+    split: Split
+    budget_tokens: int
+    deadline_s: float
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) -> Scores:
+    """Return exact-match rewards on the test tasks; every method gets the same draws' seeds."""
+    lm = open_lm(spec)
+    try:
+        groups = await sample_groups(
+            tasks,
+            ChatPolicy(lm, system=learnt.system, sampling=ACTOR),
+            test_verifier(),
+            context=learnt.context,
+            draws=Draws(draws, seed=TEST_SEED, scope="test", stage="test"),
+            settings=SampleSettings(concurrency=64, on_truncated="grade"),
+        )
+    finally:
+        await lm.aclose()
+    return {g.task.task_id: list(g.rewards_G) for g in groups}
+
+
+async def tips(setup: Setup) -> Learnt:
+    """Ask the model once for tips, without any practice."""
+    prompt = (
+        f"{DESCRIPTION}\n\nWrite {N_TIPS} short tips that help an assistant to answer such "
+        "questions exactly. One tip a line, nothing else."
+    )
+    lm = open_lm(setup.spec)
+    try:
+        request = Request(
+            (Message("user", prompt),), sampling=Sampling(temperature=0.7, max_tokens=200)
+        )
+        (reply,) = await lm.complete(request, 1, [setup.seed])
+    finally:
+        await lm.aclose()
+    lines = [re.sub(r"^[\s\d.)*-]+", "", line).strip() for line in reply.text.splitlines()]
+    kept = [line for line in lines if line][:N_TIPS]
+    parts = tuple(ContextPart("lesson", t, source=f"tip{i}") for i, t in enumerate(kept))
+    return Learnt(context=Context(parts), note=f"{len(kept)} tips")
+
+
+async def voting_scores(
+    spec: str, tasks: list[Task], *, votes: int, answers: int, seed: int
+) -> Scores:
+    """Return rewards of `answers` majority answers a task, each out of `votes` draws."""
+    lm = open_lm(spec)
+    try:
+        groups = await sample_groups(
+            tasks,
+            ChatPolicy(lm, system=SYSTEM, sampling=ACTOR),
+            None,
+            draws=Draws(votes * answers, seed=1000 + seed, scope="vote", stage="test"),
+            settings=SampleSettings(concurrency=64),
+        )
+    finally:
+        await lm.aclose()
+    verifier = test_verifier()
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        for first in range(0, votes * answers, votes):
+            chosen = _majority(group.rollouts[first : first + votes])
+            attempt = Rollout("vote", group.task.task_id, (Step(Message("assistant", chosen)),))
+            score = await verifier.score(attempt, group.task)
+            scores.setdefault(group.task.task_id, []).append(score.reward)
+    return scores
+
+
+def _majority(rollouts: tuple[Rollout, ...]) -> str:
+    """The most frequent answer, the earlier one on a tie."""
+    answers = [" ".join(r.answer.split()).casefold() for r in rollouts if r.answer]
+    return Counter(answers).most_common(1)[0][0] if answers else ""
+
+
+async def learnt_by(preset: str, setup: Setup) -> Learnt:
+    """Learn with tfgrpo under a preset; what its gate and final choice keep, as it is deployed."""
+    with tempfile.TemporaryDirectory(prefix="head-to-head-") as folder:
+        file = Path(folder) / "tasks.jsonl"
+        _write_tasks(file, [*setup.split.train, *setup.split.choose])
+        config = Config.from_mapping(learn_config(preset, setup, folder, file))
+        result = await learn_async(config)
+    version, settings = result.learned.version, experience_settings(config)
+
+    def context(task: Task) -> Context:
+        return prompt_context(
+            version.library, settings, use="deployment", task=task, selector=version.selector
+        )
+
+    kinds = Counter(e.kind for e in version.library.shown)
+    words = ", ".join(f"{n} {kind}s" for kind, n in sorted(kinds.items())) or "empty library"
+    stopped = f" ({result.learned.stopped_by})" if result.learned.stopped_by else ""
+    return Learnt(context=context, note=words + stopped)
+
+
+def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[str, Any]:
+    """The settings of a run whose tokens fit the budget.
+
+    The published preset has neither gate nor rollback and gives all tokens to practice; ours
+    shares them between practice and gate.
+    """
+    n_train = len(setup.split.train)
+    is_ours = preset == "default"
+    return {
+        "run": {"folder": f"{folder}/run", "concurrency": 64, "on_truncated": "grade", "probe": 0},
+        "tasks": {
+            "path": str(tasks),
+            "practice": n_train,
+            "gate": len(setup.split.choose) if is_ours else 0,
+            "test": 0,
+            "seed": setup.seed,
+            "stratify": "kind",
+        },
+        "policy": {
+            "lm": setup.spec,
+            "system": SYSTEM,
+            "sampling": {"temperature": ACTOR.temperature, "max_tokens": ACTOR.max_tokens},
+        },
+        "verifier": {"kind": "exact", "ignore_case": True, "contains_reward": 0.3},
+        "learn": {
+            "preset": preset,
+            "seed": setup.seed,
+            "batch": n_train,
+            "group_size": 5,
+            "objective_agent": DESCRIPTION,
+            "objective_learning": "what makes an answer exactly right",
+        },
+        "gate": {"enabled": is_ours},
+        "budget": {
+            "prompt_tokens": int(0.8 * setup.budget_tokens),
+            "completion_tokens": int(0.2 * setup.budget_tokens),
+        },
+    }
+
+
+def _write_tasks(file: Path, tasks: list[Task]) -> None:
+    import json
+
+    file.write_text("".join(json.dumps(t.to_dict()) + "\n" for t in tasks), encoding="utf-8")
