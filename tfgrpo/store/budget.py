@@ -71,7 +71,8 @@ class Budget:
 RESOURCES: tuple[str, ...] = tuple(f.name for f in fields(Budget))
 """Every resource a ledger knows."""
 _NAMES = frozenset(RESOURCES)
-ADDITIVE: tuple[str, ...] = tuple(n for n in RESOURCES if n not in ("depth", "seconds"))
+_NOT_ADDITIVE = frozenset({"depth", "seconds"})
+ADDITIVE: tuple[str, ...] = tuple(n for n in RESOURCES if n not in _NOT_ADDITIVE)
 """The resources that add up and can be held by a reservation."""
 
 
@@ -112,6 +113,7 @@ class Ledger:
         self._reserved = dict.fromkeys(ADDITIVE, 0)
         self._lock: threading.RLock = parent._lock if parent is not None else threading.RLock()
         self._chain: tuple[Ledger, ...] = (self, *(parent._chain if parent is not None else ()))
+        self._is_limited = bool(budget.to_dict())
         self._limits = {
             name: _units(limit)
             for name, limit in budget.to_dict().items()
@@ -128,11 +130,11 @@ class Ledger:
             BudgetError: an amount would pass a limit here or further up; nothing is held then.
             ConfigError: an unknown resource, or an amount that is negative or not a number.
         """
-        _check_amounts(amounts)
-        held = {n: _units(a) for n, a in amounts.items() if n in self._spent}
+        held = _additive_units(amounts)
         with self._lock:
             for ledger in self._chain:
-                ledger._check(amounts, held)
+                if ledger._is_limited:
+                    ledger._check(amounts, held)
             for ledger in self._chain:
                 for name, units in held.items():
                     ledger._reserved[name] += units
@@ -144,10 +146,11 @@ class Ledger:
         For work of an earlier session, and for costs that are known only afterwards. `seconds`
         moves the clock forward.
         """
-        _check_amounts(amounts)
+        units = _additive_units(amounts)
         with self._lock:
             for ledger in self._chain:
-                ledger._add(amounts)
+                ledger._earlier_s += amounts.get("seconds", 0.0)
+                ledger._add(units, amounts.get("depth", 0.0))
 
     @property
     def spent(self) -> dict[str, float]:
@@ -229,21 +232,17 @@ class Ledger:
                 resource="seconds",
             )
 
-    def _add(self, amounts: Mapping[str, float]) -> None:
-        for name, amount in amounts.items():
-            if name in self._spent:
-                self._spent[name] += _units(amount)
-            elif name == "depth":
-                self._depth = max(self._depth, amount)
-            else:
-                self._earlier_s += amount
+    def _add(self, units: Mapping[str, int], depth: float) -> None:
+        for name, amount in units.items():
+            self._spent[name] += amount
+        self._depth = max(self._depth, depth)
 
-    def _close(self, held: Mapping[str, int], actual: Mapping[str, float]) -> None:
+    def _close(self, held: Mapping[str, int], spent: Mapping[str, int], depth: float) -> None:
         with self._lock:
             for ledger in self._chain:
                 for name, units in held.items():
                     ledger._reserved[name] -= units
-                ledger._add(actual)
+                ledger._add(spent, depth)
 
 
 class Reservation:
@@ -251,9 +250,9 @@ class Reservation:
 
     __slots__ = ("_depth", "_held", "_is_open", "_ledger")
 
-    def __init__(self, ledger: Ledger, held: Mapping[str, int], depth: float) -> None:
+    def __init__(self, ledger: Ledger, held: dict[str, int], depth: float) -> None:
         self._ledger = ledger
-        self._held = dict(held)
+        self._held = held
         self._depth = depth
         self._is_open = True
 
@@ -276,20 +275,17 @@ class Reservation:
         Raises:
             ConfigError: already settled or released, an unknown resource or a bad amount.
         """
-        _check_amounts(actual)
+        units = _additive_units(actual)
         if not self._is_open:
             raise ConfigError("this reservation is closed: settle or release it once")
         self._is_open = False
-        spent = self.amounts | {n: a for n, a in actual.items() if n != "seconds"}
-        if self._depth:
-            spent.setdefault("depth", self._depth)
-        self._ledger._close(self._held, spent)
+        self._ledger._close(self._held, self._held | units, actual.get("depth", self._depth))
 
     def release(self) -> None:
         """Give everything back; nothing happens when it is closed already."""
         if self._is_open:
             self._is_open = False
-            self._ledger._close(self._held, {})
+            self._ledger._close(self._held, {}, 0.0)
 
     def __enter__(self) -> Self:
         return self
@@ -319,3 +315,15 @@ def _check_amounts(amounts: Mapping[str, float]) -> None:
             raise ConfigError(f"unknown resource {name!r}; there are {', '.join(RESOURCES)}")
         if not _is_number(amount) or amount < 0 or math.isinf(amount):
             raise ConfigError(f"{name}={amount!r} is not an amount: give a number of at least 0")
+
+
+def _additive_units(amounts: Mapping[str, float]) -> dict[str, int]:
+    """Check amounts and return those that add up, in units."""
+    units: dict[str, int] = {}
+    for name, amount in amounts.items():
+        is_plain = type(amount) is float or type(amount) is int
+        if not is_plain or not 0 <= amount < math.inf or name not in _NAMES:
+            _check_amounts({name: amount})
+        if name not in _NOT_ADDITIVE:
+            units[name] = round(amount * _UNIT)
+    return units

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tfgrpo.errors import ProviderError, StoreError
@@ -84,14 +83,14 @@ class CallJournal:
         self.flights: dict[tuple[asyncio.AbstractEventLoop, bytes], Flight] = {}
         """Draws that are being asked for, by event loop and key."""
 
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
-        """Count a call as in flight; its end wakes those that wait for room in the budget."""
+    def began(self) -> None:
+        """Count a call as in flight."""
         self._in_flight += 1
-        try:
-            yield
-        finally:
-            self._in_flight -= 1
+
+    def ended(self) -> None:
+        """Count it no more, and wake those that wait for room in the budget."""
+        self._in_flight -= 1
+        if self._waiting:
             waiting, self._waiting = self._waiting, []
             for turn in waiting:
                 turn.get_loop().call_soon_threadsafe(_wake, turn)

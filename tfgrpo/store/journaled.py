@@ -29,7 +29,7 @@ from tfgrpo.rollout import Usage
 from tfgrpo.scope import CallScope, current_scope
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
-from tfgrpo.store.calls import CallEnd, CallStart, ledger_amounts
+from tfgrpo.store.calls import CallEnd, CallStart
 from tfgrpo.store.codec import without_known
 from tfgrpo.store.keys import KeyMaker
 from tfgrpo.store.prices import Price, PriceTable
@@ -201,38 +201,49 @@ class JournaledLM:
     async def _call(
         self, request: Request, draws: Sequence[_Draw], scope: CallScope
     ) -> list[Completion]:
-        calls = self._store.calls
-        n = len(draws)
         start = self._worst_case(request, draws, scope)
-        with await self._reserve(start) as reservation, calls.in_flight():
-            number = await calls.start(start)
-            began = self._clock()
-            end: CallEnd | None = None
+        with await self._reserve(start) as reservation:
+            calls = self._store.calls
+            calls.began()
             try:
-                replies = await self._lm.complete(request, n, [d.seed for d in draws])
-                if not replies:
-                    raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
-                kept = [self._priced(reply) for reply in replies[:n]]
-                usage = sum((r.usage for r in kept), Usage())
-                if not usage.calls:
-                    usage = replace(usage, calls=1)
-                end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
-            except ProviderError as exc:
-                end = _failed_end(exc, self._clock() - began)
-                reservation.settle(**_settled(end, reservation))
-                await calls.end(number, end)
-                raise
+                number = await calls.start(start)
+                return await self._send(request, draws, number, reservation)
             finally:
-                if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
-                    ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
-                    reservation.settle()
-                    calls.end_soon(number, ended)
+                calls.ended()
+
+    async def _send(
+        self, request: Request, draws: Sequence[_Draw], number: int, reservation: Reservation
+    ) -> list[Completion]:
+        calls, n = self._store.calls, len(draws)
+        began = self._clock()
+        end: CallEnd | None = None
+        try:
+            replies = await self._lm.complete(request, n, [d.seed for d in draws])
+            if not replies:
+                raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
+            kept = [self._priced(reply) for reply in replies[:n]]
+            usage = kept[0].usage
+            for reply in kept[1:]:
+                usage += reply.usage
+            if not usage.calls:
+                usage = replace(usage, calls=1)
+            end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
+        except ProviderError as exc:
+            end = _failed_end(exc, self._clock() - began)
             reservation.settle(**_settled(end, reservation))
-            pairs = [(d.key, r) for d, r in zip(draws, kept)]
-            await calls.end(number, end, pairs)
-            if self._shared is not None:
-                self._shared.keep(pairs)
-            return kept
+            await calls.end(number, end)
+            raise
+        finally:
+            if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
+                ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
+                reservation.settle()
+                calls.end_soon(number, ended)
+        reservation.settle(**_settled(end, reservation))
+        pairs = [(d.key, r) for d, r in zip(draws, kept)]
+        await calls.end(number, end, pairs)
+        if self._shared is not None:
+            self._shared.keep(pairs)
+        return kept
 
     def _priced(self, reply: Completion) -> Completion:
         """Return the reply with its cost, and without any secret of this process."""
@@ -300,8 +311,17 @@ def _settled(end: CallEnd, reservation: Reservation) -> dict[str, float]:
     """Return what a call spends of its reservation."""
     if end.kind == "unsettled":
         return {}  # all that was held
-    spent: dict[str, float] = dict.fromkeys(reservation.amounts, 0.0)
-    return spent | ledger_amounts(end.usage)
+    usage = end.usage
+    spent: dict[str, float] = {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    if usage.cost_usd is not None:
+        spent["cost_usd"] = usage.cost_usd
+    elif "cost_usd" in reservation.amounts:
+        spent["cost_usd"] = 0.0
+    return spent
 
 
 def _failed_end(exc: ProviderError, duration_s: float) -> CallEnd:
