@@ -11,7 +11,7 @@
     └── MissingExtraError   (ImportError)   an optional library is not installed
 
 Four rules. A message names what failed, the value given, what is allowed and what to do.
-A rollout never raises: its failure is an `outcome`. `except Exception` stands only in `boundary`.
+A rollout never raises: its failure is an `outcome`. Foreign exceptions are caught in `boundary` alone.
 Every error pickles, so worker processes can hand it over.
 
 Does not know: exit codes (the command line maps classes to codes), logging, retries.
@@ -20,8 +20,8 @@ Idea: classify at the boundary, keep the cause (own).
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, Literal
 
 ProviderFailure = Literal[
@@ -142,8 +142,30 @@ class MissingExtraError(TfgrpoError, ImportError):
         )
 
 
-@contextmanager
-def boundary(error: type[TfgrpoError], where: str) -> Generator[None]:
+class _Boundary:
+    """A class and not a generator: `contextlib` lets `StopIteration` through as itself where a
+    generator turns it into a `RuntimeError`, which several of our errors are."""
+
+    __slots__ = ("_error", "_where")
+
+    def __init__(self, error: type[TfgrpoError], where: str) -> None:
+        self._error = error
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(exc, Exception) and not isinstance(exc, TfgrpoError):
+            raise self._error(f"{self._where}: {type(exc).__name__}: {exc}") from exc
+
+
+def boundary(error: type[TfgrpoError], where: str) -> AbstractContextManager[None, None]:
     """Turn any exception of foreign code into `error`, with `where` and the cause in the message.
 
     Errors of our own tree pass unchanged, so the innermost boundary names the place.
@@ -157,9 +179,4 @@ def boundary(error: type[TfgrpoError], where: str) -> Generator[None]:
     ...     print(exc)
     verifier 'mine': KeyError: 'x'
     """
-    try:
-        yield
-    except TfgrpoError:
-        raise
-    except Exception as exc:
-        raise error(f"{where}: {type(exc).__name__}: {exc}") from exc
+    return _Boundary(error, where)
