@@ -26,12 +26,13 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.routing.laplace import sigmoid
 from tfgrpo.routing.records import outcomes_of_groups
-from tfgrpo.routing.value_model import Estimates
+from tfgrpo.routing.value_model import Estimates, ModelState
 
 __all__ = [
     "Baseline",
     "Dars",
     "PosteriorGain",
+    "PredictionError",
     "RolloutGdro",
     "Sgpo",
     "Uniform",
@@ -119,19 +120,54 @@ def _binomial(k: Array, n: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionError:
+    """How a predictor's mean answers to the true rate p: normal around intercept + slope·p.
+
+    A regression shrinks, so the slope is below 1; treating a prediction as p plus noise would be
+    overconfident.
+    """
+
+    intercept: float = 0.0
+    slope: float = 1.0
+    sd: float = 0.2
+
+    @classmethod
+    def of_state(cls, state: ModelState) -> PredictionError:
+        """Measure on the context: leave-one-out predictions against counts.
+
+        The binomial noise of the counts is taken out of their variance. A context of fewer than 16
+        prompts, or without any spread of rates, gives an error that says nothing (slope 0).
+        """
+        predicted, n = state.left_out(), state.trials
+        if len(n) < 16:
+            return cls(0.5, 0.0, 1.0)
+        rate = state.counts / n
+        smooth = (state.counts + 0.5) / (n + 1)
+        noise = float(np.mean(smooth * (1 - smooth) / n))
+        spread = float(np.var(rate)) - noise
+        if spread < 1e-3:
+            return cls(float(predicted.mean()), 0.0, 1.0)
+        slope = float(np.mean((predicted - predicted.mean()) * (rate - rate.mean()))) / spread
+        slope = float(np.clip(slope, 0.0, 1.0))
+        left = float(np.var(predicted)) - slope**2 * spread
+        intercept = float(predicted.mean() - slope * rate.mean())
+        return cls(intercept, slope, max(math.sqrt(max(left, 0.0)), 0.03))
+
+
+@dataclass(frozen=True, slots=True)
 class PosteriorGain:
     """Spend on the marginal gain in expected mixed groups, under a posterior of the success rate.
 
     posterior(p) ∝ pool(p) · prediction(p) · binomial(outcomes of the task)
 
     `pool` is the distribution of rates behind the history. `predict` gives an estimate a task (a
-    model's state, say); its likelihood is Gaussian in p with the error `predict_sd` or, where that
-    is None, normal in log odds with the estimate's own spread. Greedy is optimal here: the gain is
+    model's state, say); its likelihood is Gaussian in p with the measured `error` or, where that is
+    None, normal in log odds with the estimate's own spread. Greedy is optimal here: the gain is
     concave in the number of rollouts.
     """
 
     predict: Callable[[Sequence[Task]], Estimates] | None = None
-    predict_sd: float | None = None
+    error: PredictionError | None = None
     floor: int = 2
     cap: int = 64
     success_at: float | None = None
@@ -167,8 +203,9 @@ class PosteriorGain:
         """Return weights over the grid of rates, shape (tasks, grid), rows summing to 1."""
         weights = pool * _binomial(k, n)
         if estimates is not None:
-            if self.predict_sd is not None:
-                gap = (_GRID - estimates.mean[:, None]) / self.predict_sd
+            if self.error is not None:
+                expected = self.error.intercept + self.error.slope * _GRID
+                gap = (estimates.mean[:, None] - expected) / self.error.sd
             else:
                 f = np.log(_GRID) - np.log1p(-_GRID)
                 sd = np.sqrt(estimates.logits.variance)[:, None]
@@ -186,6 +223,27 @@ class PosteriorGain:
         if self.guard and self._lower_gain(weights, counts, even) <= 0:
             counts = even
         return [int(c) for c in counts]
+
+    def top_up(
+        self, pool: Array, k: Array, n: Array, estimates: Estimates | None, budget: int
+    ) -> list[int]:
+        """Return extra rollouts for open groups of which k of n came out well.
+
+        A group that is mixed already gets nothing; the others compete by the chance that one more
+        rollout turns them, under a posterior that has seen their outcomes. No floor, no guard: an
+        extra rollout for a mixed group gains nothing for certain.
+        """
+        _check_budget(budget)
+        weights = self.posterior(pool, k, n, estimates)
+        step = np.arange(1, self.cap + 1)
+        stays_good = weights @ _GRID[:, None] ** step
+        stays_bad = weights @ (1 - _GRID[:, None]) ** step
+        same = np.where((k == n)[:, None], stays_good, stays_bad)
+        gains = -np.diff(np.column_stack([np.ones(len(k)), same]), axis=1)
+        gains[(k > 0) & (k < n)] = 0.0
+        order = np.argsort(-gains, axis=None, kind="stable")[:budget]
+        order = order[gains.ravel()[order] > 0]
+        return [int(c) for c in np.bincount(order // self.cap, minlength=len(k))]
 
     def _greedy(self, weights: Array, budget: int) -> Counts:
         sizes = np.arange(self.floor, self.cap + 1)

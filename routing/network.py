@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -61,7 +61,8 @@ def tokens(mean: Array, variance: Array, profile: Array, n_context: int) -> Floa
 
 
 def _gelu(x: Floats) -> Floats:
-    return np.asarray(0.5 * x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))))
+    inner = np.float32(0.7978845608) * (x + np.float32(0.044715) * (x * x * x))
+    return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
 
 
 def _norm(x: NDArray[Any]) -> Floats:
@@ -75,14 +76,28 @@ class Network:
 
     weights: Mapping[str, Floats]
 
-    def encode(self, context: Floats) -> Floats:
-        """Return context states of shape (rows, WIDTH) from context tokens."""
+    def encode(self, context: Floats) -> tuple[tuple[Floats, Floats], ...]:
+        """Return keys and values a layer from context tokens: made once a model state."""
         w = self.weights
         hidden = _gelu(context @ w["context_in"] + w["context_in_bias"])
-        return _norm(hidden @ w["context_out"] + w["context_out_bias"])
+        states = _norm(hidden @ w["context_out"] + w["context_out_bias"])
+        size = WIDTH // HEADS
+        found = []
+        for layer in range(LAYERS_DEEP):
+            k, v = (
+                (states @ w[f"{layer}.{name}"]).reshape(-1, HEADS, size).transpose(1, 0, 2)
+                for name in "kv"
+            )
+            found.append((np.ascontiguousarray(k.transpose(0, 2, 1)), np.ascontiguousarray(v)))
+        return tuple(found)
 
     def correct(
-        self, queries: Floats, states: Floats, cosines: Floats, *, hide_self: bool = False
+        self,
+        queries: Floats,
+        states: Sequence[tuple[Floats, Floats]],
+        cosines: Floats,
+        *,
+        hide_self: bool = False,
     ) -> Array:
         """Return the correction of the log odds of each query.
 
@@ -92,22 +107,21 @@ class Network:
         x = _gelu(queries @ w["query_in"] + w["query_in_bias"]) @ w["query_out"]
         x = x + w["query_out_bias"]
         size = WIDTH // HEADS
-        for layer in range(LAYERS_DEEP):
-            q = _norm(x) @ w[f"{layer}.q"]
-            k, v = states @ w[f"{layer}.k"], states @ w[f"{layer}.v"]
-            parts = []
-            for head in range(HEADS):
-                cut = slice(head * size, (head + 1) * size)
-                score = q[:, cut] @ k[:, cut].T / np.sqrt(size)
-                score = score + w[f"{layer}.cosine"][head] * cosines
-                if hide_self:
-                    np.fill_diagonal(score, -1e9)
-                nothing = q[:, cut] @ w[f"{layer}.null"][cut] + w[f"{layer}.null_bias"][head]
-                top = np.maximum(score.max(axis=1, initial=-1e9), nothing)
-                e = np.exp(score - top[:, None])
-                total = e.sum(axis=1) + np.exp(nothing - top)
-                parts.append((e @ v[:, cut]) / total[:, None])
-            x = x + np.concatenate(parts, axis=1).astype(np.float32) @ w[f"{layer}.o"]
+        for layer, (keys, values) in enumerate(states):
+            q = (_norm(x) @ w[f"{layer}.q"]).reshape(-1, HEADS, size).transpose(1, 0, 2)
+            score = q @ keys / np.float32(np.sqrt(size))
+            score += w[f"{layer}.cosine"][:, None, None] * cosines
+            if hide_self:
+                diagonal = np.arange(len(queries))
+                score[:, diagonal, diagonal] = -1e9
+            nothing = np.einsum("hqd,hd->hq", q, w[f"{layer}.null"].reshape(HEADS, size))
+            nothing = nothing + w[f"{layer}.null_bias"][:, None]
+            top = np.maximum(score.max(axis=2, initial=-1e9), nothing)
+            score -= top[:, :, None]
+            np.exp(score, out=score)
+            total = score.sum(axis=2) + np.exp(nothing - top)
+            mixed = (score @ values) / total[:, :, None]
+            x = x + mixed.transpose(1, 0, 2).reshape(len(queries), WIDTH) @ w[f"{layer}.o"]
             hidden = _gelu(_norm(x) @ w[f"{layer}.up"] + w[f"{layer}.up_bias"])
             x = x + hidden @ w[f"{layer}.down"] + w[f"{layer}.down_bias"]
         return np.asarray(_norm(x) @ w["head"] + w["head_bias"][0], dtype=np.float64)

@@ -42,7 +42,7 @@ Coverage = Literal["covered", "far", "thin", "empty"]
 MIN_TRIALS = 8.0
 
 _BLEND_PRIOR: Mapping[Layer, float] = {
-    "level": 0.05, "difficulty": 1.0, "axes": 1.0, "local": 1.5, "network": 0.5,
+    "level": 0.05, "difficulty": 1.0, "axes": 1.0, "local": 1.5, "network": 1.5,
 }  # fmt: skip
 """Pseudo-observations a layer in the mixture."""
 
@@ -202,7 +202,7 @@ class ModelState:
         self.model, self._owner = model, owner
         self.vectors, self.counts, self.trials = vectors, counts, trials
         self.covariates = covariates
-        self._known_ground: tuple[Array, float] | None = None
+        self._known_ground: tuple[FloatRows, float] | None = None
         self._closed: _Expert | None = None
         self._experts: dict[Layer, _Expert] = {}
         for name in owner.layers:
@@ -310,16 +310,19 @@ class ModelState:
     def _ground(self, vectors: Array) -> tuple[Array, float]:
         """Cosine to the nearest known prompt, and the cosine below which a prompt is far."""
         if self._known_ground is None:
-            known = np.vstack([self.vectors, self._owner.pool.vectors[:_GROUND_ROWS]])
+            pool = self._owner.pool.vectors
+            pool = pool[:: max(len(pool) // _GROUND_ROWS, 1)]
+            known = np.vstack([self.vectors, pool]).astype(np.float32)
             sample = known[:: max(len(known) // 512, 1)]
             cosines = np.sort(sample @ known.T, axis=1)[:, -2:-1]  # the largest is the row itself
             floor = float(np.quantile(cosines, 0.01)) if cosines.size else -1.0
             self._known_ground = known, floor
         known, floor = self._known_ground
-        return (vectors @ known.T).max(axis=1), floor
+        nearest = (known @ vectors.T.astype(np.float32)).max(axis=0)
+        return nearest.astype(np.float64), floor
 
 
-_GROUND_ROWS = 2048
+_GROUND_ROWS = 512
 
 
 def _effective_trials(logits: Gaussian) -> Array:
