@@ -29,7 +29,7 @@ from tfgrpo.rollout import Usage
 from tfgrpo.scope import CallScope, current_scope
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
-from tfgrpo.store.calls import CallEnd, CallStart
+from tfgrpo.store.calls import CallEnd, CallStart, Flight
 from tfgrpo.store.codec import without_known
 from tfgrpo.store.keys import KeyMaker
 from tfgrpo.store.prices import Price, PriceTable
@@ -154,8 +154,14 @@ class JournaledLM:
         loop = asyncio.get_running_loop()
         flights = self._store.calls.flights
         made: dict[bytes, Completion] = {}
-        others = [(d.key, flights[loop, d.key]) for d in missing if (loop, d.key) in flights]
-        mine = [d for d in missing if (loop, d.key) not in flights]
+        others: list[tuple[bytes, Flight]] = []
+        mine: list[_Draw] = []
+        for draw in missing:
+            flight = flights.get((loop, draw.key))
+            if flight is None:
+                mine.append(draw)
+            else:
+                others.append((draw.key, flight))
         if mine:
             done: asyncio.Future[ProviderError | None] = loop.create_future()
             failure: ProviderError | None = None
