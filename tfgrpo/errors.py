@@ -11,7 +11,8 @@
     └── MissingExtraError   (ImportError)   an optional library is not installed
 
 Four rules. A message names what failed, the value given, what is allowed and what to do.
-A rollout never raises: its failure is an `outcome`. Foreign exceptions are caught in `boundary` alone.
+A rollout never raises: its failure is an `outcome`. Foreign exceptions are caught by `boundary`
+alone.
 Every error pickles, so worker processes can hand it over.
 
 Does not know: exit codes (the command line maps classes to codes), logging, retries.

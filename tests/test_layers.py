@@ -1,0 +1,122 @@
+"""Who imports whom, what a bare `import tfgrpo` costs, and what the search core stands on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+_LOADED = """
+import json, socket, sys
+def refuse(*args, **kwargs):
+    raise AssertionError("the network was used")
+socket.socket.connect = socket.getaddrinfo = refuse
+before = set(sys.modules)
+import importlib
+for name in NAMES:
+    importlib.import_module(name)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+# `tfgrpo.search` without the parts that ask an LM, a tool server or a settings file.
+SEARCH_CORE = (
+    "node", "tree", "environment", "algorithm", "astar", "beam", "chains", "depth_first", "mcts",
+    "ab_mcts", "costs", "expander", "scorer", "rollouts", "plan_memory", "fold", "groups", "log",
+    "driver", "verb",
+)  # fmt: skip
+
+
+def loaded_by(*names: str, home: Path) -> list[str]:
+    """Modules that a fresh interpreter loads for these imports, run in an empty home."""
+    environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", f"NAMES = {list(names)!r}\n{_LOADED}"],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded: list[str] = json.loads(done.stdout)
+    return loaded
+
+
+def third_party(modules: list[str]) -> set[str]:
+    roots = {name.partition(".")[0] for name in modules}
+    return {r for r in roots if r not in sys.stdlib_module_names and r != "tfgrpo"}
+
+
+def test_imports_point_one_way() -> None:
+    script = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+def test_importing_the_package_loads_nothing_but_itself(tmp_path: Path) -> None:
+    loaded = loaded_by("tfgrpo", home=tmp_path)
+    assert third_party(loaded) == set()
+    assert [name for name in loaded if name.startswith("tfgrpo.")] == []
+    assert len(loaded) < 40
+
+
+def test_importing_every_core_record_loads_no_third_party_module(tmp_path: Path) -> None:
+    names = ("rollout", "protocols", "context", "errors", "messages", "canonical", "scope")
+    loaded = loaded_by(*(f"tfgrpo.{name}" for name in names), home=tmp_path)
+    assert third_party(loaded) == set()
+
+
+def test_importing_the_package_writes_no_file(tmp_path: Path) -> None:
+    loaded_by("tfgrpo", "tfgrpo.run", "tfgrpo.learn_command", home=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_starts_without_models_or_modules(tmp_path: Path) -> None:
+    loaded = loaded_by("tfgrpo.cli", home=tmp_path)
+    heavy = {"torch", "transformers", "numpy", "scipy", "openai", "litellm", "pydantic"}
+    assert third_party(loaded) & heavy == set()
+    modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing", "tfgrpo.experience")
+    assert [name for name in loaded if name.startswith(modules)] == []
+
+
+def test_learning_loads_no_module_beside_the_core(tmp_path: Path) -> None:
+    loaded = loaded_by("tfgrpo.run", home=tmp_path)
+    modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing")
+    assert [name for name in loaded if name.startswith(modules)] == []
+    assert third_party(loaded) & {"torch", "transformers", "litellm", "vllm", "openai"} == set()
+
+
+@pytest.mark.parametrize("part", SEARCH_CORE)
+def test_the_list_of_the_search_core_names_real_modules(part: str) -> None:
+    assert (ROOT / "search" / f"{part}.py").is_file()
+
+
+def test_the_search_core_needs_the_standard_library_only(tmp_path: Path) -> None:
+    loaded = loaded_by(*(f"tfgrpo.search.{part}" for part in SEARCH_CORE), home=tmp_path)
+    assert third_party(loaded) == set()
+
+
+def test_the_fault_server_and_scripted_models_need_the_standard_library_only(
+    tmp_path: Path,
+) -> None:
+    assert third_party(loaded_by("tfgrpo.testing", home=tmp_path)) == set()
+
+
+def test_hint_schedulers_load_no_torch(tmp_path: Path) -> None:
+    folder = ROOT / "rl" / "hints"
+    names = [f"tfgrpo.rl.hints.{p.stem}" for p in folder.glob("*.py") if p.stem != "__init__"]
+    loaded = loaded_by("tfgrpo.rl.hints", *names, home=tmp_path)
+    assert "torch" not in third_party(loaded)
