@@ -1,0 +1,206 @@
+"""CUDA kernels, graphs and flash attention over shared prompts against the dense float road."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rl.test_trainer import fingerprint, make
+from tests.rl.tiny import random_rows, tiny_config, tiny_hf, tiny_parts
+from tfgrpo.protocols import Sampling
+from tfgrpo.rl.attention import _attend_dense, attend
+from tfgrpo.rl.generator import GroupGenerator
+from tfgrpo.rl.model import decoder_from_hf
+from tfgrpo.rl.packing import pack
+from tfgrpo.rl.trainer import Parts
+from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate, score_rows
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def big_hf(kind: str = "llama", **sizes):
+    """Head size 64, groups of 3 or 7 queries: shapes that the kernels are for."""
+    import transformers
+
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
+    options = {
+        "vocab_size": 5000,
+        "hidden_size": 192,
+        "intermediate_size": 320,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        **sizes,
+    }
+    config = getattr(transformers, f"{name}Config")(**options)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.08)
+    return model.to("cuda", torch.bfloat16).eval()
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(9, 3), (14, 2), (4, 4)])
+def test_flash_form_equals_dense_form_in_value_and_gradient(heads, kv) -> None:
+    rows = random_rows(7, 5, seed=3)
+    rows = [replace(r, suffix_ids=r.suffix_ids * 23, prompt_ids=r.prompt_ids * 9) for r in rows]
+    packed = pack(rows, device="cuda")
+    generator = torch.Generator("cuda").manual_seed(1)
+
+    def draw(n):
+        x = torch.randn(packed.n_tokens, n, 64, device="cuda", generator=generator)
+        return x.bfloat16().requires_grad_()
+
+    q, k, v = draw(heads), draw(kv), draw(kv)
+    weight = torch.randn(packed.n_tokens, heads, 64, device="cuda", generator=generator)
+    out = attend(q, k, v, packed)
+    got = torch.autograd.grad((out.float() * weight).sum(), (q, k, v))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    expected = _attend_dense(*wide, packed)
+    want = torch.autograd.grad((expected * weight.double()).sum(), wide)
+    assert relative(out, expected) < 1e-2
+    for a, b in zip(got, want, strict=True):
+        assert relative(a, b) < 1.5e-2
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads", "kv"), [("llama", 6, 2), ("qwen2", 14, 2), ("qwen3", 6, 2), ("llama", 12, 4)]
+)
+def test_sampled_logprobs_equal_a_packed_rescore(kind, heads, kv) -> None:
+    model = big_hf(kind, num_attention_heads=heads, num_key_value_heads=kv)
+    decoder = decoder_from_hf(model)
+    generator = GroupGenerator(decoder, eos_ids=(2,), max_rows=64)
+    prompts = [tuple(range(10, 10 + n)) for n in (1, 5, 70, 33)]
+    seeds = [[100 * i + j for j in range(8)] for i in range(4)]
+    made = generator.generate(prompts, 8, Sampling(max_tokens=90), seeds)
+    from tfgrpo.rl.packing import Row
+
+    rows = [
+        Row(8 * i + j, prompts[i], row.token_ids)
+        for i, group in enumerate(made)
+        for j, row in enumerate(group)
+    ]
+    scored = score_rows(decoder, rows, temperature=1.0, max_tokens=4096)
+    flat = [r for g in made for r in g]
+    delta = np.concatenate([np.subtract(r.logprobs, scored[i]) for i, r in enumerate(flat)])
+    assert np.abs(delta).mean() < 0.03
+    assert np.abs(delta).max() < 0.5
+    assert len({r.token_ids for r in flat}) == 32
+
+
+def test_greedy_follows_hf_greedy_until_the_first_near_tie() -> None:
+    model = big_hf()
+    generator = GroupGenerator(decoder_from_hf(model, share=False), eos_ids=(2,))
+    prompt = tuple(range(10, 40))
+    (row,) = generator.generate([prompt], 1, Sampling(temperature=0.0, max_tokens=40), [[0]])[0]
+    ids = torch.tensor([[*prompt, *row.token_ids]], device="cuda")
+    with torch.no_grad():
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+    best = logits.max(-1).values
+    chosen = logits.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+    assert (best - chosen).max() < 0.15
+
+
+def test_graph_and_eager_steps_draw_the_same_tokens() -> None:
+    decoder = decoder_from_hf(big_hf())
+    prompts = [tuple(range(10, 10 + n)) for n in (4, 20)]
+    seeds = [[1, 2, 3], [4, 5, 6]]
+    made = [
+        GroupGenerator(decoder, eos_ids=(2,), graphs=graphs).generate(
+            prompts, 3, Sampling(max_tokens=50), seeds
+        )
+        for graphs in (True, False)
+    ]
+    assert made[0] == made[1]
+
+
+def test_a_fixed_row_count_makes_samples_independent_of_the_batch() -> None:
+    decoder = decoder_from_hf(big_hf())
+    options = {"eos_ids": (2,), "max_rows": 32, "fixed_rows": True}
+    prompts = [tuple(range(10, 10 + n)) for n in (4, 20, 31)]
+    seeds = [[10 * i + j for j in range(16)] for i in range(3)]
+    sampling = Sampling(max_tokens=60)
+    crowd = GroupGenerator(decoder, **options).generate(prompts, 16, sampling, seeds)
+    alone = GroupGenerator(decoder, **options).generate([prompts[1]], 1, sampling, [[seeds[1][7]]])
+    assert alone[0][0].token_ids == crowd[1][7].token_ids
+
+
+def test_first_tokens_follow_the_softmax_on_the_gpu() -> None:
+    from scipy import stats
+
+    decoder = decoder_from_hf(big_hf())
+    generator = GroupGenerator(decoder, eos_ids=(), max_rows=1024)
+    n, prompt = 20_000, (11, 12, 13)
+    made = generator.generate([prompt], n, Sampling(max_tokens=1), [list(range(n))])
+    counts = np.bincount([row.token_ids[0] for row in made[0]], minlength=5000)
+    from tfgrpo.rl.packing import Row
+
+    packed = pack([Row(0, prompt, (5,))], device="cuda")
+    with torch.no_grad():
+        logits = decoder(packed)[packed.head_D] @ decoder.head_weight.t()
+    share = logits.float().softmax(-1)[0].double().cpu().numpy()
+    big = n * share >= 5
+    scaled = share[big] / share[big].sum() * counts[big].sum()
+    assert big.sum() > 20
+    assert stats.chisquare(counts[big], scaled).pvalue > 1e-3
+
+
+def test_gpu_gradients_equal_cpu_gradients_within_bfloat16_noise() -> None:
+    model = big_hf()
+    decoder = decoder_from_hf(model, share=False)
+    rows = [
+        TrainRow(replace(r, suffix_ids=r.suffix_ids * 5), float(a))
+        for r, a in zip(random_rows(6, 4), np.linspace(-1, 1, 24))
+    ]
+    accumulate(decoder, rows, UpdateSettings(micro_batch_tokens=200))
+    exact = decoder_from_hf(model.double().cpu(), share=False)
+    accumulate(exact, rows, UpdateSettings())
+    wanted = dict(exact.named_parameters())
+    for name, parameter in decoder.named_parameters():
+        assert relative(parameter.grad.cpu(), wanted[name].grad) < 0.06, name
+
+
+def test_resume_on_the_gpu_is_bit_equal(tmp_path) -> None:
+    def parts() -> Parts:
+        model = big_hf()
+        return replace(
+            tiny_parts(),
+            decoder=decoder_from_hf(model),
+            save_extras=lambda folder: model.config.save_pretrained(folder),
+        )
+
+    def config(name):
+        return tiny_config(
+            tmp_path / name,
+            rollout={"max_tokens": 40, "max_rows": 16},
+            optimiser={"lr": 1e-4, "micro_batch_tokens": 256},
+        )
+
+    whole = make(config("whole"), parts=parts())
+    whole.train()
+    first = make(config("cut"), parts=parts())
+    while first.step_number < 2:
+        first.step()
+    first.save()
+    second = make(config("cut"), parts=parts())
+    second.train()
+    assert fingerprint(second) == fingerprint(whole)
+    assert second.step().groups == whole.step().groups
+    assert tiny_hf().config.num_hidden_layers == 2
