@@ -99,7 +99,7 @@ def find_leaks(
         library: text by experience id; a worked example counts with all its turns.
         near: share of shared word runs, in (0, 1], from which two texts are near-equal.
     """
-    leaks = [*_overlaps(practice, held_out, near), *_in_library(held_out, library or {})]
+    leaks = [*_overlaps(practice, held_out, near), *_in_library(practice, held_out, library or {})]
     return LeakReport(tuple(leaks), len(practice), len(held_out), len(library or {}))
 
 
@@ -171,23 +171,44 @@ def _template(texts: Sequence[set[tuple[str, ...]]]) -> set[tuple[str, ...]]:
     return {run for run, n in counts.items() if n >= 4 and n > len(texts) / 10}
 
 
-def _in_library(held_out: Sequence[Task], library: Mapping[str, str]) -> Iterator[Leak]:
-    words_of = {experience_id: _words(text) for experience_id, text in library.items()}
-    spaced = {e: f" {' '.join(words)} " for e, words in words_of.items()}
-    template = _template([_runs(_words(t.text), _QUOTE) for t in held_out])
+def _in_library(
+    practice: Sequence[Task], held_out: Sequence[Task], library: Mapping[str, str]
+) -> Iterator[Leak]:
+    spaced = {e: f" {normalised(text)} " for e, text in library.items()}
+    tasks = [*practice, *held_out]
+    template = _template([_runs(_words(t.text), _RUN) for t in tasks])
     answers = {t.task_id: set(_answers(t.reference)) for t in held_out}
-    common = Counter(a for own in answers.values() for a in own)
+    labels = _labels(tasks, {a for own in answers.values() for a in own})
     for task in held_out:
-        quotes = _runs(_words(task.text), _QUOTE) - template
+        telling = sorted(answers[task.task_id] - labels)
+        phrases = [
+            " ".join(quote)
+            for quote in sorted(_runs(_words(task.text), _QUOTE))
+            if len(quote) == _QUOTE and _is_own(quote, template)
+        ]
         for experience_id, text in spaced.items():
-            for answer in sorted(answers[task.task_id]):
-                # An answer that several tasks share is a label, and lessons may name labels.
-                if common[answer] == 1 and f" {answer} " in text:
-                    yield Leak("answer_in_library", task.task_id, experience_id, 1.0, answer)
-                    break
-            hit = next((q for q in sorted(quotes) if f" {' '.join(q)} " in text), None)
-            if hit is not None and len(hit) == _QUOTE:
-                yield Leak("task_in_library", task.task_id, experience_id, 1.0, " ".join(hit))
+            if (answer := _first_inside(telling, text)) is not None:
+                yield Leak("answer_in_library", task.task_id, experience_id, 1.0, answer)
+            if (phrase := _first_inside(phrases, text)) is not None:
+                yield Leak("task_in_library", task.task_id, experience_id, 1.0, phrase)
+
+
+def _is_own(quote: Sequence[str], template: set[tuple[str, ...]]) -> bool:
+    """True when at least half of a quotation's runs stand in no template."""
+    runs = _runs(quote, _RUN)
+    return 2 * len(runs - template) >= len(runs)
+
+
+def _first_inside(phrases: Sequence[str], text: str) -> str | None:
+    return next((p for p in phrases if f" {p} " in text), None)
+
+
+def _labels(tasks: Sequence[Task], answers: set[str]) -> set[str]:
+    """Answers that are no secret, since lessons may name them: several tasks share them as an
+    answer, or three or more name them in their text as a choice."""
+    as_answer = Counter(a for t in tasks for a in set(_answers(t.reference)))
+    texts = {f" {normalised(t.text)} " for t in tasks}
+    return {a for a in answers if as_answer[a] > 1 or sum(f" {a} " in text for text in texts) >= 3}
 
 
 def _answers(reference: Any) -> Iterable[str]:

@@ -78,6 +78,14 @@ def test_an_answer_inside_the_library_is_a_leak_and_a_label_is_not() -> None:
     ]
 
 
+def test_an_answer_that_the_questions_name_as_a_choice_is_a_label() -> None:
+    question = "Which category: billing, delivery or returns?"
+    practice = [Task(f"p{i}", f"{i} {question}", reference="billing") for i in range(3)]
+    held_out = [Task("h", f"late parcel, send it. {question}", reference="delivery")]
+    library = {"e": f"user: broken lamp, mend it. {question} assistant: returns"}
+    assert find_leaks(practice, held_out, library).leaks == ()
+
+
 def test_a_lesson_that_quotes_a_held_out_task_is_a_leak() -> None:
     held_out = [Task("h", LONG.format(n=5))]
     library = {"e": "When a baker sells 5 loaves on Monday and twice as many later, use a sum."}

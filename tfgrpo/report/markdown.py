@@ -14,7 +14,7 @@ from tfgrpo.report.elements import safe_text
 
 __all__ = ["render_markdown"]
 
-_ACTIVE = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:@])")
+_ACTIVE = re.compile(r"([\\`*_{}\[\]#|~!@]|(?<=:)/(?=/)|(?<=www)\.)")
 
 
 def render_markdown(summary: Mapping[str, Any]) -> str:
