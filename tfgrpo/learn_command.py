@@ -24,6 +24,7 @@ from tfgrpo.roles import add_module_folder
 from tfgrpo.run import Evaluation, Result, dry_run, evaluate_async, learn_async
 from tfgrpo.sampling import Stop, Stopped
 from tfgrpo.statistics import Interval, mean_interval
+from tfgrpo.store import RunStore
 
 T = TypeVar("T")
 
@@ -61,13 +62,15 @@ def learn(
             typer.echo("\n".join([f"tasks: {sizes}", *plan.lines()]))
         return
     stop = Stop()
-    spent: list[Callable[[], str]] = []
-    view = QuietView() if quiet else choose_view(lambda: spent[0]() if spent else "")
+    opened: list[RunStore] = []
+    view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         if ui:
             _serve(settings, view)
         result = _interruptible(
-            lambda: learn_async(settings, fork=fork, view=view, stop=stop), stop, view
+            lambda: learn_async(settings, fork=fork, view=view, stop=stop, on_open=opened.append),
+            stop,
+            view,
         )
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
@@ -100,6 +103,14 @@ def evaluate(
         )
     typer.echo(json.dumps(_evaluation_row(done)) if as_json else "\n".join(_evaluation(done)))
     raise typer.Exit(done.verdict.exit_code if done.verdict is not None else 5)
+
+
+def spent_words(store: RunStore) -> str:
+    """Return what a run has spent so far, for its progress line."""
+    spent = store.ledger.spent
+    tokens = spent["prompt_tokens"] + spent["completion_tokens"]
+    words = f"{spent['calls']:,.0f} calls, {tokens:,.0f} tokens"
+    return f"{words}, ${spent['cost_usd']:.4f}" if spent["cost_usd"] else words
 
 
 def _serve(settings: Config, view: ProgressView) -> None:

@@ -158,7 +158,7 @@ class Learner:
             stopped_by = f"budget: {exc}"
         choice = self._choose()
         version = self._version_of(choice)
-        self._store.record_decision("final", choice.to_dict())
+        self._store.record_decision("final", choice.to_dict(), key="final")
         proof = None
         if self._splits.test and not stopped_by.startswith("budget"):
             try:
@@ -183,6 +183,7 @@ class Learner:
                 yield epoch, order[start : start + learn.batch]
 
     async def _step(self, step: int, batch: tuple[int, Sequence[Any]]) -> None:
+        self._sampler.raise_if_stopped()
         epoch, items = batch
         groups = list(items) if self._traces else await self._practise(step, epoch, items)
         self._practised.extend(groups)
@@ -216,6 +217,7 @@ class Learner:
             group_size=learn.group_size,
             first_index=epoch * learn.group_size,
             seed=learn.seed,
+            scope=f"epoch{epoch}",
             stage="practice",
             metadata=metadata,
         )
@@ -432,6 +434,9 @@ class Learner:
         if not self._gated:
             reason = "no gate: the last version is taken as it is, unproven"
             return FinalChoice(self._current.version_id, reason, None, {})
+        if not self._accepted:
+            reason = f"the gate accepted none of {self._looks} proposed versions"
+            return FinalChoice(EMPTY, reason, None, {})
         scored = {EMPTY: self._gate_scores.get(EMPTY, {})}
         for version_id in self._accepted:
             if version_id in self._gate_scores:
@@ -455,7 +460,8 @@ class Learner:
         difference = (
             paired_difference(empty, final, seed=self._config.learn.seed) if len(both) > 1 else None
         )
-        self._store.record_decision("aa", {"noise_floor": floor, "draws": size, "tasks": len(both)})
+        row = {"noise_floor": floor, "draws": size, "tasks": len(both)}
+        self._store.record_decision("aa", row, key="test")
         return Proof(empty, final, difference, floor)
 
 

@@ -62,6 +62,8 @@ class Parts:
     opener: OpenLM = open_lm
     view: ProgressView | None = None
     stop: Stop | None = None
+    on_open: Callable[[RunStore], None] | None = None
+    """Told the open journal, so that a view can show what was spent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         config: the settings.
         fork: with changed settings, make a new run beside the old one and reuse what fits.
         parts: `tasks`, `policy`, `verifier`, `allocate`, `opener`, `view`, `stop` in place of
-            what the settings describe.
+            what the settings describe; `on_open` is told the open journal.
 
     Raises:
         ConfigError: bad settings or tasks, or contaminated splits.
@@ -155,12 +157,15 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     settings = experience_settings(config)
     tasks, traces = _material(config, given)
     splits = _split(config, tasks)
-    notes = _check_leaks(splits)
+    practised = _practised(splits, traces)
+    notes = _check_leaks(practised, splits)
     plan = _forecast(config, splits)
     store = open_run(config, fork=fork)
     roles = Roles(config, store, given.opener)
     view = given.view or QuietView()
     try:
+        if given.on_open is not None:
+            given.on_open(store)
         if not store.decisions("forecast"):
             store.record_decision("forecast", plan.to_dict())
             store.record_decision("splits", splits.to_dict())
@@ -170,7 +175,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         critic = Critic(
             roles.lm(config.critic) if settings.lessons else None,
             settings,
-            guards=Guards.of(splits.practice, held_out, max_words=2 * settings.max_words),
+            guards=Guards.of(practised, held_out, max_words=2 * settings.max_words),
         )
         learner = Learner(
             config,
@@ -291,15 +296,17 @@ def open_run(config: Config, *, fork: bool = False) -> RunStore:
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
     experience_settings(config)
-    tasks, _ = _material(config, Parts(**parts))
+    tasks, traces = _material(config, Parts(**parts))
     splits = _split(config, tasks)
-    _check_leaks(splits)
+    _check_leaks(_practised(splits, traces), splits)
     return _forecast(config, splits), splits
 
 
 def _material(config: Config, given: Parts) -> tuple[list[Task], list[RolloutGroup]]:
     traces = list(read_groups(Path(config.tasks.traces))) if config.tasks.traces else []
     if given.tasks is not None:
+        if not (given.tasks or traces):
+            raise ConfigError("there are no tasks: give at least one of each split")
         return list(given.tasks), traces
     if config.tasks.path:
         return read_tasks(config.tasks.path), traces
@@ -323,13 +330,28 @@ def _split(config: Config, tasks: Sequence[Task]) -> Splits:
     )
 
 
-def _check_leaks(splits: Splits) -> tuple[str, ...]:
+def _practised(splits: Splits, traces: Sequence[RolloutGroup]) -> tuple[Task, ...]:
+    """Return what is learnt from: the practice split, or the tasks of saved traces in its place."""
+    if not traces:
+        return splits.practice
+    practised = {g.task.task_id: g.task for g in traces}
+    held_out = sorted(practised.keys() & {t.task_id for t in (*splits.gate, *splits.test)})
+    if held_out:
+        raise ConfigError(
+            f"tasks.traces holds groups of {len(held_out)} gate or test tasks, such as "
+            f"{held_out[:3]}: what is learnt from must not be tested on. Leave those tasks out of "
+            "tasks.path, or set metadata split = 'practice' for them"
+        )
+    return tuple(practised.values())
+
+
+def _check_leaks(practised: Sequence[Task], splits: Splits) -> tuple[str, ...]:
     """Refuse splits that overlap as a whole; name what overlaps otherwise."""
     notes = []
     for name, held_out in (("gate", splits.gate), ("test", splits.test)):
-        if not (splits.practice and held_out):
+        if not (practised and held_out):
             continue
-        report = find_leaks(splits.practice, held_out)
+        report = find_leaks(practised, held_out)
         refuse_contaminated(report)
         if report.contaminated:
             notes.append(

@@ -199,6 +199,11 @@ class Sampler:
             await self._run(units, draws.stage, total, total - sum(len(u.indices) for u in units))
         return [self._close(g) for g in opened]
 
+    def raise_if_stopped(self) -> None:
+        """Raise `Stopped` where a stop was requested; for work between two calls to `groups`."""
+        if self._stop.requested:
+            raise Stopped("stopped on request: what was finished is kept")
+
     async def group(
         self, task: Task, draws: Draws | None = None, context: Context = EMPTY_CONTEXT
     ) -> RolloutGroup:
