@@ -84,6 +84,22 @@ def test_versions_say_what_each_changed_over_the_one_before() -> None:
     assert rows[2]["changed"] == [["E2", "other words", dropped["entries"][0]["text"]]]
 
 
+def test_versions_of_one_step_are_compared_with_what_they_were_proposed_against() -> None:
+    looks = [
+        Decision("gate", "1.1", {"step": 1, "current": "empty", "proposed": "b", "accepted": True}),
+        Decision(
+            "gate", "1.2", {"step": 1, "current": "empty", "proposed": "a", "accepted": False}
+        ),
+    ]
+    libraries = (("b", library(2, 1)), ("a", library(1, 1)), ("b", library(2, 1)))
+    rows = summarise(RunView("r", libraries=libraries, decisions=tuple(looks)))["versions"]
+    assert [(r["version_id"], len(r["added"]), len(r["removed"])) for r in rows] == [
+        ("b", 2, 0),
+        ("a", 1, 0),
+    ]
+    assert [r["accepted"] for r in rows] == [True, False]
+
+
 def test_contaminated_test_tasks_stand_in_no_figure(view: RunView) -> None:
     practised = next(view.of_stage("practice"))
     leaked = [
@@ -152,6 +168,14 @@ def test_a_rejection_told_twice_is_listed_once(view: RunView) -> None:
     )
     rows = summarise(replace(view, decisions=(*view.decisions, twice)))["rejected"]
     assert [(r["what"], r["text"]) for r in rows if r["reason"] == "lower bound"] == [("add", "a")]
+
+
+def test_how_often_an_entry_was_shown_is_counted_from_the_groups(view: RunView) -> None:
+    rows = {e["experience_id"]: e["shown"] for e in summarise(view)["library"]["entries"]}
+    counted = sum(
+        len(g.rollouts) for g in view.groups if "E3" in {p.source for p in g.context.parts}
+    )
+    assert rows["E3"] == counted > 38
 
 
 def test_an_empty_run_has_a_summary_without_figures() -> None:

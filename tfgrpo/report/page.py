@@ -259,10 +259,11 @@ def _tasks(s: Mapping[str, Any]) -> Html:
 # ---- library -----------------------------------------------------------------------------------
 
 
-def _library(s: Mapping[str, Any]) -> list[Child]:
+def _library(s: Mapping[str, Any]) -> Html:
     entries = s["library"]["entries"]
     if not entries:
-        return [h("p", "The library is empty.", class_="note")]
+        empty = h("p", "The library is empty.", class_="note")
+        return h("div", empty, _versions(s["versions"]), class_="grid wide")
     rows = [
         [
             _cell("id", e["experience_id"]),
@@ -285,7 +286,7 @@ def _library(s: Mapping[str, Any]) -> list[Child]:
         cards.append(h("div", left, _versions(s["versions"]), class_="grid"))
     else:
         cards.append(_versions(s["versions"]))
-    return cards
+    return h("div", cards, class_="grid wide")
 
 
 _STATUS = {"active": "good", "pinned": "accent", "banned": "bad", "quarantined": "bad"}
@@ -318,10 +319,11 @@ def _versions(versions: Sequence[Mapping[str, Any]]) -> Html:
             changes += [h("del", f"~ {key}  {before}"), h("ins", f"~ {key}  {after}")]
         step = "" if v["step"] is None else f"step {v['step']} · "
         head = f"{step}{v['entries']} entries, {len(changes)} changes"
+        tag = {True: _tag("accepted", "good"), False: _tag("rejected", "bad")}.get(v["accepted"])
         items.append(
             h(
                 "details",
-                h("summary", head, " ", h("span", v["version_id"], class_="note mono")),
+                h("summary", head, " ", tag, " ", h("span", v["version_id"], class_="note mono")),
                 changes or h("p", "Nothing changed in the prompt.", class_="note"),
             )
         )

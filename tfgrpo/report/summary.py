@@ -330,6 +330,12 @@ def _amounts(usage: Usage) -> dict[str, Any]:
 
 def _library(view: RunView, level: float) -> dict[str, Any]:
     version, library = view.final_library
+    shown = Counter(
+        source
+        for g in view.groups
+        for source in {p.source for p in g.context.parts}
+        for _ in g.rollouts
+    )
     measured = {
         v.experience_id: {**asdict(v.effect), "n_with": v.n_with, "n_without": v.n_without,
                           "p_value": v.p_value}
@@ -344,7 +350,7 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
             "status_reason": e.get("status_reason", ""),
             "trust": e.get("trust", ""),
             "created_step": e.get("created_step"),
-            "shown": e.get("shown", 0),
+            "shown": max(e.get("shown", 0), shown[str(e.get("experience_id"))]),
             "provenance": e.get("provenance") or {},
             "value": measured.get(str(e.get("experience_id"))) or e.get("value"),
         }
@@ -359,25 +365,33 @@ def _by_value(row: Mapping[str, Any]) -> tuple[float, str]:
 
 
 def _versions(view: RunView) -> list[dict[str, Any]]:
-    """What each version changed over the one before."""
-    rows = []
-    before: dict[str, str] = {}
+    """What each version changed: over the version it was proposed against, or the one before."""
+    texts: dict[str, dict[str, str]] = {"empty": {}}
+    texts |= {version: library_texts(library) for version, library in view.libraries}
+    against: dict[str, str] = {}
+    verdicts: dict[str, bool] = {}
+    for decision in view.of_kind("gate"):
+        version = str(decision.get("proposed"))
+        against.setdefault(version, str(decision.get("current")))
+        verdicts[version] = verdicts.get(version, False) or bool(decision.get("accepted"))
+    rows: dict[str, dict[str, Any]] = {}
+    previous = "empty"
     for version, library in view.libraries:
-        now = library_texts(library)
-        rows.append(
-            {
-                "version_id": version,
-                "step": library.get("step") if isinstance(library, Mapping) else None,
-                "entries": len(now),
-                "added": [[k, now[k]] for k in now if k not in before],
-                "removed": [[k, before[k]] for k in before if k not in now],
-                "changed": [
-                    [k, before[k], now[k]] for k in now if k in before and before[k] != now[k]
-                ],
-            }
-        )
-        before = now
-    return rows
+        if version in rows:
+            continue
+        now, before = texts[version], texts.get(against.get(version, previous), {})
+        previous = version
+        rows[version] = {
+            "version_id": version,
+            "step": library.get("step") if isinstance(library, Mapping) else None,
+            "against": against.get(version),
+            "accepted": verdicts.get(version),
+            "entries": len(now),
+            "added": [[k, now[k]] for k in now if k not in before],
+            "removed": [[k, before[k]] for k in before if k not in now],
+            "changed": [[k, before[k], now[k]] for k in now if k in before and before[k] != now[k]],
+        }
+    return list(rows.values())
 
 
 def _rejected(view: RunView) -> list[dict[str, Any]]:
