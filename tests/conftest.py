@@ -7,6 +7,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+# Imported early: first in the deep call stack of pytest's summary, CPython 3.11 can fail on it
+# with "AST constructor recursion depth mismatch".
+import hypothesis  # noqa: F401
 import pytest
 
 _LOOPBACK = ("127.", "::1", "localhost")
