@@ -156,6 +156,12 @@ def result_lines(result: Result) -> list[str]:
     lines = [f"run: {result.folder}"]
     if learned.stopped_by:
         lines.append(f"ended early: {learned.stopped_by}")
+    lines.extend(
+        f"gate, step {look.step}, {look.what}: "
+        f"{'accepted' if look.decision.accepted else 'rejected'}: {look.decision.reason}"
+        for look in learned.looks
+    )
+    lines.extend(_what_helped(result))
     lines.append(f"choice on the gate split: {learned.choice.reason}")
     lines.append(f"kept: version {learned.version.version_id}")
     for entry in result.library.shown:
@@ -184,6 +190,16 @@ def result_lines(result: Result) -> list[str]:
             f"{mark}{row.usage.prompt_tokens} + {row.usage.completion_tokens} tokens, {cost}"
         )
     return lines
+
+
+def _what_helped(result: Result) -> list[str]:
+    """Say it when lessons were tried and did not help."""
+    tried = [look for look in result.learned.looks if look.what in ("lessons", "one lesson")]
+    if not tried or any(look.decision.accepted for look in tried):
+        return []
+    kept = {entry.kind for entry in result.library.shown}
+    instead = ": worked examples did" if kept == {"exemplar"} else ""
+    return [f"lessons did not help this model{instead}"]
 
 
 def _words(interval: Interval | None) -> str:

@@ -84,6 +84,17 @@ class Proof:
     """Difference that two runs of the same library can show by chance (95 %)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One comparison at the gate."""
+
+    step: int
+    what: str
+    """`lessons`, `exemplars`, `lessons and exemplars`, `one edit`, or a way of selection."""
+    version_id: str
+    decision: GateDecision
+
+
 @dataclass(slots=True)
 class Learned:
     """What a run came to."""
@@ -94,6 +105,8 @@ class Learned:
     proof: Proof | None
     stopped_by: str = ""
     """Why it ended before its last step, if it did."""
+    looks: tuple[Look, ...] = ()
+    """Every comparison at the gate, in order."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -139,7 +152,7 @@ class Learner:
         self._gate_scores: dict[str, Scores] = {}
         self._practised: list[RolloutGroup] = []
         self._proposals: list[Proposal] = []
-        self._looks = 0
+        self._looks: list[Look] = []
         self._notes: list[str] = []
 
     async def run(self) -> Learned:
@@ -166,7 +179,8 @@ class Learner:
             except BudgetError as exc:
                 stopped_by = f"budget: {exc}"
         accepted = tuple(self._accepted.values())
-        return Learned(version, choice, accepted, proof, stopped_by, self._notes)
+        looks = tuple(self._looks)
+        return Learned(version, choice, accepted, proof, stopped_by, looks, self._notes)
 
     @property
     def _gated(self) -> bool:
@@ -195,7 +209,7 @@ class Learner:
         if not proposal.has_change:
             return
         if not self._gated:
-            self._accept(Version(proposal.library), None, step)
+            self._accept(Version(proposal.library), step)
             return
         await self._gate(step, proposal)
 
@@ -312,10 +326,10 @@ class Learner:
                     good = [pair]
                     break
         if good:
-            decision, version = max(
+            _, version = max(
                 good, key=lambda pair: pair[0].difference.estimate if pair[0].difference else 0.0
             )
-            self._accept(version, decision, step)
+            self._accept(version, step)
 
     def _arms(self, proposal: Proposal) -> list[tuple[Edit, ...]]:
         edits = proposal.applied
@@ -340,42 +354,56 @@ class Learner:
         self._store.record_library(version.version_id, library.to_dict())
         current = await self._scores_on_gate(base, step, "current")
         proposed = await self._scores_on_gate(version, step, "proposed")
-        self._looks += 1
-        gate = self._config.gate
-        decision = gate_step(
-            current,
-            proposed,
-            min_difference=gate.min_difference,
-            max_harm=gate.max_harm,
-            level=gate_level(self._looks, None, gate.level),
-            seed=self._config.learn.seed,
-        )
-        row = {
-            "step": step,
-            "look": self._looks,
-            "current": base.version_id,
-            "proposed": version.version_id,
-            "edits": [e.to_dict() for e in edits],
-            **decision.to_dict(),
-        }
-        self._store.record_decision("gate", row, key=f"{step}.{self._looks}")
+        decision = self._decide(step, _what(edits), base, version, current, proposed)
         if not decision.accepted:
             rejected = RejectedEdits(step, edits, decision).to_dict()
             self._store.record_decision(
                 "rejected_edit",
                 rejected | {"reason": decision.reason},
-                key=f"{step}.gate.{self._looks}",
+                key=f"{step}.gate.{len(self._looks)}",
             )
         return decision, version
 
-    def _accept(self, version: Version, decision: GateDecision | None, step: int) -> None:
+    def _decide(
+        self,
+        step: int,
+        what: str,
+        base: Version,
+        version: Version,
+        current: Scores,
+        proposed: Scores,
+    ) -> GateDecision:
+        """Compare two versions; every look makes the next one stricter."""
+        gate, number = self._config.gate, len(self._looks) + 1
+        decision = gate_step(
+            current,
+            proposed,
+            min_difference=gate.min_difference,
+            max_harm=gate.max_harm,
+            level=gate_level(number, None, gate.level),
+            seed=self._config.learn.seed,
+        )
+        self._looks.append(Look(step, what, version.version_id, decision))
+        row = {
+            "step": step,
+            "look": number,
+            "what": what,
+            "current": base.version_id,
+            "proposed": version.version_id,
+            **decision.to_dict(),
+        }
+        self._store.record_decision("gate", row, key=f"{step}.{number}")
+        verdict = "accepted" if decision.accepted else "rejected"
+        self._view.say(f"gate, step {step}, {what}: {verdict}: {decision.reason}")
+        return decision
+
+    def _accept(self, version: Version, step: int) -> None:
         self._current = version
         self._accepted[version.version_id] = version
         self._store.record_library(version.version_id, version.library.to_dict())
-        gain = "" if decision is None or decision.difference is None else f": {decision.reason}"
         self._view.say(
-            f"step {step}: accepted version {version.version_id} with "
-            f"{len(version.library.shown)} entries{gain}"
+            f"step {step}: the library is now version {version.version_id} with "
+            f"{len(version.library.shown)} entries"
         )
 
     async def _scores_on_gate(self, version: Version, step: int, arm: str) -> Scores:
@@ -411,24 +439,10 @@ class Learner:
         version = Version(self._current.library, TopK(learn.top_k, embedder))
         whole = await self._scores_on_gate(self._current, 0, "current")
         chosen = await self._scores_on_gate(version, 0, "proposed")
-        self._looks += 1
-        gate = self._config.gate
-        level = gate_level(self._looks, None, gate.level)
-        decision = gate_step(whole, chosen, max_harm=gate.max_harm, level=level, seed=learn.seed)
-        self._store.record_decision(
-            "gate",
-            {
-                "look": self._looks,
-                "current": self._current.version_id,
-                "proposed": version.version_id,
-                "what": f"the nearest {learn.top_k} entries a task instead of all",
-                **decision.to_dict(),
-            },
-            key=f"selection.{self._looks}",
-        )
+        what = f"the nearest {learn.top_k} entries a task instead of all"
+        decision = self._decide(0, what, self._current, version, whole, chosen)
         if decision.accepted:
             self._accepted[version.version_id] = version
-            self._view.say(f"selection of {learn.top_k} entries a task accepted: {decision.reason}")
 
     def _choose(self) -> FinalChoice:
         if not self._gated:
@@ -463,6 +477,15 @@ class Learner:
         row = {"noise_floor": floor, "draws": size, "tasks": len(both)}
         self._store.record_decision("aa", row, key="test")
         return Proof(empty, final, difference, floor)
+
+
+def _what(edits: Sequence[Edit]) -> str:
+    kinds = {e.kind for e in edits}
+    if len(edits) == 1:
+        return f"one {edits[0].kind}"
+    if len(kinds) == 2:
+        return "lessons and exemplars"
+    return "exemplars" if kinds == {"exemplar"} else "lessons"
 
 
 def _floor(scores: Scores) -> float | None:
