@@ -86,10 +86,8 @@ def test_versions_say_what_each_changed_over_the_one_before() -> None:
 
 def test_versions_of_one_step_are_compared_with_what_they_were_proposed_against() -> None:
     looks = [
-        Decision("gate", "1.1", {"step": 1, "current": "empty", "proposed": "b", "accepted": True}),
-        Decision(
-            "gate", "1.2", {"step": 1, "current": "empty", "proposed": "a", "accepted": False}
-        ),
+        Decision("gate", "1", {"step": 1, "current": "empty", "proposed": name, "accepted": passed})
+        for name, passed in (("b", True), ("a", False))
     ]
     libraries = (("b", library(2, 1)), ("a", library(1, 1)), ("b", library(2, 1)))
     rows = summarise(RunView("r", libraries=libraries, decisions=tuple(looks)))["versions"]
