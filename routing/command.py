@@ -155,7 +155,7 @@ def evaluate(
     as_json: _Json = False,
 ) -> None:
     """Leave each family of models out, give it N labels, and compare with the rivals."""
-    from tfgrpo.routing.replay import hash_split, replay
+    from tfgrpo.routing.replay import hash_split, identity, replay
     from tfgrpo.routing.vectors import VectorCache, open_embedder
 
     outcomes, infos = _read(data, format, success_at, models)
@@ -172,7 +172,7 @@ def evaluate(
         table,
         encoder.embed(table.prompts),
         encoder,
-        hash_split(table.keys),
+        hash_split([identity(p) for p in table.prompts]),
         sizes=numbers,
         draws=draws,
     )

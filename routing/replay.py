@@ -24,7 +24,7 @@ from tfgrpo.routing.rivals import RIVALS, Trial
 from tfgrpo.routing.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.vectors import Embedder, Floats
 
-__all__ = ["ReplayResult", "Row", "clusters_of", "hash_split", "routed", "replay"]
+__all__ = ["ReplayResult", "Row", "clusters_of", "hash_split", "identity", "leaked", "replay", "routed"]
 
 Array = NDArray[np.float64]
 
@@ -84,6 +84,17 @@ def hash_split(identities: Sequence[str]) -> NDArray[np.intp]:
     return np.array([int(h, 16) % 10 for h in heads], dtype=np.intp)
 
 
+def identity(prompt: str) -> str:
+    """Return the text without letter case and spacing: what makes two prompts the same."""
+    return " ".join(prompt.casefold().split())
+
+
+def leaked(train: Sequence[str], test: Sequence[str]) -> list[int]:
+    """Return the indices of test prompts whose text, case and spacing aside, occurs in train."""
+    seen = {identity(prompt) for prompt in train}
+    return [i for i, prompt in enumerate(test) if identity(prompt) in seen]
+
+
 def clusters_of(vectors: Floats | Array, k: int = 32, seed: int = 0) -> Array:
     """Return k unit centres of spherical k-means (20 rounds from random rows)."""
     rng = np.random.default_rng(seed)
@@ -125,9 +136,18 @@ def replay(
 
     A size above the train prompts of a model is cut to them and keeps its name. `variants` names
     sets of layers of the value model; the default is `full` with all of them.
+
+    Raises:
+        ConfigError: a test prompt's text also stands in train.
     """
     variants = variants or {"full": LAYERS}
     at_train, at_test = np.flatnonzero(np.isin(split, train)), np.flatnonzero(np.isin(split, test))
+    leaks = leaked([table.prompts[i] for i in at_train], [table.prompts[i] for i in at_test])
+    if leaks:
+        raise ConfigError(
+            f"{len(leaks)} test prompts also stand in train, such as "
+            f"{table.prompts[at_test[leaks[0]]][:60]!r}: split by `identity` of the text"
+        )
     families = [m.group for m in table.models]
     whole = ReferencePool.fit(
         table.take(at_train), vectors[at_train], embedder_id=embedder.embedder_id

@@ -141,9 +141,7 @@ class ValueModel:
         model: str = "",
     ) -> ModelState:
         """Return the state for rows that are vectors already; `keys` must be distinct."""
-        vectors = np.asarray(vectors, dtype=np.float64).reshape(len(counts), -1)
-        if not len(counts):
-            vectors = np.zeros((0, self.embedder.width))
+        vectors = np.asarray(vectors, dtype=np.float64).reshape(len(counts), self.embedder.width)
         return ModelState(self, model, vectors, counts, trials, self.pool.covariates(vectors, keys))
 
 
