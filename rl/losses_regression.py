@@ -110,7 +110,7 @@ def rover(
 ) -> torch.Tensor:
     """Return the squared error of the uniform policy's value: D.
 
-    A is the group-centred reward (`mean_centred`). `next_gap_D` is, for each token, the mean over
+    A is the group-centred reward (`dr_grpo`). `next_gap_D` is, for each token, the mean over
     the vocabulary of log π − log π_old at the next position, 0 at a row's last token; it needs a
     pass over the old policy's whole distribution, so the caller must compute it.
     """

@@ -130,7 +130,7 @@ def topr(batch: TokenBatch, *, threshold: float = 0.0) -> torch.Tensor:
     SCORE_LOSSES,
     "opmd",
     source="OPMD; Trinity-RFT opmd_policy_loss",
-    formula="-A log pi / (1 + tau); advantages opmd_mean, opmd_soft or asymre",
+    formula="-A log pi / (1 + tau); advantages dr_grpo, opmd_soft or asymre",
     certainty="code",
     test=TESTS + "test_opmd_divides_reinforce_by_one_plus_tau",
 )

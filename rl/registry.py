@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeVar, get_args
 
 from tfgrpo.errors import ConfigError
 
-Certainty = Literal["code", "paper", "approximation"]
-"""Where the formula was read: released code, the paper's text, or our reading of an abstract."""
+Certainty = Literal["code", "paper", "approximation", "own"]
+"""Where the formula was read: released code, the paper's text, our reading of an abstract; or it is
+a rule of our own that claims nobody's name."""
 
 NEEDS = (
     "sequence",
