@@ -74,6 +74,7 @@ class ABMCTS:
             if work is None:
                 break
             found.append(work)
+            self._draws += 1  # a walk that ended in "none now" must leave no trace
             self._flying[work.node] = self._flying.get(work.node, 0) + 1
             self._arm_of.setdefault(work.node, []).append(work.arm)
         return found
@@ -82,13 +83,12 @@ class ABMCTS:
         node = tree.root
         if node.id in self._closed:
             return None
+        rng = random.Random(derive_seed(self.seed, "ab-mcts", self._draws))
         while True:
-            self._draws += 1
-            rng = random.Random(derive_seed(self.seed, "ab-mcts", self._draws))
-            if node.status != "expanded":
+            if node.status not in ("expanded", "dead"):
                 # a node not run yet takes one visit at a time
                 return None if self._flying.get(node.id) else Work(node.id, 1, self._arm(rng, node))
-            children = [c for i in node.children if (c := tree[i]).id not in self._closed]
+            children = [c for i in node.children if self._is_alive(c := tree[i])]
             deeper = [(self._draw(rng, self._below.get(c.id)), c) for c in children]
             wider = [(self._draw(rng, sums), j) for j, sums in enumerate(self._sums(node))]
             if self.max_children is not None and len(node.children) >= self.max_children:
@@ -98,6 +98,9 @@ class ABMCTS:
             if best_deep[1] is None or best_wide[0] >= best_deep[0]:
                 return Work(node.id, 1, best_wide[1]) if wider else None
             node = best_deep[1]
+
+    def _is_alive(self, node: Node) -> bool:
+        return node.id not in self._closed and not node.is_broken
 
     def _arm(self, rng: random.Random, node: Node) -> int:
         if self.arms == 1:
@@ -159,9 +162,9 @@ class ABMCTS:
         self._enter_up(tree, node, reward)
 
     def on_fail(self, tree: Tree, node: Node) -> None:
-        """Close a node whose own action failed; a failed draw counts as a score of 0."""
+        """Close a node that nothing can follow; a failed draw counts as a score of 0."""
         arm = self._land(node)
-        if node.status == "dead":
+        if node.is_broken or node.error == "depth limit":
             self._closed.add(node.id)
             self._enter_up(tree, node, 0.0)
         else:

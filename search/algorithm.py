@@ -9,7 +9,8 @@ unless the path is finished, ask for next actions and score them. The contract:
 
 1. `select` returns at most `room` visits of distinct nodes (an algorithm may ask one node twice
    where it draws samples); an empty list means "none now". A node that it returned is in flight
-   until one of the `on_*` methods is called for it; it is not returned again before that.
+   until one of the `on_*` methods is called for it; it is not returned again before that. "None
+   now" leaves no trace: how often it is asked in vain depends on the machine.
 2. For each visit exactly one of `on_children`, `on_leaf`, `on_fail` is called, in commit order.
 3. `on_children` may come with no child at all; the algorithm then treats the node as a dead end.
 4. `finished` returns why the search may stop, or "". Visits in flight are committed all the same.

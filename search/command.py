@@ -146,6 +146,7 @@ async def _search_task(
         system=model.system,
         sampling=model.sampling.to_sampling(),
         form=model.form,
+        describe_tools=model.describe_tools,
         show_siblings=model.show_siblings,
     )
     if hasattr(environment, "check"):

@@ -32,6 +32,8 @@ class ModelSection(_Section):
     form: Literal["native", "text"] = "native"
     """Tool calls of the provider, or tools described in the prompt."""
     system: str = ""
+    describe_tools: bool = True
+    """With form `text`: put the tools' schemas into the prompt."""
     show_siblings: bool = False
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, max_tokens=256)
     examples: tuple[tuple[tuple[Literal["user", "assistant"], str], ...], ...] = ()
@@ -147,7 +149,7 @@ def _with_folder(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-_SECTIONS = {
+_SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSection,
     "search": SearchSection,
     "world": WorldSection,

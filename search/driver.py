@@ -443,7 +443,7 @@ class Driver:
             "prompt_tokens": float(usage.prompt_tokens),
             "completion_tokens": float(usage.completion_tokens),
             "tool_calls": float(visit.tool_calls),
-            "expansions": 1.0 if visit.proposals is not None else 0.0,
+            "expansions": 1.0 if visit.proposals is not None or visit.error else 0.0,
             "nodes": float(children),
             "depth": float(self.fold.tree[ticket.work.node].depth + (1 if children else 0)),
         }
@@ -538,7 +538,8 @@ class Driver:
             except TfgrpoError as exc:
                 ticket.visit.error = str(exc)
             if ticket.visit.error:
-                self._write(ticket, "failed", error=ticket.visit.error)
+                usage = _usage_rows(ticket.visit)
+                self._write(ticket, "failed", error=ticket.visit.error, usage=usage)
             ticket.is_whole = True
 
     async def _visit(self, ticket: _Ticket, node: Node) -> None:
@@ -552,7 +553,7 @@ class Driver:
         if node.is_terminal or (outcome is not None and outcome.is_terminal):
             await self._verify(ticket, node)
             return
-        if not self.fold.wants_children(node):
+        if not self.fold.wants_children(node) or visit.error:
             return
         ctx = self._context(ticket, node)
         if visit.proposals is None:
@@ -560,7 +561,7 @@ class Driver:
         children = self.fold.provisional(node, visit.proposals or ())
         if self.settings.execution == "eager":
             await self._execute_children(ticket, node, children)
-        if visit.scores is None and children:
+        if visit.scores is None and children and "score" not in visit.gave_up:
             await self._score(ticket, ctx, node, children)
 
     async def _propose(self, ticket: _Ticket, ctx: SearchContext, node: Node) -> None:
@@ -602,10 +603,10 @@ class Driver:
         except ProviderError as exc:
             if exc.is_fatal:
                 raise
-            self._write(ticket, "unscored", error=str(exc))
+            self._unscored(ticket, ctx, exc)
             return
         except TfgrpoError as exc:  # the children are paid for: they stay, unscored
-            self._write(ticket, "unscored", error=str(exc))
+            self._unscored(ticket, ctx, exc)
             return
         finally:
             self._take_usage(visit, ctx)
@@ -617,6 +618,11 @@ class Driver:
         self._write(
             ticket, "scored", scores=[s.to_dict() for s in scores], usage=_usage_rows(visit)
         )
+
+    def _unscored(self, ticket: _Ticket, ctx: SearchContext, exc: TfgrpoError) -> None:
+        self._take_usage(ticket.visit, ctx)
+        ticket.visit.gave_up |= {"score"}
+        self._write(ticket, "unscored", error=str(exc), usage=_usage_rows(ticket.visit))
 
     def _take_usage(self, visit: Visit, ctx: SearchContext) -> None:
         for role, usage in ctx.spent.items():
@@ -638,7 +644,9 @@ class Driver:
 
     async def _verify(self, ticket: _Ticket, node: Node) -> None:
         visit = ticket.visit
-        if self.verifier is None or self.settings.verify != "during" or visit.reward is not None:
+        if self.verifier is None or self.settings.verify != "during":
+            return
+        if visit.reward is not None or "verify" in visit.gave_up:
             return
         tree = self.fold.tree
         rollout = rollout_of(self.task, tree, node, outcome=visit.outcome)
@@ -646,6 +654,7 @@ class Driver:
             with boundary(VerifierError, f"verifier {self.verifier.verifier_id}"):
                 score = await self.verifier.score(rollout, self.task)
         except VerifierError as exc:
+            visit.gave_up |= {"verify"}
             self._write(ticket, "unverified", error=str(exc))
             return
         visit.reward = score.reward

@@ -47,6 +47,8 @@ class Visit:
     usage: dict[str, Usage] = field(default_factory=dict)
     """Role to usage: propose, score, imagine, verify, tool."""
     tool_calls: int = 0
+    gave_up: frozenset[str] = frozenset()
+    """What was tried in vain and is not tried again: `score`, `verify`."""
     reward: float | None = None
     """The verifier's reward of a finished path, where it is asked during the search."""
 
@@ -98,7 +100,7 @@ class Fold:
         """Return whether a visit asks for next actions once the node's own action has worked."""
         return (
             not node.is_terminal
-            and not node.error
+            and not node.is_broken
             and (self.max_depth is None or node.depth < self.max_depth)
         )
 
@@ -141,14 +143,16 @@ class Fold:
             self._take_leaf(node, visit)
             algorithm.on_leaf(tree, node)
         elif visit.proposals is None:
-            if not node.error:
-                node.error = visit.error or "depth limit"
-            if not node.children:
+            self.expansions += bool(visit.error)  # asked in vain is asked
+            if node.children:  # one of several draws here failed
+                node.status = "expanded"
+            else:
                 node.status = "dead"
+                node.error = node.error or visit.error or "depth limit"
             algorithm.on_fail(tree, node)
         else:
             self.expansions += 1
-            node.status = "expanded"
+            node.status, node.error = "expanded", ""
             children = self._grow(node, visit)
             algorithm.on_children(tree, node, children)
 
@@ -156,6 +160,7 @@ class Fold:
         node.is_executed = True
         node.state, node.state_key = outcome.state, outcome.state_key
         node.observation, node.error = outcome.observation, outcome.error
+        node.is_broken = bool(outcome.error)
         node.is_terminal = outcome.is_terminal and not outcome.error
         node.reward = outcome.reward
         if outcome.is_goal is not None:

@@ -84,6 +84,8 @@ class LMExpander:
         sampling: how to draw; a temperature of 0 makes all samples equal.
         form: `native` uses the provider's tool calls; `text` describes the tools in the prompt and
             reads `Action: name {…}`, for models and engines without tool calls.
+        describe_tools: with `text`, put the tools' schemas into the prompt; small models do better
+            with worked examples alone.
         show_siblings: tell the model what was tried from here before, for one-at-a-time search.
     """
 
@@ -95,6 +97,7 @@ class LMExpander:
         system: str = "",
         sampling: Sampling | None = None,
         form: Form = "native",
+        describe_tools: bool = True,
         show_siblings: bool = False,
     ) -> None:
         self.lm, self.tools, self.form = lm, tuple(tools), form
@@ -103,7 +106,8 @@ class LMExpander:
         self.invalid = 0
         """Samples that could not be read as an action."""
         rows = "\n".join(json.dumps(t.to_dict(), ensure_ascii=False) for t in self.tools)
-        described = render("search_agent", tools=rows) if form == "text" and self.tools else ""
+        describes = form == "text" and describe_tools and bool(self.tools)
+        described = render("search_agent", tools=rows) if describes else ""
         self._system = "\n\n".join(t for t in (system, described) if t)
 
     def request(self, ctx: SearchContext, node: Node) -> Request:

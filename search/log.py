@@ -6,7 +6,8 @@ result. The tree is a fold of the log: `selected` and `commit` say the order, th
     created   settings            selected  ticket, node, samples, arm, prefix
     executed  the node's outcome  proposed  proposals, usage
     child     one child's outcome scored    scores, usage
-    verified  reward, usage       failed    error
+    verified  reward              failed    error, usage
+    unscored  error, usage        unverified  error
     commit    ticket              budget    resource refused        stop  reason
 
 Does not know how events are applied (`replay.py`). Source: own; event sourcing is common ground.

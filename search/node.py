@@ -211,6 +211,8 @@ class Node:
     """The environment's handle; opaque."""
     state_key: str | None = None
     is_executed: bool = False
+    is_broken: bool = False
+    """Its own action failed, so nothing can follow."""
     is_terminal: bool = False
     is_goal: bool = False
     reward: float | None = None

@@ -108,6 +108,12 @@ def _take(pending: Pending, event: Mapping[str, Any], fold: Fold) -> None:
         visit.reward = event["reward"]
     elif kind == "failed":
         visit.error = event["error"]
+        _take_usage(visit, event)
+    elif kind == "unscored":
+        visit.gave_up |= {"score"}
+        _take_usage(visit, event)
+    elif kind == "unverified":
+        visit.gave_up |= {"verify"}
 
 
 def _take_tool(visit: Visit, outcome: Outcome) -> None:

@@ -83,7 +83,7 @@ def read_episodes() -> list[Episode]:
 
 @dataclass(slots=True, eq=False)
 class World:
-    """The APIs of a task in one state, and the answers seen so far: both are what a path has made."""
+    """The APIs of a task in one state, and the answers seen so far."""
 
     apis: dict[str, Any]
     answers: frozenset[str] = frozenset()
