@@ -22,7 +22,7 @@ from tfgrpo.rl.group_numbers import (
     mean_of,
 )
 from tfgrpo.rl.registry import Entry, register, required
-from tfgrpo.rl.rewards_group import unlikeliness as unlikely_reward
+from tfgrpo.rl.rewards_group import unlikeliness
 
 WEIGHTED_ADVANTAGES: dict[str, Entry] = {}
 TESTS = "tests/rl/registry/test_advantages_weighted.py::"
@@ -30,20 +30,20 @@ TESTS = "tests/rl/registry/test_advantages_weighted.py::"
 
 @register(
     WEIGHTED_ADVANTAGES,
-    "unlikeliness",
+    "unlikeliness_grpo",
     source="Rewarding the Unlikely, released code AndreHe02/rewarding-unlikely-release",
     formula="grpo of R (1 - beta rank/G), rank by log pi_old per token, likeliest highest",
     certainty="code",
     test=TESTS + "test_unlikeliness_prefers_the_rare_right_answer",
     needs=("logp",),
 )
-def unlikeliness(batch: RewardBatch, *, beta: float = 0.25, eps: float = 1e-4) -> Floats:
+def unlikeliness_grpo(batch: RewardBatch, *, beta: float = 0.25, eps: float = 1e-4) -> Floats:
     """Return group-standardised rewards after the reward `unlikeliness`: R.
 
     A group of equal positive rewards gets a signal, on purpose. The paper takes two updates a
     batch and a KL weight of 0.1.
     """
-    return grpo(replace(batch, reward_R=unlikely_reward(batch, beta=beta)), eps=eps)
+    return grpo(replace(batch, reward_R=unlikeliness(batch, beta=beta)), eps=eps)
 
 
 @register(
@@ -237,14 +237,17 @@ def opmd_soft(batch: RewardBatch, *, tau: float = 1.0) -> Floats:
 
 @register(
     WEIGHTED_ADVANTAGES,
-    "asymre",
+    "asymre_baseline",
     source="AsymRE (arXiv 2506.20520); Trinity-RFT asymre_advantage",
     formula="R - (mean + shift) in each group, shift -0.1",
     certainty="code",
     test=TESTS + "test_opmd_soft_and_asymre_move_the_baseline",
 )
-def asymre(batch: RewardBatch, *, shift: float = -0.1) -> Floats:
-    """Return rewards above a shifted mean: R. A flat group gets −shift, on purpose."""
+def asymre_baseline(batch: RewardBatch, *, shift: float = -0.1) -> Floats:
+    """Return rewards above a shifted mean: R. A flat group gets −shift, on purpose.
+
+    With the loss `reinforce` it equals the loss `asymre` with `dr_grpo`; do not use both.
+    """
     return dr_grpo(batch) - shift
 
 

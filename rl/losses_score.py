@@ -130,7 +130,7 @@ def topr(batch: TokenBatch, *, threshold: float = 0.0) -> torch.Tensor:
     SCORE_LOSSES,
     "opmd",
     source="OPMD; Trinity-RFT opmd_policy_loss",
-    formula="-A log pi / (1 + tau); advantages dr_grpo, opmd_soft or asymre",
+    formula="-A log pi / (1 + tau); advantages dr_grpo or opmd_soft",
     certainty="code",
     test=TESTS + "test_opmd_divides_reinforce_by_one_plus_tau",
 )
@@ -151,7 +151,7 @@ def opmd(batch: TokenBatch, *, tau: float = 1.0) -> torch.Tensor:
 def asymre(batch: TokenBatch, *, coef: float = 0.1) -> torch.Tensor:
     """Return REINFORCE plus an extra log-likelihood of every token: D.
 
-    Equal to `reinforce` with the advantage `asymre` at shift -coef; do not use both.
+    Equal to `reinforce` with the advantage `asymre_baseline` at shift -coef; do not use both.
     """
     return -(batch.advantage_D + coef) * batch.logp_D
 

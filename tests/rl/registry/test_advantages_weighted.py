@@ -13,14 +13,14 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rl.advantages_group import dr_grpo, grpo
 from tfgrpo.rl.advantages_weighted import (
     aspo,
-    asymre,
+    asymre_baseline,
     canon,
     d3s,
     dagrpo,
     nudge,
     opmd_soft,
     r3l,
-    unlikeliness,
+    unlikeliness_grpo,
     vcpo,
     vcpo_lr_scale,
     xrpo,
@@ -32,11 +32,11 @@ def test_unlikeliness_prefers_the_rare_right_answer() -> None:
     batch = rewards([1, 1, 1], lengths=[2, 4, 1], logp_R=np.array([-6.0, -4.0, -2.0]))
     scaled = np.array([1, 1 - 0.25 * 2 / 3, 1 - 0.25 / 3])
     expected = (scaled - scaled.mean()) / scaled.std(ddof=1)
-    found = unlikeliness(batch, eps=0)
+    found = unlikeliness_grpo(batch, eps=0)
     assert found.tolist() == pytest.approx(expected.tolist())
     assert found.argmax() == 0
     with pytest.raises(ConfigError, match="logp_R"):
-        unlikeliness(rewards([1, 0]))
+        unlikeliness_grpo(rewards([1, 0]))
 
 
 def test_xrpo_sharpens_right_answers_only() -> None:
@@ -125,7 +125,7 @@ def test_opmd_soft_and_asymre_move_the_baseline() -> None:
     assert opmd_soft(batch, tau=1e6)[:3].tolist() == pytest.approx(
         [2 / 3, -1 / 3, -1 / 3], abs=1e-5
     )
-    shifted = asymre(batch, shift=-0.1)
+    shifted = asymre_baseline(batch, shift=-0.1)
     assert shifted.tolist() == pytest.approx([2 / 3 + 0.1, -1 / 3 + 0.1, -1 / 3 + 0.1, 0.1, 0.1])
     assert (shifted > dr_grpo(batch)).all()
 

@@ -1,0 +1,93 @@
+"""The page docs/rl_registry.md, made from the registries: python -m tests.rl.registry.table"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+from tests.benchmarks.rl_registry import REGISTRIES
+from tfgrpo.rl.registry import Entry
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "rl_registry.md"
+
+HEAD = """# Losses, aggregations, advantages, rewards, credit
+
+Every variant is a pure function under one name, with its source, its formula, how sure the formula
+is, and a test that compares it with a closed form or brute force. Choose them in `tfgrpo train` by
+name: `loss.name`, `loss.aggregation`, `loss.advantage`, and options by keyword in `loss.options`
+and `loss.advantage_options`.
+
+**How sure**: *code* = the rule was read in released code; *paper* = in the paper's text;
+*approximation* = our reading of an abstract, a summary or from memory, never a reproduction;
+*own* = a plain rule of ours.
+
+**Needs**: what a function must be given besides log-probs, advantages, rewards and lengths. A
+missing input is an error that names it. `every_row`: rows of advantage 0 have a gradient too and
+are not skipped. `sequence`, `group`: the loss of a token depends on its whole row or group, which
+is kept in one micro-batch. `extra`: columns named in the function's docstring.
+
+**Names** mean one thing. `bnpo` is the paper's Beta-normalised advantage, not the token normaliser
+that another library calls so (which depends on how a batch is cut, and is not offered).
+`gtpo_trajectory` and `dcpo_distribution` carry a second word because two papers share the first.
+`token_mean` counts the tokens of the whole optimiser batch, never of a micro-batch.
+
+A loss of a whole row repeats its value on the row's tokens; `row_mean` then gives the mean over
+rows. `clip_cov` and `kl_cov` take their statistics by group instead of by micro-batch, so that
+cutting the batch differently changes nothing. `mc_grpo` divides by the standard deviation: the
+released median deviation is 0 for binary rewards in every odd group.
+"""
+
+TITLES = {
+    "losses": "Losses (`rl/losses*.py`): one value a token",
+    "aggregations": "Aggregations (`rl/aggregations.py`): one weight a row",
+    "advantages": "Advantages (`rl/advantages*.py`): one value a rollout",
+    "rewards": "Rewards (`rl/rewards*.py`): new rewards, one a rollout",
+    "credit": "Credit (`rl/credit*.py`): one advantage a token",
+}
+
+
+def options_of(entry: Entry) -> str:
+    """The keyword options with their defaults."""
+    shown = []
+    for parameter in inspect.signature(entry.fn).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.name != "next_gap_D":
+            default = parameter.default
+            is_bare = default is parameter.empty
+            shown.append(
+                parameter.name
+                if is_bare
+                else f"{parameter.name}={default:.6g}"
+                if isinstance(default, int | float)
+                else f"{parameter.name}={default}"
+            )
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            shown.append("weight_NAME=1")
+    return ", ".join(shown)
+
+
+def rendered() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for kind, registry in REGISTRIES.items():
+        sure = sum(not e.is_approximation for e in registry.values())
+        parts.append(
+            f"\n## {TITLES[kind]}\n\n{len(registry)} entries, {sure} not approximations.\n"
+        )
+        parts.append("| name | formula | options | needs | how sure | source |")
+        parts.append("|---|---|---|---|---|---|")
+        for name, e in registry.items():
+            cells = [
+                f"`{name}`",
+                e.formula,
+                options_of(e),
+                ", ".join(e.needs),
+                e.certainty,
+                e.source,
+            ]
+            parts.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(rendered(), encoding="utf-8")
+    print(f"wrote {DOCUMENT}")
