@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from importlib import import_module
 from typing import Annotated
 
@@ -73,9 +74,20 @@ def _not_loaded() -> None:
     """Stands for a verb that was not asked for: it appears in the help and never runs."""
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version as installed
+
+        typer.echo(installed("tfgrpo"))
+        raise typer.Exit
+
+
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print it.", callback=_print_version, is_eager=True),
+    ] = False,
 ) -> None:
     """tfgrpo makes LLM agents better from a few dozen examples."""
     from tfgrpo.redact import RedactingFilter
@@ -84,11 +96,6 @@ def _root(
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(RedactingFilter())
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(installed("tfgrpo"))
-        raise typer.Exit
 
 
 _CODES: tuple[tuple[type[TfgrpoError], int], ...] = (
@@ -116,19 +123,19 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         build(arguments)(args=arguments, prog_name="tfgrpo")
     except TfgrpoError as error:
-        if debug:
-            raise
-        raise SystemExit(_report(error)) from None
+        raise SystemExit(_report(error, debug=debug)) from None
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         raise SystemExit(130) from None
 
 
-def _report(error: TfgrpoError) -> int:
+def _report(error: TfgrpoError, *, debug: bool) -> int:
     from tfgrpo.display import printable
     from tfgrpo.redact import redact
 
     code = exit_code_of(error)
+    if debug:
+        print(redact("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     print(f"error: {printable(redact(str(error)))}", file=sys.stderr)
     cause = error.__cause__
     if cause is not None and str(cause) and str(cause) not in str(error):

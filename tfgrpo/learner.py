@@ -449,7 +449,7 @@ class Learner:
             reason = "no gate: the last version is taken as it is, unproven"
             return FinalChoice(self._current.version_id, reason, None, {})
         if not self._accepted:
-            reason = f"the gate accepted none of {self._looks} proposed versions"
+            reason = f"the gate accepted none of {len(self._looks)} proposed versions"
             return FinalChoice(EMPTY, reason, None, {})
         scored = {EMPTY: self._gate_scores.get(EMPTY, {})}
         for version_id in self._accepted:

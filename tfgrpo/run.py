@@ -166,9 +166,8 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     try:
         if given.on_open is not None:
             given.on_open(store)
-        if not store.decisions("forecast"):
-            store.record_decision("forecast", plan.to_dict())
-            store.record_decision("splits", splits.to_dict())
+        store.record_decision("forecast", plan.to_dict(), key="run")
+        store.record_decision("splits", splits.to_dict(), key="run")
         sampler = _sampler(config, roles, given, store, view)
         settings = _with_best_reward(settings, sampler)
         held_out = (*splits.gate, *splits.test)

@@ -206,3 +206,29 @@ def test_learn_works_inside_a_running_loop() -> None:
 
 def test_a_budget_error_names_its_limit() -> None:
     assert BudgetError("x", resource="calls").resource == "calls"
+
+
+def test_settings_may_be_put_right_while_nothing_came_of_a_run(tmp_path: Path) -> None:
+    from tfgrpo.errors import ProviderError
+
+    world = World(answer=lambda request, seed: ProviderError("no such model", kind="not_found"))
+    with pytest.raises(ProviderError):
+        world.learn(settings(tmp_path, policy={"lm": "openai:gtp-9"}))
+    right = World()
+    config = settings(tmp_path, policy={"lm": "openai:gpt-9"})
+    assert right.learn(config).exit_code == 0
+    with journal(tmp_path) as store:
+        assert store.config is not None and store.config["policy"]["lm"] == "openai:gpt-9"
+    with pytest.raises(ConfigError, match=r"policy\.lm"):
+        right.learn(settings(tmp_path, policy={"lm": "openai:gpt-10"}))
+
+
+def test_the_report_tells_the_choice_of_the_session_that_finished(tmp_path: Path) -> None:
+    from tfgrpo.report.summary import summarise
+    from tfgrpo.report.view import load_view
+
+    world = World()
+    world.learn(settings(tmp_path, budget={"calls": 60}))
+    result = world.learn(settings(tmp_path, budget={"calls": 1000}))
+    summary = summarise(load_view(tmp_path / "run"))
+    assert summary["kept"] == "final" and summary["why_kept"] == result.learned.choice.reason

@@ -7,6 +7,7 @@ know HTTP. Source: vLLM's `AsyncLLM` interface.
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,6 +70,8 @@ class VllmLM:
         return self._chat
 
     async def _start(self) -> None:
+        # vLLM logs to standard output by default, where commands print their records.
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM

@@ -73,7 +73,8 @@ def summarise(
     summary["rejected"] = _rejected(view)
     summary["leaks"] = leaks.to_dict()
     summary["advice"] = [a.to_dict() for a in advise(view.groups, seed=seed)]
-    summary["forecast"] = next((d.payload for d in view.of_kind("forecast")), None)
+    plan = view.newest("forecast")
+    summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)
     return summary
 
@@ -113,9 +114,10 @@ def _benefit(
 ) -> dict[str, Any]:
     """Did it help, by how much, how sure is it, what could have been seen."""
     empty, final = arms.get("empty", {}), arms.get("final", {})
+    choice = view.newest("final")
     found: dict[str, Any] = {
         "kept": view.final_arm,
-        "why_kept": next((str(d.get("reason") or "") for d in view.of_kind("final")), ""),
+        "why_kept": "" if choice is None else str(choice.get("reason") or ""),
         "arms": [_arm(view, arm, scores, level, seed) for arm, scores in arms.items()],
         "gain": None,
         "p_value": None,

@@ -91,6 +91,10 @@ class RunView:
         """Yield the decisions of one kind, oldest first."""
         return (d for d in self.decisions if d.kind == kind)
 
+    def newest(self, kind: str) -> Decision | None:
+        """Return the last decision of a kind: a run that went on decided again."""
+        return next((d for d in reversed(self.decisions) if d.kind == kind), None)
+
     def tasks(self, *stages: str) -> list[Task]:
         """Return the tasks of some stages, each once."""
         found = {g.task.task_id: g.task for g in self.groups if stage_of(g) in stages}

@@ -58,6 +58,9 @@ MAY_CHANGE = frozenset(
         "run.retry_deadline_s",
         "run.probe",
         "run.prices",
+        "policy.timeout_s",
+        "critic.timeout_s",
+        "judge.timeout_s",
     }
 )
 """Config keys that decide how a run is driven and not what it finds; a resume may change them."""
@@ -115,7 +118,8 @@ class RunStore:
             folder: the run's folder; made with access for its owner only.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
-                must equal the kept ones, except for `may_change`.
+                must equal the kept ones, except for `may_change`; a run without a single reply
+                or graded rollout takes any settings.
             fork: where they differ, make a new run beside this one (`NAME-fork1`, …) that takes
                 over every finished call and rollout under its content key.
             readonly: look only; takes no lock, so it works beside a running process.
@@ -210,9 +214,17 @@ class RunStore:
 
     def _changes(self, config: Mapping[str, Any] | None, may_change: Collection[str]) -> list[str]:
         kept = self.config
-        if config is None or kept is None:
+        if config is None or kept is None or not self._holds_work():
             return []
         return difference(kept, without_secrets(jsonable(config)), may_change)
+
+    def _holds_work(self) -> bool:
+        """False where nothing came of the run so far: its settings may still be put right."""
+        rows = self._writer.read(
+            "SELECT EXISTS (SELECT 1 FROM completions) OR EXISTS (SELECT 1 FROM rollouts"
+            " WHERE outcome IN ('graded', 'ungraded'))"
+        )
+        return bool(rows[0][0])
 
     def _keep_config(self, config: Mapping[str, Any] | None) -> None:
         if config is None:

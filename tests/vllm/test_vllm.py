@@ -1,0 +1,22 @@
+"""A real vLLM: as a server and inside the process. `make test-vllm` installs and runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import vllm_cpu
+from tests.benchmarks.record import record
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(2400)
+def test_learning_works_against_a_real_vllm_and_inside_the_process(tmp_path: Path) -> None:
+    if not vllm_cpu.is_installed():
+        pytest.skip("there is no .venv-vllm: `sh tests/vllm/install.sh` makes it")
+    figures = vllm_cpu.measure(tmp_path)
+    record("vllm_cpu", figures, vllm_cpu.COMMAND)
+    assert figures["errors"] == 0
+    assert figures["rollouts"] > 128 and figures["inprocess_rollouts"] > 0
+    assert figures["tokens_per_s"] > 0
