@@ -161,8 +161,8 @@ class PosteriorGain:
     posterior(p) ∝ pool(p) · prediction(p) · binomial(outcomes of the task)
 
     `pool` is the distribution of rates behind the history. `predict` gives an estimate a task (a
-    model's state, say); its likelihood is Gaussian in p with the measured `error` or, where that is
-    None, normal in log odds with the estimate's own spread. Greedy is optimal here: the gain is
+    model's state, say); its likelihood is a Student t in p with the measured `error` or, where that
+    is None, in log odds with the estimate's own spread. Greedy is optimal here: the gain is
     concave in the number of rollouts.
     """
 
@@ -210,7 +210,8 @@ class PosteriorGain:
                 f = np.log(_GRID) - np.log1p(-_GRID)
                 sd = np.sqrt(estimates.logits.variance)[:, None]
                 gap = (f - estimates.logits.mean[:, None]) / np.maximum(sd, 0.1)
-            weights = weights * np.exp(-0.5 * gap**2)
+            # Student's t with 4 degrees of freedom: an error that is not quite normal must not cost.
+            weights = weights * (1 + gap**2 / 4) ** -2.5
         return np.asarray(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
 
     def from_posterior(self, weights: Array, budget: int) -> list[int]:

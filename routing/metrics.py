@@ -147,8 +147,13 @@ def recovered_gap(share: Array, quality: Array, weak: float, strong: float) -> t
     order = np.argsort(share)
     x = np.concatenate([[0.0], share[order], [1.0]])
     gap = (np.concatenate([[weak], quality[order], [strong]]) - weak) / (strong - weak)
-    reached = np.flatnonzero(gap >= 0.5)
-    return float(np.trapezoid(gap, x)), float(x[reached[0]]) if len(reached) else float("nan")
+    area_of = float(np.trapezoid(gap, x))
+    over = np.flatnonzero(gap >= 0.5)
+    if not len(over) or over[0] == 0:
+        return area_of, 0.0 if len(over) else float("nan")
+    i = int(over[0])
+    step = (0.5 - gap[i - 1]) / (gap[i] - gap[i - 1])
+    return area_of, float(x[i - 1] + step * (x[i] - x[i - 1]))
 
 
 def bootstrap_gap(

@@ -24,7 +24,16 @@ from tfgrpo.routing.rivals import RIVALS, Trial
 from tfgrpo.routing.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.vectors import Embedder, Floats
 
-__all__ = ["ReplayResult", "Row", "clusters_of", "hash_split", "identity", "leaked", "replay", "routed"]
+__all__ = [
+    "ReplayResult",
+    "Row",
+    "clusters_of",
+    "hash_split",
+    "identity",
+    "leaked",
+    "replay",
+    "routed",
+]
 
 Array = NDArray[np.float64]
 

@@ -93,9 +93,7 @@ def test_training_lowers_the_loss_on_worlds_it_has_not_seen():
 def test_tokens_carry_no_vector_and_fit_any_width():
     for width in (32, 200):
         world = make_world(80, 4, width=width)
-        pool = ReferencePool.fit(
-            world.table, world.vectors, embedder_id=world.embedder.embedder_id
-        )
+        pool = ReferencePool.fit(world.table, world.vectors, embedder_id=world.embedder.embedder_id)
         state = ValueModel(world.embedder, pool.without(names=["m0"])).state_of_counts(
             world.vectors[:30], world.table.successes[:30, 0], world.table.trials[:30, 0]
         )

@@ -66,14 +66,16 @@ def test_one_id_for_two_texts_is_refused():
 
 def test_an_unknown_model_is_named_with_the_known_ones():
     table = OutcomeTable.from_outcomes([Outcome("a", "m", 1.0)])
-    with pytest.raises(ConfigError, match="'z'.*known are m"):
+    with pytest.raises(ConfigError, match=r"'z'.*known are m"):
         table.column("z")
 
 
 def _group(rewards, outcome="graded", **fields):
     task = Task("t1", "add 1 and 1")
     rollouts = [
-        Rollout(f"r{i}", "t1", outcome="graded", score=Score(r), usage=Usage(text_tokens=8, calls=1))
+        Rollout(
+            f"r{i}", "t1", outcome="graded", score=Score(r), usage=Usage(text_tokens=8, calls=1)
+        )
         for i, r in enumerate(rewards)
     ]
     if outcome != "graded":
