@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -250,6 +251,10 @@ def parse() -> tuple[Options, bool]:
 
 def main() -> None:
     options, is_smoke = parse()
+    # Read when torch is loaded: waiting threads sleep, so that the rivals' own processes on the
+    # same cores do not make every step of the model wait for a spinning thread.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "0")
     started = time.monotonic()
     rows = [r.to_dict() for r in asyncio.run(compare(options))]
     figures = {

@@ -21,13 +21,14 @@ from tfgrpo.experience import prompt_context
 from tfgrpo.lm import open_lm
 from tfgrpo.messages import Message
 from tfgrpo.policies import ChatPolicy
-from tfgrpo.protocols import Request, Sampling
+from tfgrpo.protocols import Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Step, Task
 from tfgrpo.run import experience_settings, learn_async
 from tfgrpo.sampling import Draws, SampleSettings, sample_groups
 from tfgrpo.statistics import Scores
 
 ACTOR = Sampling(temperature=0.7, max_tokens=24)
+LIMITS = Limits(timeout_s=600.0)
 TEST_SEED = 77
 N_TIPS = 4
 
@@ -72,7 +73,7 @@ async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) 
     try:
         groups = await sample_groups(
             tasks,
-            ChatPolicy(lm, system=learnt.system, sampling=ACTOR),
+            ChatPolicy(lm, system=learnt.system, sampling=ACTOR, limits=LIMITS),
             test_verifier(),
             context=learnt.context,
             draws=Draws(draws, seed=TEST_SEED, scope="test", stage="test"),
@@ -80,6 +81,9 @@ async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) 
         )
     finally:
         await lm.aclose()
+    failed = sum(len(g.rollouts) - len(g.rewards_G) for g in groups)
+    if failed:
+        raise RuntimeError(f"{failed} test rollouts have no reward: the figures would not compare")
     return {g.task.task_id: list(g.rewards_G) for g in groups}
 
 
@@ -92,7 +96,9 @@ async def tips(setup: Setup) -> Learnt:
     lm = open_lm(setup.spec)
     try:
         request = Request(
-            (Message("user", prompt),), sampling=Sampling(temperature=0.7, max_tokens=200)
+            (Message("user", prompt),),
+            sampling=Sampling(temperature=0.7, max_tokens=200),
+            limits=LIMITS,
         )
         (reply,) = await lm.complete(request, 1, [setup.seed])
     finally:
@@ -111,7 +117,7 @@ async def voting_scores(
     try:
         groups = await sample_groups(
             tasks,
-            ChatPolicy(lm, system=SYSTEM, sampling=ACTOR),
+            ChatPolicy(lm, system=SYSTEM, sampling=ACTOR, limits=LIMITS),
             None,
             draws=Draws(votes * answers, seed=1000 + seed, scope="vote", stage="test"),
             settings=SampleSettings(concurrency=64),
@@ -177,6 +183,12 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             "lm": setup.spec,
             "system": SYSTEM,
             "sampling": {"temperature": ACTOR.temperature, "max_tokens": ACTOR.max_tokens},
+            "timeout_s": LIMITS.timeout_s,
+        },
+        "critic": {
+            "sampling": {"temperature": 0.7, "max_tokens": 160},
+            "context_tokens": 2000,
+            "timeout_s": LIMITS.timeout_s,
         },
         "verifier": {"kind": "exact", "ignore_case": True, "contains_reward": 0.3},
         "learn": {
