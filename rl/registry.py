@@ -7,7 +7,7 @@ compute. Idea: one registry for the variants that elsewhere live in forks (own).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar, get_args
@@ -127,6 +127,20 @@ def lookup(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
     near = get_close_matches(name, registry, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ConfigError(f"no {kind} {name!r}{hint} Known: {', '.join(sorted(registry))}")
+
+
+def check_needs(entry: Entry, kind: str, supplied: Collection[str]) -> None:
+    """Refuse an entry that asks for what the caller does not supply, before anything is sampled.
+
+    Raises:
+        ConfigError: a need is not among `supplied`.
+    """
+    missing = [need for need in entry.needs if need not in supplied]
+    if missing:
+        raise ConfigError(
+            f"{kind} {entry.name!r} needs {', '.join(missing)}, which is not supplied here; "
+            "choose another or call it from your own loop"
+        )
 
 
 T = TypeVar("T")

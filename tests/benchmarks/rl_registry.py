@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ REGISTRIES: Mapping[str, Mapping[str, Entry]] = {
 def claimed_test(root: Path, entry: Entry) -> ast.FunctionDef | None:
     """Return the test function that an entry names, if it exists."""
     path, _, name = entry.test.partition("::")
-    if not (root / path).exists():
-        return None
-    tree = ast.parse((root / path).read_text(encoding="utf-8"))
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
-    return found[0] if found else None
+    return functions_of(root / path).get(name)
+
+
+@cache
+def functions_of(path: Path) -> Mapping[str, ast.FunctionDef]:
+    """Return the functions of a Python file by name; none where it is absent."""
+    if not path.exists():
+        return {}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
 
 
 def figures(root: Path) -> dict[str, Any]:

@@ -71,8 +71,8 @@ def test_rover_makes_the_better_branch_the_greedy_one() -> None:
     """A tree of two moves, reward 1 at one of four leaves: the uniform policy's values, learnt."""
     logits = torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)  # root, left, right
     old = torch.full((3, 2), math.log(0.5), dtype=torch.float64)
-    optimiser = torch.optim.SGD([logits], lr=0.2)
-    for _ in range(400):
+    optimiser = torch.optim.SGD([logits], lr=0.5)
+    for _ in range(120):
         logp = logits.log_softmax(-1)
         gap = (logp - old).mean(-1).detach()
         total = torch.zeros((), dtype=torch.float64)

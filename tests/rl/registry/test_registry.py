@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.rl_registry import REGISTRIES, claimed_test, figures
+from tests.benchmarks.rl_registry import REGISTRIES, claimed_test, figures, functions_of
 from tests.rl.registry.table import DOCUMENT, rendered
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.registry import Entry, lookup, merged, register, required
+from tfgrpo.rl.losses import LOSSES
+from tfgrpo.rl.registry import Entry, check_needs, lookup, merged, register, required
 
 ROOT = Path(__file__).parents[3]
 ENTRIES = [
@@ -43,12 +44,11 @@ def test_every_entry_has_a_source_a_formula_and_a_test_that_calls_it(entry: Entr
 def _names_called(entry: Entry, names: set[str]) -> set[str]:
     """Names that the test's own helpers use: one level down."""
     path, _, _ = entry.test.partition("::")
-    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     return {
         node.id
-        for f in tree.body
-        if isinstance(f, ast.FunctionDef) and f.name in names
-        for node in ast.walk(f)
+        for name, function in functions_of(ROOT / path).items()
+        if name in names
+        for node in ast.walk(function)
         if isinstance(node, ast.Name)
     }
 
@@ -121,6 +121,13 @@ def test_a_name_cannot_be_taken_twice() -> None:
 def test_a_wrong_name_suggests_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"no loss 'cilp'; did you mean 'clip'\?"):
         lookup(REGISTRIES["losses"], "loss", "cilp")
+
+
+def test_what_a_caller_cannot_supply_is_refused_before_anything_is_sampled() -> None:
+    check_needs(LOSSES["clip"], "loss", ())
+    check_needs(LOSSES["p3o"], "loss", ("sequence", "group", "every_row"))
+    with pytest.raises(ConfigError, match=r"loss 'p3o' needs group, every_row.* choose another"):
+        check_needs(LOSSES["p3o"], "loss", ("sequence",))
 
 
 def test_a_missing_input_is_named() -> None:
