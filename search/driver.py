@@ -522,6 +522,8 @@ class Driver:
 
     async def _run_visit(self, ticket: _Ticket) -> None:
         async with self._slots:
+            if self._stop.startswith("provider"):
+                return  # not begun: nothing is paid for an answer that will not come
             node = self.fold.tree[ticket.work.node]
             try:
                 await self._visit(ticket, node)
@@ -653,7 +655,9 @@ class Driver:
         try:
             with boundary(VerifierError, f"verifier {self.verifier.verifier_id}"):
                 score = await self.verifier.score(rollout, self.task)
-        except VerifierError as exc:
+        except (ConfigError, StoreError, BudgetError):
+            raise
+        except TfgrpoError as exc:
             visit.gave_up |= {"verify"}
             self._write(ticket, "unverified", error=str(exc))
             return

@@ -130,8 +130,7 @@ class Environment(Protocol):
         ...
 
 
-Result = tuple[Any, str] | Outcome | Any
-Transition = Callable[[Any, Any], Result | Awaitable[Result]]
+Transition = Callable[[Any, Any], Any | Awaitable[Any]]
 
 
 async def _run(step: Transition, state: Any, action: Any) -> Outcome:
@@ -145,8 +144,6 @@ async def _run(step: Transition, state: Any, action: Any) -> Outcome:
         return Outcome(error=str(exc))
     if isinstance(result, Outcome):
         return result
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
-        return Outcome(state=result[0], observation=result[1])
     return Outcome(state=result)
 
 
@@ -155,8 +152,8 @@ class ImmutableEnvironment:
 
     Args:
         state: the first state.
-        step: `(state, action)` to the new state, to `(state, observation)`, or to an `Outcome`;
-            what it raises becomes a failed outcome. Synchronous or async.
+        step: `(state, action)` to the new state, or to an `Outcome` where there is an observation
+            to give; what it raises becomes a failed outcome. Synchronous or async.
         goal: whether a state solves the task. A goal ends the path.
         key: text of a state; by default the digest of its JSON, or None where it has none.
         effect: effect class of an action.

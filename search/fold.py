@@ -170,6 +170,8 @@ class Fold:
 
     def _take_leaf(self, node: Node, visit: Visit) -> None:
         node.status = "terminal"
+        if "verify" in visit.gave_up:
+            node.is_goal = False
         if visit.reward is not None:
             node.reward = visit.reward
             node.is_goal = visit.reward >= self.goal_reward
