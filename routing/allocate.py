@@ -210,7 +210,7 @@ class PosteriorGain:
                 f = np.log(_GRID) - np.log1p(-_GRID)
                 sd = np.sqrt(estimates.logits.variance)[:, None]
                 gap = (f - estimates.logits.mean[:, None]) / np.maximum(sd, 0.1)
-            # Student's t with 4 degrees of freedom: an error that is not quite normal must not cost.
+            # Student's t, 4 degrees of freedom: an error that is not quite normal must not cost.
             weights = weights * (1 + gap**2 / 4) ** -2.5
         return np.asarray(weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300))
 

@@ -15,6 +15,7 @@ Sources: in-context value estimation (V_0, arXiv 2602.03584); everything after t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
@@ -23,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.laplace import Gaussian, fit_process, fit_weights, sigmoid
+from tfgrpo.routing.laplace import Gaussian, fit_process, fit_weights, logit, sigmoid
 from tfgrpo.routing.network import load_network, tokens
 from tfgrpo.routing.records import Outcome
 from tfgrpo.routing.reference import Covariates, ReferencePool
-from tfgrpo.routing.vectors import Embedder
+from tfgrpo.routing.vectors import Embedder, NeighbourIndex
 
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 
@@ -514,18 +515,56 @@ class _Local:
         mean = self._prior.mean(self._context)
         self._posterior = fit_process(kernel, mean, counts[rows], trials[rows])
         self.left_out: Gaussian = self._posterior.left_out
+        self._beyond: _NearResidual | None = None
         if len(rows) < len(state.counts):
-            out = self._predict(whole)
+            out = self._process(whole)
             f, v = out.mean.copy(), out.variance.copy()
             f[rows], v[rows] = self.left_out.mean, self.left_out.variance
-            self.left_out = Gaussian(f, v)
+            rate = state.counts / state.trials
+            self._beyond = _NearResidual(whole.vectors, rate - Gaussian(f, v).probability)
+            self.left_out = self._beyond.correct(Gaussian(f, v), whole.vectors, hide_self=True)
 
-    def _predict(self, q: _Query) -> Gaussian:
+    def _process(self, q: _Query) -> Gaussian:
         cross = self._prior.kernel(q, self._context)
         return self._posterior.predict(self._prior.mean(q), cross, self._prior.variance(q))
 
     def predict(self, query: _Query) -> Gaussian:
-        return self._predict(self._prior.centred(query.vectors, query.covariates))
+        q = self._prior.centred(query.vectors, query.covariates)
+        found = self._process(q)
+        return found if self._beyond is None else self._beyond.correct(found, q.vectors)
+
+
+_NEAR = 20
+_NEAR_STRENGTHS = (20.0, 60.0, 200.0, math.inf)
+"""Neighbours that say nothing, set against the near ones; picked by leave-one-out."""
+
+
+class _NearResidual:
+    """What a process on part of a large context leaves: shrunk mean residual of all near rows."""
+
+    def __init__(self, vectors: Array, residuals: Array) -> None:
+        self._index = NeighbourIndex(vectors.astype(np.float32))
+        self._residuals = residuals
+        total = self._near(vectors, hide_self=True)
+        errors = [np.mean((residuals - total / (_NEAR + s)) ** 2) for s in _NEAR_STRENGTHS]
+        self._strength = _NEAR_STRENGTHS[int(np.argmin(errors))]
+
+    def _near(self, vectors: Array, *, hide_self: bool) -> Array:
+        """Sum of the residuals of the nearest rows."""
+        near, _ = self._index.search(vectors.astype(np.float32), _NEAR + int(hide_self))
+        left = self._residuals[near]
+        if hide_self:
+            left = np.where(near == np.arange(len(near))[:, None], 0.0, left)
+        return np.asarray(left.sum(axis=1))
+
+    def correct(self, f: Gaussian, vectors: Array, *, hide_self: bool = False) -> Gaussian:
+        """Return log odds whose probability is moved by the shrunk residual."""
+        if math.isinf(self._strength):
+            return f
+        change = self._near(vectors, hide_self=hide_self) / (_NEAR + self._strength)
+        spread = np.sqrt(1.0 + np.pi / 8.0 * f.variance)
+        moved = logit(np.clip(f.probability + change, 0.01, 0.99)) * spread
+        return Gaussian(moved, f.variance)
 
 
 @dataclass(frozen=True, slots=True)
