@@ -7,6 +7,8 @@ Does not know aggregation. Idea: GSPO (arXiv 2507.18071).
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from tfgrpo.rl.batch import TokenBatch
@@ -106,9 +108,11 @@ def vespo(
 ) -> torch.Tensor:
     """Return a score-function loss under a smooth weight of the whole row's ratio: D.
 
-    (k, lam) differ by the advantage's sign. The log-ratio is cut at ±20 before it is raised.
+    (k, lam) differ by the advantage's sign. As released, a token's log-ratio is cut at ±20 and the
+    row's at log 1e-8 and 20.
     """
-    log_w_D = batch.row_sum(log_ratio(batch).detach()).clamp(-20.0, 20.0)[batch.row_D]
+    gap_R = batch.row_sum(log_ratio(batch).detach().clamp(-20.0, 20.0))
+    log_w_D = gap_R.clamp(math.log(1e-8), 20.0)[batch.row_D]
     positive_D = batch.advantage_D > 0
     k_D = torch.where(positive_D, k_positive, k_negative)
     lam_D = torch.where(positive_D, lam_positive, lam_negative)
