@@ -231,7 +231,7 @@ def parse() -> tuple[Options, bool]:
     parser.add_argument(
         "--learn", type=int, default=36, help="tasks to learn from, and to choose by"
     )
-    parser.add_argument("--budget", type=int, default=60_000, help="learning tokens a seed")
+    parser.add_argument("--budget", type=int, default=100_000, help="learning tokens a seed")
     parser.add_argument("--deadline", type=float, default=240.0, help="seconds of learning")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--smoke", action="store_true", help="tiny and not recorded")

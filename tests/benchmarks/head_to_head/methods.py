@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.head_to_head.data import DESCRIPTION, SYSTEM, Split, test_verifier
+from tests.benchmarks.head_to_head.data import (
+    CONTAINS_REWARD,
+    DESCRIPTION,
+    SYSTEM,
+    Split,
+    test_verifier,
+)
 from tfgrpo.config import Config
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.experience import prompt_context
@@ -156,7 +162,10 @@ async def learnt_by(preset: str, setup: Setup) -> Learnt:
         )
 
     kinds = Counter(e.kind for e in version.library.shown)
-    words = ", ".join(f"{n} {kind}s" for kind, n in sorted(kinds.items())) or "empty library"
+    words = (
+        ", ".join(f"{n} {kind}{'s' * (n > 1)}" for kind, n in sorted(kinds.items()))
+        or "empty library"
+    )
     stopped = f" ({result.learned.stopped_by})" if result.learned.stopped_by else ""
     return Learnt(context=context, note=words + stopped)
 
@@ -164,17 +173,39 @@ async def learnt_by(preset: str, setup: Setup) -> Learnt:
 def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[str, Any]:
     """The settings of a run whose tokens fit the budget.
 
-    The published preset has neither gate nor rollback and gives all tokens to practice; ours
-    shares them between practice and gate.
+    The published preset has neither gate nor rollback: all tasks are practised in small steps, so
+    that a spent budget costs one step and not all lessons. Ours shares the tasks between practice
+    and gate.
     """
-    n_train = len(setup.split.train)
+    n_train, n_choose = len(setup.split.train), len(setup.split.choose)
     is_ours = preset == "default"
+    learn: dict[str, Any] = {
+        "preset": preset,
+        "seed": setup.seed,
+        "objective_agent": DESCRIPTION,
+        "objective_learning": "short rules for finding and writing the value",
+    }
+    if is_ours:
+        learn |= {
+            "batch": n_train,
+            "group_size": 6,
+            "reference_exemplars": True,
+            "settings": {
+                "exemplars": 6,
+                "lessons_per_group": 1,
+                "max_words": 30,
+                "update": "direct",
+                "merge": "deterministic",
+            },
+        }
+    else:
+        learn |= {"batch": 12, "group_size": 5, "epochs": 3}
     return {
         "run": {"folder": f"{folder}/run", "concurrency": 64, "on_truncated": "grade", "probe": 0},
         "tasks": {
             "path": str(tasks),
-            "practice": n_train,
-            "gate": len(setup.split.choose) if is_ours else 0,
+            "practice": n_train if is_ours else n_train + n_choose,
+            "gate": n_choose if is_ours else 0,
             "test": 0,
             "seed": setup.seed,
             "stratify": "kind",
@@ -190,16 +221,9 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             "context_tokens": 2000,
             "timeout_s": LIMITS.timeout_s,
         },
-        "verifier": {"kind": "exact", "ignore_case": True, "contains_reward": 0.3},
-        "learn": {
-            "preset": preset,
-            "seed": setup.seed,
-            "batch": n_train,
-            "group_size": 5,
-            "objective_agent": DESCRIPTION,
-            "objective_learning": "what makes an answer exactly right",
-        },
-        "gate": {"enabled": is_ours},
+        "verifier": {"kind": "exact", "ignore_case": True, "contains_reward": CONTAINS_REWARD},
+        "learn": learn,
+        "gate": {"enabled": is_ours, "group_size": 4},
         "budget": {
             "prompt_tokens": int(0.8 * setup.budget_tokens),
             "completion_tokens": int(0.2 * setup.budget_tokens),

@@ -36,6 +36,10 @@ intervals are 95 %, over learning seeds and tasks. Gain is the paired difference
   chat turns. DSPy's and ACE's own answer formats are not used for the actor, because this model
   does not write them; their reflection keeps its own prompts.
 * All methods learn from one reward: 1 for the exact answer, 0.3 where it stands among other words.
+  All may see the right answers of learning tasks: GEPA and ACE in their feedback, SIMBA in its rule
+  writer's prompt, tfgrpo's critic in its prompt and as a worked example where every attempt failed.
+* Several draws asked for in one call count their prompt once, as providers bill it; the rivals ask
+  for one draw a call.
 * A method is asked to stop at its tokens and refused at 1.25 times as many; one that could not run
   says so.
 
