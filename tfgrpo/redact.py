@@ -24,7 +24,15 @@ from urllib.parse import quote, quote_plus
 
 from tfgrpo.errors import ConfigError
 
-__all__ = ["RedactingFilter", "Secret", "forget_secrets", "redact", "redact_logs", "register"]
+__all__ = [
+    "RedactingFilter",
+    "Secret",
+    "forget_secrets",
+    "redact",
+    "redact_known",
+    "redact_logs",
+    "register",
+]
 
 MASK = "[redacted]"
 _PIECE = 6
@@ -148,6 +156,18 @@ def redact(text: str) -> str:
         text = _redact_known(text, pieces)
     for pattern in _PATTERNS:
         text = pattern.sub(_mask, text)
+    return text
+
+
+def redact_known(text: str) -> str:
+    """Return `text` without the secrets that this process has read, each replaced as a whole.
+
+    For text that is data and must come back as it was: what merely looks like a key stays, and so
+    do pieces of secrets. JSON stays JSON.
+    """
+    for value in _KNOWN.values:
+        if value in text:
+            text = text.replace(value, MASK)
     return text
 
 

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.store.driver import CountingServer, Settings, learn, run_whole, scratch
+from tests.store.driver import CountingServer, Result, Settings, learn, run_whole, scratch
 from tests.store.test_crash_property import run_until_death
 from tests.store.test_faults_text import group_of
 from tfgrpo.errors import ConfigError, StoreError
@@ -31,6 +31,7 @@ from tfgrpo.rollout import Rollout
 from tfgrpo.store import CallCache, read_groups, write_groups
 from tfgrpo.store import database as database_module
 from tfgrpo.store import export as export_module
+from tfgrpo.store.database import Statement
 from tfgrpo.store.journaled import JournaledLM
 from tfgrpo.store.run import RunStore
 
@@ -43,35 +44,58 @@ def spawn(code: str, *arguments: str, **options: object) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **options)  # type: ignore[call-overload,no-any-return]
 
 
-def rows_of(given: Settings, folder: Path) -> int:
+def transactions_of(given: Settings, folder: Path) -> list[int]:
+    """Return how many rows each transaction of an uninterrupted run writes, in order."""
+    sizes: list[int] = []
     with RunStore.open(folder, create=True, config=given.to_config()) as store:
+        write = store._writer._write
+
+        def counting(batch: Sequence[Statement]) -> None:
+            sizes.append(len(batch))
+            write(batch)
+
+        store._writer._write = counting  # type: ignore[method-assign]
         asyncio.run(learn(store, CountingServer(), given))
-        return store._writer.rows
+    return sizes
 
 
-def kill_at_every_event(given: Settings, gets_through: Callable[[int], bool]) -> int:
-    """Kill a run at each of its events, resume, compare; return how many events there are."""
+def kill_at_every_event(given: Settings, whole: Result, at: list[int], gets_through: bool) -> None:
+    """Kill a run at each of the events `at`, resume, compare.
+
+    Args:
+        gets_through: the transaction that holds the event is in the file when the process dies.
+    """
     with scratch() as name:
-        root = Path(name)
-        events = rows_of(given, root / "counted")
-        whole = run_whole(root / "whole", CountingServer(), given)
-        for event in range(1, events + 1):
-            folder, server = root / f"e{event}", CountingServer()
-            run_until_death(folder, server, given, event, gets_through(event))
+        for event in at:
+            folder, server = Path(name) / f"e{event}", CountingServer()
+            run_until_death(folder, server, given, event, gets_through)
             assert run_whole(folder, server, given) == whole, event
             assert sum(server.received.values()) - len(server.received) <= given.concurrency
-        return events
 
 
-def test_f23_a_kill_at_every_event_of_a_run_changes_nothing() -> None:
+@pytest.mark.parametrize("gets_through", [False, True])
+def test_f23_a_kill_at_every_event_of_a_run_changes_nothing(gets_through: bool) -> None:
     given = Settings(tasks=2, group_size=2, steps=2, concurrency=3)
-    assert kill_at_every_event(given, lambda event: event % 2 == 0) > 40
+    with scratch() as name:
+        events = sum(transactions_of(given, Path(name) / "counted"))
+        whole = run_whole(Path(name) / "whole", CountingServer(), given)
+    assert events > 40
+    kill_at_every_event(given, whole, list(range(1, events + 1)), gets_through)
 
 
 @pytest.mark.real
 def test_f23_a_kill_at_every_event_of_a_run_of_300_events() -> None:
+    """All events of one transaction come or go together and the run is the same each time, so a
+    kill at any event of a transaction is the same kill: one stands for all of them."""
     given = Settings(tasks=7, group_size=5, steps=2, concurrency=4)
-    assert kill_at_every_event(given, lambda event: event % 2 == 1) >= 300
+    with scratch() as name:
+        sizes = transactions_of(given, Path(name) / "counted")
+        assert sizes == transactions_of(given, Path(name) / "again")
+        whole = run_whole(Path(name) / "whole", CountingServer(), given)
+    assert sum(sizes) >= 300
+    firsts = [1 + sum(sizes[:i]) for i in range(len(sizes))]
+    kill_at_every_event(given, whole, firsts[0::2], gets_through=False)
+    kill_at_every_event(given, whole, firsts[1::2], gets_through=True)
 
 
 @pytest.mark.real

@@ -74,6 +74,7 @@ _NAMES = frozenset(RESOURCES)
 _NOT_ADDITIVE = frozenset({"depth", "seconds"})
 ADDITIVE: tuple[str, ...] = tuple(n for n in RESOURCES if n not in _NOT_ADDITIVE)
 """The resources that add up and can be held by a reservation."""
+_SUMS = frozenset(ADDITIVE)
 
 
 class Ledger:
@@ -136,8 +137,9 @@ class Ledger:
                 if ledger._is_limited:
                     ledger._check(amounts, held)
             for ledger in self._chain:
+                reserved = ledger._reserved
                 for name, units in held.items():
-                    ledger._reserved[name] += units
+                    reserved[name] += units
         return Reservation(self, held, amounts.get("depth", 0.0))
 
     def charge(self, **amounts: float) -> None:
@@ -233,15 +235,18 @@ class Ledger:
             )
 
     def _add(self, units: Mapping[str, int], depth: float) -> None:
+        total = self._spent
         for name, amount in units.items():
-            self._spent[name] += amount
-        self._depth = max(self._depth, depth)
+            total[name] += amount
+        if depth > self._depth:
+            self._depth = depth
 
     def _close(self, held: Mapping[str, int], spent: Mapping[str, int], depth: float) -> None:
         with self._lock:
             for ledger in self._chain:
+                reserved = ledger._reserved
                 for name, units in held.items():
-                    ledger._reserved[name] -= units
+                    reserved[name] -= units
                 ledger._add(spent, depth)
 
 
@@ -321,9 +326,11 @@ def _additive_units(amounts: Mapping[str, float]) -> dict[str, int]:
     """Check amounts and return those that add up, in units."""
     units: dict[str, int] = {}
     for name, amount in amounts.items():
-        is_plain = type(amount) is float or type(amount) is int
-        if not is_plain or not 0 <= amount < math.inf or name not in _NAMES:
+        if type(amount) is int and amount >= 0 and name in _SUMS:  # most amounts are counts
+            units[name] = amount * _UNIT
+            continue
+        if type(amount) is not float or not 0 <= amount < math.inf or name not in _NAMES:
             _check_amounts({name: amount})
-        if name not in _NOT_ADDITIVE:
+        if name in _SUMS:
             units[name] = round(amount * _UNIT)
     return units

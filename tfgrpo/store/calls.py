@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.protocols import Completion
@@ -20,8 +20,7 @@ from tfgrpo.store.values import DAMAGED, Values
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 
 
-@dataclass(frozen=True, slots=True)
-class CallStart:
+class CallStart(NamedTuple):
     """A call about to be sent, at its worst case."""
 
     key: bytes
@@ -36,8 +35,7 @@ class CallStart:
     """None where the price is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallEnd:
+class CallEnd(NamedTuple):
     """How a call ended."""
 
     kind: str
@@ -80,8 +78,8 @@ class CallJournal:
         """False spares looking for what cannot be there: none written before this session."""
         self._in_flight = 0
         self._waiting: list[asyncio.Future[None]] = []
-        self.flights: dict[tuple[asyncio.AbstractEventLoop, bytes], Flight] = {}
-        """Draws that are being asked for, by event loop and key."""
+        self.flights: dict[tuple[asyncio.AbstractEventLoop, bytes], Flight | None] = {}
+        """Draws that are being asked for, by event loop and key; None where nobody else waits."""
 
     def began(self) -> None:
         """Count a call as in flight."""
@@ -141,7 +139,7 @@ class CallJournal:
         return call
 
     async def end(
-        self, call: int, end: CallEnd, replies: Iterable[tuple[bytes, Completion]] = ()
+        self, call: int, end: CallEnd, replies: Sequence[tuple[bytes, Completion]] = ()
     ) -> None:
         """Write a call's result and its replies by key; they are kept when this returns.
 
@@ -155,7 +153,7 @@ class CallJournal:
         self._writer.put(self._end_rows(call, end, ()))
 
     def _end_rows(
-        self, call: int, end: CallEnd, replies: Iterable[tuple[bytes, Completion]]
+        self, call: int, end: CallEnd, replies: Sequence[tuple[bytes, Completion]]
     ) -> list[Statement]:
         u = end.usage
         rows: list[Statement] = [
@@ -181,7 +179,8 @@ class CallJournal:
                 ),
             )
         ]
-        rows.extend(self._reply_row(call, key, reply) for key, reply in replies)
+        for key, reply in replies:
+            rows.append(self._reply_row(call, key, reply))
         return rows
 
     def _reply_row(self, call: int | None, key: bytes, reply: Completion) -> Statement:

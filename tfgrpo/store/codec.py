@@ -20,7 +20,7 @@ from tfgrpo.canonical import jsonable
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import Completion
-from tfgrpo.redact import _KNOWN, MASK
+from tfgrpo.redact import redact_known
 from tfgrpo.rollout import Usage
 
 COMPRESS_ABOVE = 4096
@@ -49,25 +49,13 @@ def pack(value: Any, what: str = "value") -> Packed:
     return pack_text(plain_json(value, what))
 
 
-def without_known(text: str) -> str:
-    """Return a text without the secrets that this process has read.
-
-    Unlike `redact` this leaves what merely looks like a key: the text is data, and it must come
-    back as it was. Whole values alone are replaced, so that JSON stays JSON.
-    """
-    for value in _KNOWN.values:
-        if value in text:
-            text = text.replace(value, MASK)
-    return text
-
-
 def plain_json(value: Any, what: str = "value") -> str:
     """Return a value as one line of JSON in ASCII, known secrets removed; raises as `pack`."""
     try:
-        return without_known(_encode(value))
+        return redact_known(_encode(value))
     except (TypeError, ValueError):
         try:
-            return without_known(_encode(jsonable(value)))
+            return redact_known(_encode(jsonable(value)))
         except (TypeError, ValueError) as exc:
             raise ConfigError(f"{what} cannot be kept as JSON: {exc}") from exc
 

@@ -236,6 +236,7 @@ class Writer:
         """Rows committed by this writer."""
         self._lock = threading.RLock()
         self._queue: list[Statement] = []
+        """Rows handed over and not written, in order."""
         self._waiting: list[asyncio.Future[None]] = []
         self._flush_due_in: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -412,10 +413,13 @@ class Writer:
             return
 
     def _resolve(self, error: StoreError | None) -> None:
+        if not self._waiting:
+            return
         waiting, self._waiting = self._waiting, []
+        here = _running_loop()
         for done in waiting:
             loop = done.get_loop()
-            if loop is _running_loop():
+            if loop is here:
                 _finish(done, error)
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(_finish, done, error)

@@ -18,20 +18,19 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from tfgrpo.canonical import jsonable
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.protocols import LM, Completion, Request
-from tfgrpo.redact import redact
+from tfgrpo.redact import redact, redact_known
 from tfgrpo.rollout import Usage
 from tfgrpo.scope import CallScope, current_scope
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, Flight
-from tfgrpo.store.codec import without_known
-from tfgrpo.store.keys import KeyMaker
+from tfgrpo.store.keys import KeyMaker, RequestKey
 from tfgrpo.store.prices import Price, PriceTable
 from tfgrpo.store.run import RunStore
 
@@ -81,6 +80,8 @@ class JournaledLM:
         self._shared = shared
         self._clock = clock
         self._keys = KeyMaker()
+        self._sized: tuple[RequestKey | None, int] = (None, 0)
+        """The newest request that was sized, by its key, and the tokens of its prompt."""
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
         if self._price is None:
@@ -124,18 +125,22 @@ class JournaledLM:
         """
         scope = current_scope()
         key = self._keys.key(request, self._lm.identity)
-        draws = [_Draw(key.draw(scope.sample_index + i, seeds[i]), seeds[i]) for i in range(n)]
+        if self._sized[0] is not key:
+            self._sized = (key, estimate_prompt_tokens(request, self._lm))
+        asked = _Asked(request, self._sized[1], scope)
+        first = scope.sample_index
+        draws = [_Draw(key.draw(first + i, seeds[i]), seeds[i]) for i in range(n)]
         if not self._cache:
-            return await self._ask(request, draws, scope)
+            return await self._ask(asked, draws)
         while True:
             found = [self._find(draw.key, scope) for draw in draws]
-            missing = [d for d, reply in zip(draws, found, strict=True) if reply is None]
+            missing = [d for d, reply in zip(draws, found) if reply is None]
             if missing:
-                made = await self._share(request, missing, scope)
-                found = [reply or made.get(d.key) for d, reply in zip(draws, found, strict=True)]
-            first = found.index(None) if None in found else n
-            if first:
-                return [reply for reply in found[:first] if reply is not None]
+                made = await self._share(asked, missing)
+                found = [reply or made.get(d.key) for d, reply in zip(draws, found)]
+            had = found.index(None) if None in found else n
+            if had:
+                return [reply for reply in found[:had] if reply is not None]
 
     def _find(self, key: bytes, scope: CallScope) -> Completion | None:
         reply = self._store.calls.find_reply(key)
@@ -147,9 +152,7 @@ class JournaledLM:
             self._store.calls.count_hit(scope.stage, self.model_id)
         return reply
 
-    async def _share(
-        self, request: Request, missing: Sequence[_Draw], scope: CallScope
-    ) -> dict[bytes, Completion]:
+    async def _share(self, asked: _Asked, missing: Sequence[_Draw]) -> dict[bytes, Completion]:
         """Ask for the draws that nobody asks for yet, then wait for those that others ask for."""
         loop = asyncio.get_running_loop()
         flights = self._store.calls.flights
@@ -157,43 +160,43 @@ class JournaledLM:
         others: list[tuple[bytes, Flight]] = []
         mine: list[_Draw] = []
         for draw in missing:
-            flight = flights.get((loop, draw.key))
-            if flight is None:
+            place = (loop, draw.key)
+            if place not in flights:
+                flights[place] = None
                 mine.append(draw)
-            else:
-                others.append((draw.key, flight))
+                continue
+            flight = flights[place]
+            if flight is None:
+                flight = flights[place] = loop.create_future()
+            others.append((draw.key, flight))
         if mine:
-            done: asyncio.Future[ProviderError | None] = loop.create_future()
             failure: ProviderError | None = None
-            for draw in mine:
-                flights[loop, draw.key] = done
             try:
-                replies = await self._ask(request, mine, scope)
-                made.update((d.key, reply) for d, reply in zip(mine, replies))
+                for draw, reply in zip(mine, await self._ask(asked, mine)):
+                    made[draw.key] = reply
             except ProviderError as exc:
                 failure = exc
                 raise
             finally:
                 for draw in mine:
-                    del flights[loop, draw.key]
-                done.set_result(failure)
+                    flight = flights.pop((loop, draw.key))
+                    if flight is not None:
+                        flight.set_result(failure)
         for key, flight in others:
             await asyncio.wait([flight])
             failed = flight.result()
             if failed is not None:
                 raise copy.copy(failed) from failed
-            reply = self._find(key, scope)
-            if reply is not None:
-                made[key] = reply
+            found = self._find(key, asked.scope)
+            if found is not None:
+                made[key] = found
         return made
 
-    async def _ask(
-        self, request: Request, draws: Sequence[_Draw], scope: CallScope
-    ) -> list[Completion]:
+    async def _ask(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
         """Call for several draws; without `prefers_n` each is a call of its own."""
         if len(draws) == 1 or self._lm.prefers_n:
-            return await self._call(request, draws, scope)
-        calls = [self._call(request, [draw], scope) for draw in draws]
+            return await self._call(asked, draws)
+        calls = [self._call(asked, [draw]) for draw in draws]
         results = await asyncio.gather(*calls, return_exceptions=True)
         replies: list[Completion] = []
         for result in results:
@@ -204,18 +207,21 @@ class JournaledLM:
             replies.extend(result)
         return replies
 
-    async def _call(
-        self, request: Request, draws: Sequence[_Draw], scope: CallScope
-    ) -> list[Completion]:
-        start = self._worst_case(request, draws, scope)
-        with await self._reserve(start) as reservation:
-            calls = self._store.calls
-            calls.began()
-            try:
-                number = await calls.start(start)
-                return await self._send(request, draws, number, reservation)
-            finally:
-                calls.ended()
+    async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
+        start = self._worst_case(asked, draws)
+        amounts = _worst_amounts(start)
+        try:
+            reservation = self._store.ledger.reserve(**amounts)
+        except BudgetError:
+            reservation = await self._reserve_later(amounts)
+        calls = self._store.calls
+        calls.began()
+        try:
+            number = await calls.start(start)
+            return await self._send(asked.request, draws, number, reservation)
+        finally:
+            reservation.release()
+            calls.ended()
 
     async def _send(
         self, request: Request, draws: Sequence[_Draw], number: int, reservation: Reservation
@@ -245,7 +251,7 @@ class JournaledLM:
                 reservation.settle()
                 calls.end_soon(number, ended)
         reservation.settle(**_settled(end, reservation))
-        pairs = [(d.key, r) for d, r in zip(draws, kept)]
+        pairs = [(draw.key, reply) for draw, reply in zip(draws, kept)]
         await calls.end(number, end, pairs)
         if self._shared is not None:
             self._shared.keep(pairs)
@@ -257,42 +263,34 @@ class JournaledLM:
         cost = usage.cost_usd or None if self._price is None else self._price.cost_usd(usage)
         if cost != usage.cost_usd:
             reply = replace(reply, usage=replace(usage, cost_usd=cost))
-        text, reasoning = without_known(reply.text), without_known(reply.reasoning)
+        text, reasoning = redact_known(reply.text), redact_known(reply.reasoning)
         if text != reply.text or reasoning != reply.reasoning:
             reply = replace(reply, text=text, reasoning=reasoning)
         return reply
 
-    def _worst_case(self, request: Request, draws: Sequence[_Draw], scope: CallScope) -> CallStart:
-        price, n = self._price, len(draws)
-        most = request.sampling.max_tokens
+    def _worst_case(self, asked: _Asked, draws: Sequence[_Draw]) -> CallStart:
+        price, n, prompt = self._price, len(draws), asked.prompt_tokens
+        most = asked.request.sampling.max_tokens
         if most is None:
             longest = price.max_output_tokens if price is not None else None
             most = min(ASSUMED_REPLY_TOKENS, longest or ASSUMED_REPLY_TOKENS)
-        prompt = estimate_prompt_tokens(request, self._lm)
         return CallStart(
             key=draws[0].key,
-            stage=scope.stage,
-            model=self.model_id,
-            rollout_id=scope.rollout_id,
+            stage=asked.scope.stage,
+            model=self._lm.model_id,
+            rollout_id=asked.scope.rollout_id,
             n=n,
             prompt_tokens=prompt,
             completion_tokens=most * n,
             cost_usd=None if price is None else price.worst_usd(prompt, most * n),
         )
 
-    async def _reserve(self, start: CallStart) -> Reservation:
+    async def _reserve_later(self, amounts: dict[str, float]) -> Reservation:
         """Hold the worst case; wait while only the worst cases of calls in flight stand in the way.
 
         A refusal is final when no call of this run is in flight, or when what is spent leaves no
         room.
         """
-        amounts: dict[str, float] = {
-            "calls": 1,
-            "prompt_tokens": start.prompt_tokens,
-            "completion_tokens": start.completion_tokens,
-        }
-        if start.cost_usd is not None:
-            amounts["cost_usd"] = start.cost_usd
         ledger, calls = self._store.ledger, self._store.calls
         while True:
             try:
@@ -307,10 +305,27 @@ class JournaledLM:
         await self._lm.aclose()
 
 
-@dataclass(frozen=True, slots=True)
-class _Draw:
+class _Draw(NamedTuple):
     key: bytes
     seed: int | None
+
+
+class _Asked(NamedTuple):
+    request: Request
+    prompt_tokens: int
+    scope: CallScope
+
+
+def _worst_amounts(start: CallStart) -> dict[str, float]:
+    """Return what a call may spend at most."""
+    amounts: dict[str, float] = {
+        "calls": 1,
+        "prompt_tokens": start.prompt_tokens,
+        "completion_tokens": start.completion_tokens,
+    }
+    if start.cost_usd is not None:
+        amounts["cost_usd"] = start.cost_usd
+    return amounts
 
 
 def _settled(end: CallEnd, reservation: Reservation) -> dict[str, float]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.canonical import jsonable
+from tfgrpo.messages import Message
 from tfgrpo.protocols import Request, Sampling
 
 FORMAT = 1
@@ -84,14 +85,17 @@ def settings_text(request: Request, identity: Mapping[str, Any]) -> str:
 class KeyMaker:
     """Makes keys for requests that share their settings, as those of one role do.
 
-    The settings' text is kept as long as the very same objects come back; they are frozen.
+    The settings' text is kept as long as equal settings come back, and the whole key as long as
+    equal messages do, as those of a group do; all of them are frozen.
     """
 
-    __slots__ = ("_shared", "_text")
+    __slots__ = ("_key", "_messages", "_shared", "_text")
 
     def __init__(self) -> None:
         self._shared: tuple[Any, ...] = ()
         self._text = ""
+        self._messages: tuple[Message, ...] = ()
+        self._key: RequestKey | None = None
 
     def key(self, request: Request, identity: Mapping[str, Any]) -> RequestKey:
         """Return the key of a request."""
@@ -100,4 +104,8 @@ class KeyMaker:
             return RequestKey(request, identity)  # may hold mappings that somebody changes
         if not self._shared or self._shared[0] != identity or self._shared[1:] != shared:
             self._shared, self._text = (dict(identity), *shared), settings_text(request, identity)
-        return RequestKey(request, identity, self._text)
+        elif self._key is not None and self._messages == request.messages:
+            return self._key
+        self._key = RequestKey(request, identity, self._text)
+        self._messages = request.messages
+        return self._key
