@@ -14,12 +14,12 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.messages import Message
+from tfgrpo.messages import Message, Role
 from tfgrpo.protocols import Limits, Sampling
 from tfgrpo.rollout import Task
 
@@ -319,13 +319,30 @@ def read_tasks(path: Path | str) -> list[Task]:
             )
         seen[task_id] = number
         if isinstance(prompt, list):
-            prompt = tuple(Message.from_dict(m) for m in prompt)
+            prompt = tuple(_turn(turn, where) for turn in prompt)
         if not prompt or not isinstance(prompt, (str, tuple)):
             raise ConfigError(f"{where}: prompt is {prompt!r}: a text or a list of turns is needed")
-        tasks.append(Task(task_id, prompt, row.get("reference"), row.get("metadata") or {}))
+        metadata = row.get("metadata") or {}
+        if not isinstance(metadata, dict):
+            raise ConfigError(f"{where}: metadata is {metadata!r}: an object is needed")
+        tasks.append(Task(task_id, prompt, row.get("reference"), metadata))
     if not tasks:
         raise ConfigError(f"{str(path)!r} holds no tasks: one JSON object a line is needed")
     return tasks
+
+
+def _turn(value: Any, where: str) -> Message:
+    role = value.get("role") if isinstance(value, dict) else None
+    content = value.get("content") if isinstance(value, dict) else None
+    if role not in get_args(Role) or not isinstance(content, (str, type(None))):
+        raise ConfigError(
+            f"{where}: turn {value!r:.100} is not an object with a role "
+            f"({', '.join(get_args(Role))}) and a text as content"
+        )
+    try:
+        return Message.from_dict(value)
+    except (KeyError, TypeError, AttributeError) as exc:
+        raise ConfigError(f"{where}: turn {value!r:.100}: {type(exc).__name__}: {exc}") from exc
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -1,8 +1,9 @@
 """What a run will ask for, before anything is spent: calls, tokens and money a stage.
 
-Rollout counts are exact upper bounds; critic calls run from none (no group teaches) to all groups
-teaching. Tokens of prompts are measured on the rendered prompts, replies run from a short answer
-to the token limit. Without a known price the money is unknown, never 0.
+Rollout counts run from what happens where nothing is proposed to an exact upper bound; critic
+calls from none (no group teaches) to all groups teaching, re-asked replies aside. Tokens of prompts
+are measured on the bare prompts, replies run from a short answer to the token limit.
+Without a known price the money is unknown, never 0.
 
 Does not know: how calls are made. Source: own.
 """
@@ -104,33 +105,35 @@ def forecast(
     steps = learn.epochs * math.ceil(len(practice) / learn.batch) if practice else 0
     groups = learn.epochs * len(practice)
     arms = {"both": 3, "lessons": 1, "exemplars": 1}[learn.entries] + gates.retry_single_edits
-    stages = [
-        _rollouts("practice", config, practice, learn.epochs * learn.group_size, policy_price)
-    ]
+    draws = learn.epochs * learn.group_size
+    stages = [_rollouts("practice", config, practice, (draws, draws), policy_price)]
     if learn.entries != "exemplars":
         calls = groups * (learn.group_size + 2) + steps
         stages.append(_critic(calls, config, critic_price))
     if gates.enabled and gate:
-        most = gates.group_size * (1 + steps * arms)
-        stages.append(_rollouts("gate", config, gate, most, policy_price))
+        looks = steps * arms + (1 if learn.top_k else 0)
+        size = gates.group_size
+        stages.append(_rollouts("gate", config, gate, (size, size * (1 + looks)), policy_price))
     if test:
-        stages.append(_rollouts("test", config, test, 2 * gates.test_group_size, policy_price))
+        size = gates.test_group_size
+        stages.append(_rollouts("test", config, test, (size, 2 * size), policy_price))
     smallest = min_detectable(len(test), gates.test_group_size) if len(test) > 1 else None
     return Forecast(tuple(stages), smallest, tuple(_notes(config, stages, smallest, len(test))))
 
 
 def _rollouts(
-    stage: str, config: Config, tasks: Sequence[Task], draws: int, price: Price | None
+    stage: str, config: Config, tasks: Sequence[Task], draws: tuple[int, int], price: Price | None
 ) -> StageForecast:
+    """Return a stage's range for (least, most) draws a task."""
     policy = config.policy
     prompts = 0
     for task in tasks:
         messages = render_messages(task.messages, system=policy.system)
         prompts += sum(estimate_tokens(m.content) + _MESSAGE_OVERHEAD for m in messages)
-    calls = draws * len(tasks)
+    low, high = (n * len(tasks) for n in draws)
     limit = policy.sampling.max_tokens or _DEFAULT_REPLY
-    most = policy.max_steps if policy.kind == "tools" else 1
-    return _stage(stage, calls, calls * most, prompts * draws, 8 * calls, limit * calls, price)
+    high *= policy.max_steps if policy.kind == "tools" else 1
+    return _stage(stage, low, high, prompts * draws[1], 8 * low, limit * high, price)
 
 
 def _critic(calls: int, config: Config, price: Price | None) -> StageForecast:
