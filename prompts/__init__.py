@@ -13,7 +13,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["fields_of", "load", "names", "render"]
+__all__ = ["fields_of", "fill", "load", "names", "render"]
 
 _PLACEHOLDER = re.compile(r"\$(?:\$|([a-z_]+))")
 

@@ -43,7 +43,7 @@ def exposed(package: str) -> set[str]:
         and getattr(value, "__module__", package).startswith("tfgrpo")
         and name not in lazy
     }
-    return plain | set(lazy)
+    return plain - {"TYPE_CHECKING"} | set(lazy)
 
 
 @pytest.mark.parametrize("package", packages())
