@@ -88,8 +88,9 @@ class Journal:
     def _key_of(self, touched: frozenset[_Place]) -> str:
         rows = []
         for place in touched:
-            now = self._at(place)
-            if now is _MISSING or self._original[place] is _MISSING or now != self._original[place]:
+            now, was = self._at(place), self._original[place]
+            is_missing = (now is _MISSING, was is _MISSING)
+            if (any(is_missing) and not all(is_missing)) or (not any(is_missing) and now != was):
                 rows.append([[str(p) for p in place], now is _MISSING or _plain_copy(now)])
         rows.sort(key=lambda row: row[0])
         return digest(rows, 24) if rows else "start"

@@ -187,12 +187,13 @@ async def test_only_failing_calls_stop_the_search_soon() -> None:
     async def fail(ctx: SearchContext, node: Node, k: int) -> list[str]:
         nonlocal calls
         calls += 1
+        await asyncio.sleep(0.01)
         raise ProviderError("busy", kind="overloaded")
 
     settings = SearchSettings(samples=1, max_failures=3)
     result = await run(FunctionExpander(fail), algorithm=Chains(50), settings=settings)
-    assert calls < 50
-    assert result.stop_reason in ("provider: failing", "exhausted")
+    assert calls < 20
+    assert result.stop_reason == "provider: failing"
 
 
 async def test_a_failing_scorer_leaves_paid_children_in_the_tree() -> None:
