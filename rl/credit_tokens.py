@@ -65,11 +65,15 @@ def discounted(batch: RewardBatch, *, gamma: float = 0.99, eps: float = 1e-8) ->
     test=TESTS + "test_optimal_token_baseline_weighs_by_realised_energy",
     needs=("logp_tokens", "extra"),
 )
-def optimal_token_baseline(batch: RewardBatch, *, eps: float = 1e-8) -> Floats:
+def optimal_token_baseline(
+    batch: RewardBatch, *, zero_tail: float = 1, eps: float = 1e-8
+) -> Floats:
     """Return outcomes above a baseline of their own at each token: D.
 
     `extra["sum_square_D"]` is Σπ² over the vocabulary at each token. Tokens are numbered among the
-    loss-bearing ones, as in the multi-turn form of the release. A flat group gives 0.
+    loss-bearing ones, as in the multi-turn form of the release. Where a rollout is longer than all
+    its siblings, no baseline is left: 0 as released, or its own outcome (advantage 0) with
+    `zero_tail` 0. A flat group gives 0.
     """
     logp_D = required(batch.logp_D, "optimal_token_baseline", "logp_D")
     square_D = column(batch, "optimal_token_baseline", "sum_square_D")
@@ -82,6 +86,8 @@ def optimal_token_baseline(batch: RewardBatch, *, eps: float = 1e-8) -> Floats:
             mine = [r for r in rows if t < len(energy[r])]
             weight_G = np.array([energy[r][t] for r in mine])
             base = math.fsum(weight_G * batch.reward_R[mine]) / (math.fsum(weight_G) + eps)
+            if zero_tail and len(mine) == 1:
+                base = 0.0
             for row in mine:
                 value[row][t] = batch.reward_R[row] - base
     return np.concatenate(value) if value else np.zeros(0)

@@ -54,7 +54,7 @@ def importance_sampling(batch: TokenBatch) -> torch.Tensor:
 @register(
     SCORE_LOSSES,
     "cispo",
-    source="CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4-5); TRL, verl, SkyRL, Trinity, ROLL",
+    source="CISPO (MiniMax-M1, arXiv 2506.13585); TRL, verl, SkyRL, Trinity, ROLL",
     formula="-sg(min(r, eps_max)) A log pi",
     certainty="code",
     test=TESTS + "test_cispo_and_dispo_match_their_four_regimes",

@@ -22,7 +22,7 @@ TESTS = "tests/rl/registry/test_losses_sequence.py::"
 @register(
     SEQUENCE_LOSSES,
     "gspo",
-    source="GSPO (arXiv 2507.18071, eq. 5-7); TRL `importance_sampling_level=sequence`, verl",
+    source="GSPO (arXiv 2507.18071); TRL `importance_sampling_level=sequence`, verl",
     formula="-min(s A, clip(s, 1-eps_low, 1+eps_high) A); aggregate with row_mean",
     certainty="code",
     test=TESTS + "test_gspo_matches_hand_computed_rows",
@@ -37,7 +37,7 @@ def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) ->
 @register(
     SEQUENCE_LOSSES,
     "gspo_token",
-    source="GSPO-token (arXiv 2507.18071, eq. 13-14); verl",
+    source="GSPO-token (arXiv 2507.18071); verl",
     formula="clip on s_t = sg(s) pi / sg(pi): the values of gspo, the gradient of each token alone",
     certainty="code",
     test=TESTS + "test_gspo_token_has_the_values_of_gspo_and_token_gradients",

@@ -26,6 +26,21 @@ missing input is an error that names it. `every_row`: rows of advantage 0 have a
 are not skipped. `sequence`, `group`: the loss of a token depends on its whole row or group, which
 is kept in one micro-batch. `extra`: columns named in the function's docstring.
 
+**What `tfgrpo train` supplies.** To a loss everything but `next_gap` (`behaviour` where the engine
+reports log-probs, `reference` where `loss.kl` is above 0); to an advantage rewards, lengths and
+`parts`. Anything else an advantage needs, rewards and credit are for your own loop:
+
+```python
+from dataclasses import replace
+from tfgrpo.rl.batch import RewardBatch
+from tfgrpo.rl.credit import CREDIT, rows_of
+from tfgrpo.rl.rewards import REWARDS
+
+shaped = REWARDS["overlong_soft"].fn(batch, max_tokens=1024, buffer=128)
+advantage_D = CREDIT["gigpo"].fn(replace(batch, reward_R=shaped), gamma=0.95)
+per_row = rows_of(batch, advantage_D)  # one tuple a row, for TrainRow.advantage
+```
+
 **Names** mean one thing. `bnpo` is the paper's Beta-normalised advantage, not the token normaliser
 that another library calls so (which depends on how a batch is cut, and is not offered).
 `gtpo_trajectory` and `dcpo_distribution` carry a second word because two papers share the first.

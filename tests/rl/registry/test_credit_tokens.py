@@ -38,8 +38,9 @@ def test_optimal_token_baseline_weighs_by_realised_energy() -> None:
     energy = 1 - 2 * prob + square
     w_0, w_1 = energy[0], energy[2]  # token 0 of each row; token 1 is row 0's alone
     base = w_0 * 1.0 / (w_0 + w_1)
-    expected = [1 - base, 0.0, -base]
-    assert optimal_token_baseline(batch, eps=0).tolist() == pytest.approx(expected, abs=1e-12)
+    assert optimal_token_baseline(batch, eps=0).tolist() == pytest.approx([1 - base, 1.0, -base])
+    own_tail = optimal_token_baseline(batch, zero_tail=0, eps=0)
+    assert own_tail.tolist() == pytest.approx([1 - base, 0.0, -base], abs=1e-12)
     with pytest.raises(ConfigError, match="sum_square_D"):
         optimal_token_baseline(rewards([1, 0], logp_D=np.zeros(2)))
 
