@@ -313,7 +313,7 @@ def resume_figures(events_wanted: int = 300, algorithm: str = "astar") -> dict[s
         while True:  # the run whose log has about as many events as wanted
             log = MemoryLog()
             whole = await one_full_run(
-                RESUME_SEED, algorithm=algorithm, expansions=expansions, concurrency=4, log=log
+                RESUME_SEED, algorithm=algorithm, expansions=expansions, concurrency=4, log=log, execution="eager"
             )
             if len(log.events()) >= events_wanted or expansions > 400:
                 break
