@@ -94,10 +94,18 @@ def evaluate(
         update={"run": settings.run.model_copy(update={"folder": str(folder)})}
     )
     stop = Stop()
-    view = choose_view(str)
+    opened: list[RunStore] = []
+    view = choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         done = _interruptible(
-            lambda: evaluate_async(settings, artefact, group_size=group_size, view=view, stop=stop),
+            lambda: evaluate_async(
+                settings,
+                artefact,
+                group_size=group_size,
+                view=view,
+                stop=stop,
+                on_open=opened.append,
+            ),
             stop,
             view,
         )
@@ -219,6 +227,7 @@ def _evaluation(done: Evaluation) -> list[str]:
     lines.append(f"paired difference: {_words(done.difference)}")
     if done.verdict is not None:
         lines.append(done.verdict.text)
+    lines.extend(f"note: {note}" for note in done.notes)
     return lines
 
 
@@ -230,4 +239,5 @@ def _evaluation_row(done: Evaluation) -> dict[str, Any]:
         "empty": {t: list(r) for t, r in done.empty.items()},
         "library": {t: list(r) for t, r in done.library.items()},
         "verdict": done.verdict.to_dict(),
+        "notes": list(done.notes),
     }

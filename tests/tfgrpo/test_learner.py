@@ -17,6 +17,7 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 from tfgrpo.run import dry_run, learn
+from tfgrpo.sampling import Progress, Stop, Stopped
 from tfgrpo.store import write_groups
 
 
@@ -198,6 +199,20 @@ def test_traces_alone_give_an_unproven_library(tmp_path: Path) -> None:
     assert result.learned.proof is None and "unproven" in result.learned.choice.reason
 
 
+def test_a_stop_ends_learning_from_traces_before_the_next_step(tmp_path: Path) -> None:
+    first = World()
+    first.learn(settings(tmp_path / "a"))
+    with journal(tmp_path / "a") as store:
+        write_groups(tmp_path / "t.jsonl", list(store.groups("practice")))
+    stop, world = Stop(), World()
+    stop.request()
+    with pytest.raises(Stopped):
+        learn(settings(tmp_path, tasks={"traces": str(tmp_path / "t.jsonl"), "practice": None,
+                                        "gate": None, "test": None}),
+              opener=world.opener, stop=stop)  # fmt: skip
+    assert world.calls == 0
+
+
 def test_traces_of_gate_or_test_tasks_are_refused(tmp_path: Path) -> None:
     first = World()
     first.learn(settings(tmp_path / "a"))
@@ -349,8 +364,6 @@ def test_a_dry_run_calls_nothing_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_stop_request_keeps_what_is_done_and_the_same_call_goes_on(tmp_path: Path) -> None:
-    from tfgrpo.sampling import Progress, Stop, Stopped
-
     stop = Stop()
 
     class View:
