@@ -1,12 +1,17 @@
-"""What the README and the pages promise: code runs, settings parse, commands and links exist."""
+"""What the README and the pages promise: code runs, settings parse, commands and links exist.
+
+`python -m tests.test_readme` writes the demo's recorded figures into the README.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +21,47 @@ from tfgrpo.config import Config
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+BEGIN = "<!-- demo:begin, written from tests/benchmarks/results/demo.json -->"
+END = "<!-- demo:end -->"
+
+
+def demo_text(row: dict[str, Any]) -> str:
+    """Say a recorded run of the demo in words."""
+    gain = row["library_score"] - row["empty_score"]
+    others = ", ".join(f"{low:+.3f}" for low in row["ci_low_by_seed"])
+    met = "above zero" if row["ci_low"] > 0 else "which includes zero: no gain was shown"
+    return (
+        f"On {row['tasks_test']} unseen tasks the score went from {row['empty_score']:.3f} with "
+        f"the empty library to {row['library_score']:.3f} with what was kept: {gain:+.3f}, 95 % paired "
+        f"interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect that this "
+        f"test could have seen: {row['min_detectable']:.3f}. Lower ends of the interval under "
+        f"further seeds: {others}. It took {row['seconds']:.0f} s on {row['processor']} "
+        f"({row['date']}, `{row['command']}`)."
+    )
+
+
+def with_demo(readme: str, row: dict[str, Any]) -> str:
+    """Return the README with the generated place filled."""
+    head, _, rest = readme.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{demo_text(row)}\n{END}{tail}"
+
+
+def test_the_demos_figures_stand_between_their_marks_and_nowhere_else() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert readme.count(BEGIN) == readme.count(END) == 1
+    row = {
+        "empty_score": 0.1, "library_score": 0.6, "ci_low": 0.4, "ci_high": 0.55,
+        "ci_low_by_seed": [0.3, 0.35, 0.2], "min_detectable": 0.08, "seconds": 120.4,
+        "tasks_test": 40, "processor": "a processor", "date": "a day", "command": "make demo",
+    }  # fmt: skip
+    once = with_demo(readme, row)
+    assert "from 0.100 with the empty library to 0.600" in once
+    assert "+0.500, 95 % paired interval +0.400 to +0.550, above zero" in once
+    assert with_demo(once, row) == once
+    assert "no gain was shown" in with_demo(readme, row | {"ci_low": -0.01})
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -114,3 +160,9 @@ def test_the_readmes_first_steps_work_on_the_command_line(tmp_path: Path) -> Non
     assert checked("runs", "list")
     checked("report", "runs/first")
     assert list((tmp_path / "runs" / "first").glob("*.html"))
+
+
+if __name__ == "__main__":
+    figures = json.loads((ROOT / "tests/benchmarks/results/demo.json").read_text("utf-8"))
+    README.write_text(with_demo(README.read_text("utf-8"), figures), encoding="utf-8")
+    print("the README holds the demo's recorded figures")
