@@ -321,7 +321,7 @@ class ModelState:
         return nearest.astype(np.float64), floor
 
 
-_GROUND_ROWS = 512
+_GROUND_ROWS = 256
 
 
 def _effective_trials(logits: Gaussian) -> Array:
@@ -388,13 +388,16 @@ class _Level:
         a, b = state.owner.pool.priors.level
         self._a = a + float(state.counts.sum())
         self._b = b + float((state.trials - state.counts).sum())
+        self._everywhere = _beta_logits(np.array([self._a]), np.array([self._b]))
         self.left_out = _beta_logits(
             self._a - state.counts, self._b - (state.trials - state.counts)
         )
 
     def predict(self, query: _Query) -> Gaussian:
-        n = len(query.vectors)
-        return _beta_logits(np.full(n, self._a), np.full(n, self._b))
+        n, one = len(query.vectors), self._everywhere
+        return _BetaLogits(
+            np.full(n, one.mean[0]), np.full(n, one.variance[0]), np.full(n, one.probability[0])
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@
     python -m tests.benchmarks.routing --set llmrouter one set, kept in .scratch for --collect
     python -m tests.benchmarks.routing --collect       record what the parts measured
 
-`bfcl` is measured only; nothing shipped is fitted on it. Its 863 train prompts are fewer than 1,024:
-that row uses all of them.
+`bfcl` is measured only; nothing shipped is fitted on it. Its 863 train prompts are fewer than
+1,024: that row uses all of them.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _singles(data: RoutingSet) -> dict[str, float]:
 def cost_quality(data: RoutingSet) -> dict[str, Any]:
     """Route among all models with N labels each: AIQ with list prices × output length.
 
-    The source has no token counts, so the output of every model counts as 200 tokens plus the prompt
-    (in and out prices are equal there): costs differ by model and by prompt length.
+    The source has no token counts, so the output of every model counts as 200 tokens plus the
+    prompt (in and out prices are equal there): costs differ by model and by prompt length.
     """
     table = data.table
     train = np.flatnonzero(data.split < 6)

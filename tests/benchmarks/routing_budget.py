@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.routing_budget
 
-Share of groups with mixed outcomes at equal total, 2 to 64 rollouts a prompt. The "true" rate is itself
-a mean of ten rollouts, so the oracle row is optimistic near 0 and 1. `real` rows predict with the value
-model: `within` from half of a checkpoint's rows, `earlier` from the same policy's earlier checkpoints.
+Share of groups with mixed outcomes at equal total, 2 to 64 rollouts a prompt. The "true" rate is
+itself a mean of ten rollouts, so the oracle row is optimistic near 0 and 1. `real` rows predict
+with the value model: `within` from half of a checkpoint's rows, `earlier` from the same policy's
+earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def rows_of(data: RoutingSet, column: int) -> NDArray[np.intp]:
 
 def state_of(value: ValueModel, data: RoutingSet, cells: list[tuple[int, int]]) -> ModelState:
     """Return the state of the given (prompt, column) cells; the newest column wins."""
-    latest = {i: j for i, j in sorted(cells, key=lambda c: c[1])}
+    latest = dict(sorted(cells, key=lambda c: c[1]))
     rows = np.array(sorted(latest), dtype=np.intp)
     columns = np.array([latest[int(i)] for i in rows], dtype=np.intp)
     return value.state_of_counts(
@@ -146,6 +147,7 @@ def _case(
     rule = PosteriorGain(error=PredictionError.of_state(state))
     pool = pool_weights(state.counts, state.trials)
     nothing = np.zeros(len(asked))
+    blind = float(state.counts.sum() / state.trials.sum())
     weights = rule.posterior(pool, nothing, nothing, estimates)
     rows = []
     for g in GROUPS:
@@ -163,9 +165,7 @@ def _case(
                 "guard_held": counts == even,
                 "auc": round(area(estimates.mean, p), 4),
                 "brier": round(brier(estimates.mean, p), 4),
-                "brier_prompt_blind": round(
-                    float(np.mean((p - state.counts.sum() / state.trials.sum()) ** 2)), 4
-                ),
+                "brier_prompt_blind": round(brier(np.full(len(p), blind), p), 4),
                 **_topped_up(rule, pool, estimates, p, g, base),
                 **_baselines(estimates, p, g),
             }

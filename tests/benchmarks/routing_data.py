@@ -41,8 +41,10 @@ def embedder() -> VectorCache:
     return VectorCache(open_embedder("minilm:bf16"), VECTORS)
 
 
-def load(name: str, *, complete: bool = True, limit: int | None = None) -> RoutingSet:
-    """Read one set; `complete` keeps the models that have (nearly) every cell."""
+def read_table(
+    name: str,
+) -> tuple[OutcomeTable, list[dict[str, Any]], list[dict[str, Any]], NDArray[np.int8] | None]:
+    """Read one set whole: table, prompt rows, model rows, roles (prompts, models)."""
     folder = FOLDER / name
     with gzip.open(folder / "prompts.jsonl.gz", "rt", encoding="utf-8") as file:
         prompts = [json.loads(line) for line in file]
@@ -60,15 +62,9 @@ def load(name: str, *, complete: bool = True, limit: int | None = None) -> Routi
     if "role" in cells.files:
         roles = np.full(shape, -1, dtype=np.int8)
         roles[at] = cells["role"]
-    keep_models = np.arange(len(models))
-    if complete:
-        keep_models = np.flatnonzero((trials > 0).mean(axis=0) > 0.99)
-    keep = np.arange(len(prompts))
-    if limit is not None and limit < len(prompts):
-        keep = np.sort(np.random.default_rng(0).permutation(len(prompts))[:limit])
     table = OutcomeTable(
         keys=tuple(p["id"] for p in prompts),
-        prompts=tuple(p["prompt"] for p in prompts),
+        prompts=tuple("\n".join([p["prompt"], p.get("functions", "")]).strip() for p in prompts),
         datasets=tuple(p.get("category") or p["dataset"] for p in prompts),
         models=tuple(
             ModelInfo(
@@ -80,14 +76,25 @@ def load(name: str, *, complete: bool = True, limit: int | None = None) -> Routi
         trials=trials,
         output_tokens=tokens,
     )
-    table = table.of_models(keep_models).take(keep)
-    chosen = [prompts[i] for i in keep]
+    return table, prompts, models, roles
+
+
+def load(name: str, *, complete: bool = True) -> RoutingSet:
+    """Read one set with vectors; `complete` keeps the models that have (nearly) every cell.
+
+    Vectors are of the question alone; `bfcl` offers some questions with several sets of functions.
+    """
+    table, prompts, models, roles = read_table(name)
+    keep = np.arange(len(models))
+    if complete:
+        keep = np.flatnonzero((table.trials > 0).mean(axis=0) > 0.99)
+    table = table.of_models(keep)
     return RoutingSet(
         name,
         table,
-        embedder().embed(table.prompts),
-        hash_split([p.get("same_as") or p["id"] for p in chosen]),
-        chosen,
-        [models[j] for j in keep_models],
-        None if roles is None else roles[np.ix_(keep, keep_models)],
+        embedder().embed([p["prompt"] for p in prompts]),
+        hash_split([p.get("same_as") or p["id"] for p in prompts]),
+        prompts,
+        [models[j] for j in keep],
+        None if roles is None else roles[:, keep],
     )

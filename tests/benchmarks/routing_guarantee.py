@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.routing_guarantee
 
-`routellm_pair`: keep a prompt on Mixtral when its calibrated score allows, else GPT-4. A failure is a
-kept prompt that Mixtral gets wrong. 200 draws split the MMLU prompts outside train into calibration and
-check; then calibrated on MMLU and checked on GSM8K, where the promise does not hold by right.
+`routellm_pair`: keep a prompt on Mixtral when its calibrated score allows, else GPT-4. A failure is
+a kept prompt that Mixtral gets wrong. 200 draws split the MMLU prompts outside train into
+calibration and check; then calibrated on MMLU and checked on GSM8K, where the promise does not hold
+by right.
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ def test_replay_prints_the_prompt_blind_row_and_beats_it():
         result.row("full", 999)
 
 
-def test_a_context_beyond_the_process_is_used_through_its_neighbours():
+def test_the_rows_beyond_the_process_never_hurt_it():
     world = make_world(900, 2, seed=4)
     train, test = np.arange(700), np.arange(700, 900)
     rates = world.table.rates[test, 0]
@@ -264,7 +264,7 @@ def test_a_context_beyond_the_process_is_used_through_its_neighbours():
         losses[len(rows), limit] = brier(p, rates)
     # The subset alone, then the same subset with the other 600 rows as neighbours.
     assert losses[700, 100] <= losses[100, 100] + 1e-3
-    assert losses[700, 100] < losses[700, 700] + 0.01
+    assert losses[700, 700] < losses[100, 100]
 
 
 def test_neighbours_correct_what_a_process_misses():
