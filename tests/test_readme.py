@@ -34,9 +34,9 @@ def demo_text(row: dict[str, Any]) -> str:
     met = "above zero" if row["ci_low"] > 0 else "which includes zero: no gain was shown"
     return (
         f"On {row['tasks_test']} unseen tasks the score went from {row['empty_score']:.3f} with "
-        f"the empty library to {row['library_score']:.3f} with what was kept: {gain:+.3f}, 95 % paired "
-        f"interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect that this "
-        f"test could have seen: {row['min_detectable']:.3f}. Lower ends of the interval under "
+        f"the empty library to {row['library_score']:.3f} with what was kept: {gain:+.3f}, 95 % "
+        f"paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect that "
+        f"this test could have seen: {row['min_detectable']:.3f}. Lower ends of the interval under "
         f"further seeds: {others}. It took {row['seconds']:.0f} s on {row['processor']} "
         f"({row['date']}, `{row['command']}`)."
     )
