@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tfgrpo.report.arms import ARM_WORDS, best_of_lines
 from tfgrpo.report.elements import safe_text
 
 __all__ = ["render_markdown"]
@@ -34,11 +35,13 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
     )
     yield ""
     rows = [
-        [_ARM_WORDS[a["arm"]], _interval(a["mean"]), a["mean"]["n_tasks"], a["draws"],
+        [ARM_WORDS[a["arm"]], _interval(a["mean"]), a["mean"]["n_tasks"], a["draws"],
          round(a["tokens_per_rollout"])]
         for a in s["arms"]
     ]  # fmt: skip
     yield from _table(["held out", "mean reward", "tasks", "draws", "tokens a rollout"], rows)
+    for line in best_of_lines(s):
+        yield f"{line}."
     if s["gain"]:
         yield f"Gain {_interval(s['gain'], sign=True)}, p = {s['p_value']:.4f}."
     if s["noise"]:
@@ -60,9 +63,6 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
         gain = f" {_interval(advice['gain'], sign=True)}" if advice["gain"] else ""
         words = f"{_cell(advice['headline'])} ({advice['kind']}{gain})"
         yield f"1. {words}: {_cell(advice['evidence'])}"
-
-
-_ARM_WORDS = {"empty": "no library", "final": "with the library"}
 
 
 def _curve(s: Mapping[str, Any]) -> Iterator[str]:

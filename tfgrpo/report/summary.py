@@ -13,17 +13,18 @@ Does not know HTML, files or how groups were made. Source: own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from tfgrpo.advise import advise
 from tfgrpo.entry_value import observations_of, value_entries
 from tfgrpo.leaks import LeakReport, find_leaks
+from tfgrpo.report import history
+from tfgrpo.report.entries import entries_of, entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
 from tfgrpo.rollout import RolloutGroup, Usage
 from tfgrpo.statistics import (
-    Interval,
     Scores,
     mean_interval,
     min_detectable,
@@ -34,10 +35,8 @@ from tfgrpo.statistics import (
 )
 from tfgrpo.verdict import Rule, judge, judge_gain
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "library_texts", "summarise"]
+__all__ = ["FORMAT", "FORMAT_VERSION", "leaks_of", "summarise"]
 
-GROUP_KINDS = ("mixed", "all_fail", "all_pass", "equal", "unusable")
-"""What a practice group can teach: mixed ones only; `equal` is between worst and best."""
 FORMAT = "tfgrpo.report"
 FORMAT_VERSION = 1
 
@@ -63,14 +62,14 @@ def summarise(
     summary["run"] = _run(view)
     summary |= _benefit(view, arms, leaks, level, seed)
     summary["verdict"] = _verdict(view, arms, leaks, rule or Rule("gain", 0.0), level, seed)
-    summary["curve"] = _curve(view, level, seed)
+    summary["curve"] = history.curve(view, level, seed)
     summary["tasks"] = _tasks(view, arms, leaks)
-    summary["informative"] = _informative(view)
+    summary["informative"] = history.informative(view)
     summary["outcomes"] = _outcomes(view.groups)
     summary["spend"] = _spend(view)
     summary["library"] = _library(view, level)
-    summary["versions"] = _versions(view)
-    summary["rejected"] = _rejected(view)
+    summary["versions"] = history.versions(view)
+    summary["rejected"] = history.rejected(view)
     summary["leaks"] = leaks.to_dict()
     summary["advice"] = [a.to_dict() for a in advise(view.groups, seed=seed)]
     plan = view.newest("forecast")
@@ -84,15 +83,6 @@ def leaks_of(view: RunView) -> LeakReport:
     return find_leaks(
         view.tasks("practice", "gate"), view.tasks("test"), library_texts(view.final_library[1])
     )
-
-
-def library_texts(library: Any) -> dict[str, str]:
-    """Return what each shown entry of a library (in JSON form) puts into prompts."""
-    return {
-        str(e.get("experience_id")): _entry_text(e)
-        for e in _entries(library)
-        if e.get("status", "active") in ("active", "pinned")
-    }
 
 
 def _run(view: RunView) -> dict[str, Any]:
@@ -175,70 +165,6 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
     }
 
 
-def _curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
-    """Practice rewards step by step, and every look of the gate in order: the two versions that
-    it compared, their difference, and what it decided."""
-    by_version = _gate_scores(view)
-    points = []
-    for step, scores in sorted(_practice_scores(view).items()):
-        points.append(_point(step, None, "practice", _mean(scores, level, seed)))
-    for decision in view.of_kind("gate"):
-        pair = [by_version.get(str(decision.get(name)), {}) for name in ("current", "proposed")]
-        point = _point(decision.step or 0, decision.get("look"), "gate", None)
-        point["current"], point["proposed"] = (_mean(s, level, seed) for s in pair)
-        if any(r and pair[1].get(t) for t, r in pair[0].items()):
-            point["difference"] = asdict(paired_difference(*pair, level=level, seed=seed))
-        point["accepted"] = bool(decision.get("accepted"))
-        point["reason"] = str(decision.get("reason") or "")
-        point["what"] = str(decision.get("what") or _what(decision.get("edits")))
-        points.append(point)
-    return sorted(points, key=lambda p: (p["step"], p["look"] or 0))
-
-
-def _point(step: int, look: Any, kind: str, practice: dict[str, Any] | None) -> dict[str, Any]:
-    return {
-        "step": step,
-        "look": look if isinstance(look, int) else None,
-        "kind": kind,
-        "practice": practice,
-        "current": None,
-        "proposed": None,
-        "difference": None,
-        "accepted": None,
-        "reason": "",
-        "what": "",
-    }
-
-
-def _practice_scores(view: RunView) -> dict[int, dict[str, list[float]]]:
-    steps: dict[int, list[RolloutGroup]] = {}
-    for group in view.of_stage("practice"):
-        steps.setdefault(step_of(group), []).append(group)
-    return {step: scores_of(groups) for step, groups in steps.items()}
-
-
-def _gate_scores(view: RunView) -> dict[str, dict[str, list[float]]]:
-    """Gate rewards by library version."""
-    versions: dict[str, list[RolloutGroup]] = {}
-    for group in view.of_stage("gate"):
-        versions.setdefault(str(group.metadata.get("library_version")), []).append(group)
-    return {version: scores_of(groups) for version, groups in versions.items()}
-
-
-def _what(edits: Any) -> str:
-    """What a look tried, such as `2 lessons, 1 exemplar`."""
-    if not isinstance(edits, Sequence):
-        return ""
-    kinds = Counter(str(e.get("kind", "edit")) for e in edits if isinstance(e, Mapping))
-    return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
-
-
-def _mean(scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
-    if not any(scores.values()):
-        return None
-    return asdict(mean_interval(scores, level=level, seed=seed))
-
-
 def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list[dict[str, Any]]:
     """Test tasks before and after, the largest loss first."""
     rows = []
@@ -257,36 +183,6 @@ def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list
         row["difference"] = row["after"] - row["before"] if both else None
         rows.append(row)
     return sorted(rows, key=lambda r: (r["difference"] is None, r["difference"] or 0, r["task_id"]))
-
-
-def _informative(view: RunView) -> list[dict[str, Any]]:
-    """Practice groups of each step by what they can teach."""
-    rewards = [r for g in view.of_stage("practice") for r in g.rewards_G]
-    worst, best = (min(rewards), max(rewards)) if rewards else (0.0, 1.0)
-    steps: dict[int, Counter[str]] = {}
-    for group in view.of_stage("practice"):
-        steps.setdefault(step_of(group), Counter())[_group_kind(group, worst, best)] += 1
-    return [
-        {
-            "step": step,
-            **{
-                kind: counts[kind]
-                for kind in ("mixed", "all_fail", "all_pass", "equal", "unusable")
-            },
-            "share": counts["mixed"] / counts.total(),
-        }
-        for step, counts in sorted(steps.items())
-    ]
-
-
-def _group_kind(group: RolloutGroup, worst: float, best: float) -> str:
-    if len(group.rewards_G) < 2:
-        return "unusable"
-    if group.is_informative():
-        return "mixed"
-    if group.rewards_G[0] == best and best > worst:
-        return "all_pass"
-    return "all_fail" if group.rewards_G[0] == worst else "equal"
 
 
 def _outcomes(groups: Iterable[RolloutGroup]) -> dict[str, dict[str, int]]:
@@ -347,7 +243,7 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
         {
             "experience_id": str(e.get("experience_id")),
             "kind": e.get("kind", "lesson"),
-            "text": _entry_text(e),
+            "text": entry_text(e),
             "status": e.get("status", "active"),
             "status_reason": e.get("status_reason", ""),
             "trust": e.get("trust", ""),
@@ -356,7 +252,7 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
             "provenance": e.get("provenance") or {},
             "value": measured.get(str(e.get("experience_id"))) or e.get("value"),
         }
-        for e in _entries(library)
+        for e in entries_of(library)
     ]
     return {"version_id": version, "entries": sorted(rows, key=_by_value)}
 
@@ -364,89 +260,3 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
 def _by_value(row: Mapping[str, Any]) -> tuple[float, str]:
     value = row["value"]
     return (-value["low"] if value else 0.0, row["experience_id"])
-
-
-def _versions(view: RunView) -> list[dict[str, Any]]:
-    """What each version changed: over the version it was proposed against, or the one before."""
-    texts: dict[str, dict[str, str]] = {"empty": {}}
-    texts |= {version: library_texts(library) for version, library in view.libraries}
-    against: dict[str, str] = {}
-    verdicts: dict[str, bool] = {}
-    for decision in view.of_kind("gate"):
-        version = str(decision.get("proposed"))
-        against.setdefault(version, str(decision.get("current")))
-        verdicts[version] = verdicts.get(version, False) or bool(decision.get("accepted"))
-    rows: dict[str, dict[str, Any]] = {}
-    previous = "empty"
-    for version, library in view.libraries:
-        if version in rows:
-            continue
-        now, before = texts[version], texts.get(against.get(version, previous), {})
-        previous = version
-        rows[version] = {
-            "version_id": version,
-            "step": library.get("step") if isinstance(library, Mapping) else None,
-            "against": against.get(version),
-            "accepted": verdicts.get(version),
-            "entries": len(now),
-            "added": [[k, now[k]] for k in now if k not in before],
-            "removed": [[k, before[k]] for k in before if k not in now],
-            "changed": [[k, before[k], now[k]] for k in now if k in before and before[k] != now[k]],
-        }
-    return list(rows.values())
-
-
-def _rejected(view: RunView) -> list[dict[str, Any]]:
-    """Every edit and step that was refused, with its reason."""
-    rows = []
-    for decision in view.of_kind("rejected_edit"):
-        edits = decision.get("edits") or [decision.get("edit")]
-        why = decision.get("reason") or _reason(decision.get("decision"))
-        for edit in edits:
-            row = edit if isinstance(edit, Mapping) else {}
-            text = row.get("text") or decision.get("text") or decision.get("row")
-            rows.append(
-                {
-                    "step": decision.step,
-                    "what": str(row.get("op") or "edit"),
-                    "target": str(row.get("target") or ""),
-                    "text": str(text or _entry_text(row)),
-                    "reason": str(why or ""),
-                }
-            )
-    told = {(row["step"], row["reason"]) for row in rows}
-    for decision in view.of_kind("gate"):
-        reason = str(decision.get("reason") or "the gate did not let it pass")
-        if decision.get("accepted") is False and (decision.step, reason) not in told:
-            rows.append(
-                {
-                    "step": decision.step,
-                    "what": str(decision.get("what") or "whole step"),
-                    "target": "",
-                    "text": "",
-                    "reason": reason,
-                }
-            )
-    return sorted(rows, key=lambda r: (r["step"] is None, r["step"] or 0))
-
-
-def _reason(decision: Any) -> Any:
-    return decision.get("reason") if isinstance(decision, Mapping) else None
-
-
-def _entries(library: Any) -> Sequence[Mapping[str, Any]]:
-    if not isinstance(library, Mapping):
-        return ()
-    return [e for e in library.get("entries", ()) if isinstance(e, Mapping)]
-
-
-def _entry_text(entry: Mapping[str, Any]) -> str:
-    turns = entry.get("turns") or ()
-    if not turns:
-        return str(entry.get("text", ""))
-    return "\n".join(f"{t.get('role')}: {t.get('content')}" for t in turns)
-
-
-def interval_of(row: Mapping[str, Any]) -> Interval:
-    """Return an interval from its place in a summary."""
-    return Interval(row["estimate"], row["low"], row["high"], row["level"], row["n_tasks"])
