@@ -83,6 +83,18 @@ def test_an_example_imports_public_names_only(path: Path) -> None:
                 assert is_public(str(node.module), alias.name), f"{node.module}.{alias.name}"
 
 
+@pytest.mark.parametrize(
+    "path",
+    [p for p in SCRIPTS if "__main__" in p.read_text(encoding="utf-8")],
+    ids=lambda p: str(p.relative_to(EXAMPLES)),
+)
+def test_an_example_is_run_by_some_test(path: Path) -> None:
+    name = path.relative_to(EXAMPLES).with_suffix("")
+    spellings = (f"{name}.py", ".".join(("examples", *name.parts)), f'/ "{name}.py')
+    tests = [p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py")]
+    assert any(spelling in text for spelling in spellings for text in tests)
+
+
 @pytest.mark.parametrize("path", LEARN_CONFIGS, ids=lambda p: str(p.relative_to(EXAMPLES)))
 def test_an_examples_settings_are_valid(path: Path) -> None:
     config = Config.from_toml(path)

@@ -35,9 +35,9 @@ def demo_text(row: dict[str, Any]) -> str:
     return (
         f"On {row['tasks_test']} unseen tasks the score went from {row['empty_score']:.3f} with "
         f"the empty library to {row['library_score']:.3f} with what was kept: {gain:+.3f}, 95 % "
-        f"paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect that "
-        f"this test could have seen: {row['min_detectable']:.3f}. Lower ends of the interval under "
-        f"further seeds: {others}. It took {row['seconds']:.0f} s on {row['processor']} "
+        f"paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect "
+        f"that this test could have seen: {row['min_detectable']:.3f}. Lower ends of the "
+        f"interval under further seeds: {others}. It took {row['seconds']:.0f} s on {row['processor']} "
         f"({row['date']}, `{row['command']}`)."
     )
 
