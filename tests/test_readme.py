@@ -29,17 +29,23 @@ END = "<!-- demo:end -->"
 
 def demo_text(row: dict[str, Any]) -> str:
     """Say a recorded run of the demo in words."""
-    gain = row["library_score"] - row["empty_score"]
-    others = ", ".join(f"{low:+.3f}" for low in row["ci_low_by_seed"])
-    met = "above zero" if row["ci_low"] > 0 else "which includes zero: no gain was shown"
-    return (
-        f"On {row['tasks_test']} unseen tasks the score went from {row['empty_score']:.3f} with "
-        f"the empty library to {row['library_score']:.3f} with what was kept: {gain:+.3f}, 95 % "
-        f"paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}. Smallest effect "
-        f"that this test could have seen: {row['min_detectable']:.3f}. Lower ends of the "
-        f"interval under further seeds: {others}. It took {row['seconds']:.0f} s on {row['processor']} "
-        f"({row['date']}, `{row['command']}`)."
-    )
+    said = [
+        f"On {row['tasks_test']} unseen tasks the empty library scored {row['empty_score']:.3f}"
+    ]
+    if row["ci_low"] is None:
+        said[0] += " and was kept: the gate found nothing better."
+    else:
+        gain = row["library_score"] - row["empty_score"]
+        met = "above zero" if row["ci_low"] > 0 else "which includes zero: no gain was shown"
+        said[0] += f" and what was kept scored {row['library_score']:.3f}: {gain:+.3f},"
+        said.append(f"95 % paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}.")
+    if row["min_detectable"] is not None:
+        said.append(f"Smallest effect that could have been seen: {row['min_detectable']:.3f}.")
+    others = ["kept none" if low is None else f"{low:+.3f}" for low in row["ci_low_by_seed"]]
+    said.append(f"Lower ends of the interval under further seeds: {', '.join(others)}.")
+    said.append(f"It took {row['seconds']:.0f} s on {row['processor']}")
+    said.append(f"({row['date']}, `{row['command']}`).")
+    return " ".join(said)
 
 
 def with_demo(readme: str, row: dict[str, Any]) -> str:
@@ -58,10 +64,12 @@ def test_the_demos_figures_stand_between_their_marks_and_nowhere_else() -> None:
         "tasks_test": 40, "processor": "a processor", "date": "a day", "command": "make demo",
     }  # fmt: skip
     once = with_demo(readme, row)
-    assert "from 0.100 with the empty library to 0.600" in once
+    assert "the empty library scored 0.100 and what was kept scored 0.600" in once
     assert "+0.500, 95 % paired interval +0.400 to +0.550, above zero" in once
     assert with_demo(once, row) == once
     assert "no gain was shown" in with_demo(readme, row | {"ci_low": -0.01})
+    none = row | {"ci_low": None, "ci_high": None, "ci_low_by_seed": [None, 0.1]}
+    assert "found nothing better" in with_demo(readme, none)
 
 
 def blocks(path: Path, language: str) -> list[str]:
