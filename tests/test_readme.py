@@ -41,8 +41,9 @@ def demo_text(row: dict[str, Any]) -> str:
         said.append(f"95 % paired interval {row['ci_low']:+.3f} to {row['ci_high']:+.3f}, {met}.")
     if row["min_detectable"] is not None:
         said.append(f"Smallest effect that could have been seen: {row['min_detectable']:.3f}.")
-    others = ["kept none" if low is None else f"{low:+.3f}" for low in row["ci_low_by_seed"]]
-    said.append(f"Lower ends of the interval under further seeds: {', '.join(others)}.")
+    lows = row["ci_low_by_seed"].items()
+    seeds = [f"{low:+.3f} ({s})" if low is not None else f"none kept ({s})" for s, low in lows]
+    said.append(f"Lower end of the interval by learning seed: {', '.join(seeds)}.")
     said.append(f"It took {row['seconds']:.0f} s on {row['processor']}")
     said.append(f"({row['date']}, `{row['command']}`).")
     return " ".join(said)
@@ -60,7 +61,7 @@ def test_the_demos_figures_stand_between_their_marks_and_nowhere_else() -> None:
     assert readme.count(BEGIN) == readme.count(END) == 1
     row = {
         "empty_score": 0.1, "library_score": 0.6, "ci_low": 0.4, "ci_high": 0.55,
-        "ci_low_by_seed": [0.3, 0.35, 0.2], "min_detectable": 0.08, "seconds": 120.4,
+        "ci_low_by_seed": {"1": 0.4, "2": 0.35}, "min_detectable": 0.08, "seconds": 120.4,
         "tasks_test": 40, "processor": "a processor", "date": "a day", "command": "make demo",
     }  # fmt: skip
     once = with_demo(readme, row)
@@ -68,8 +69,9 @@ def test_the_demos_figures_stand_between_their_marks_and_nowhere_else() -> None:
     assert "+0.500, 95 % paired interval +0.400 to +0.550, above zero" in once
     assert with_demo(once, row) == once
     assert "no gain was shown" in with_demo(readme, row | {"ci_low": -0.01})
-    none = row | {"ci_low": None, "ci_high": None, "ci_low_by_seed": [None, 0.1]}
+    none = row | {"ci_low": None, "ci_high": None, "ci_low_by_seed": {"1": None, "2": 0.1}}
     assert "found nothing better" in with_demo(readme, none)
+    assert "none kept (1), +0.100 (2)" in with_demo(readme, none)
 
 
 def blocks(path: Path, language: str) -> list[str]:
