@@ -54,7 +54,7 @@ def tasks(s: Mapping[str, Any]) -> Html:
     ]
     if not rows:
         return h("p", "No test tasks in this run.", class_="note")
-    listed = table(["task", "without", "with", "change", "draws"], rows)
+    listed = table(["task", "without", "with", "change", "draws"], rows, numbers_from=1)
     known = any(r["difference"] is not None for r in s["tasks"])
     return h(
         "div",
