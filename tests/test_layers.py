@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,14 @@ def test_imports_point_one_way() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 broken" in done.stdout
+
+
+def test_the_architecture_page_names_every_module_of_the_contract() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for layer in tool["importlinter"]["contracts"][0]["layers"]:
+        for name in layer.split(" | "):
+            assert name.startswith("__") or f"`{name}`" in page, name
 
 
 def test_importing_the_package_loads_nothing_but_itself(tmp_path: Path) -> None:
