@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,48 +29,20 @@ from tfgrpo.errors import BudgetError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
     Critic,
-    Edit,
     ExperienceSettings,
     FinalChoice,
-    GateDecision,
-    HashedNgrams,
-    Library,
     Proposal,
-    RejectedEdits,
-    SentenceEmbedder,
     Splits,
-    TopK,
     Value,
-    final_choice,
-    gate_step,
-    prompt_context,
-    smaller_sets,
     stalled,
 )
+from tfgrpo.gatekeeper import EMPTY, Gatekeeper, Look, Version
 from tfgrpo.progress import ProgressView
 from tfgrpo.protocols import Allocator
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.sampling import Draws, Sampler
-from tfgrpo.statistics import Interval, Scores, gate_level, noise_floor, paired_difference
+from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
 from tfgrpo.store import RunStore
-
-EMPTY = "empty"
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What can be shipped: a library, injected whole or as the nearest k entries a task."""
-
-    library: Library
-    selector: TopK | None = None
-
-    @property
-    def version_id(self) -> str:
-        """`empty`, the library's version, or that with `/top-k`."""
-        if not self.library.shown:
-            return EMPTY
-        suffix = f"/top-{self.selector.k}" if self.selector else ""
-        return self.library.version_id + suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +55,6 @@ class Proof:
     """Final minus empty; None where the empty library won or nothing could be compared."""
     noise_floor: float | None
     """Difference that two runs of the same library can show by chance (95 %)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One comparison at the gate."""
-
-    step: int
-    what: str
-    """`lessons`, `exemplars`, `lessons and exemplars`, `one edit`, or a way of selection."""
-    version_id: str
-    decision: GateDecision
 
 
 @dataclass(slots=True)
@@ -149,27 +111,28 @@ class Learner:
         self._traces = traces
         self._current = Version(EMPTY_LIBRARY)
         self._accepted: dict[str, Version] = {}
-        self._gate_scores: dict[str, Scores] = {}
         self._practised: list[RolloutGroup] = []
         self._proposals: list[Proposal] = []
-        self._looks: list[Look] = []
+        self._gate = Gatekeeper(config, splits, sampler, settings, store, view)
         self._notes: list[str] = []
 
     async def run(self) -> Learned:
         """Practise, gate, choose and prove; raises like `Sampler.groups`, budgets excepted."""
         stopped_by = ""
         try:
-            if self._gated:
-                await self._scores_on_gate(self._current, 0, "empty")
+            if self._gate.is_open:
+                await self._gate.scores(self._current, 0, "empty")
             for step, batch in enumerate(self._batches(), 1):
                 await self._step(step, batch)
                 if reason := stalled(self._proposals):
                     stopped_by = reason
                     break
-            await self._try_selection()
+            if (chosen := await self._gate.selection(self._current)) is not None:
+                self._accepted[chosen.version_id] = chosen
         except BudgetError as exc:
             stopped_by = f"budget: {exc}"
-        choice = self._choose()
+        self._note_on_lessons()
+        choice = self._gate.choose(self._current, self._accepted)
         version = self._version_of(choice)
         self._store.record_decision("final", choice.to_dict(), key="final")
         proof = None
@@ -179,12 +142,24 @@ class Learner:
             except BudgetError as exc:
                 stopped_by = f"budget: {exc}"
         accepted = tuple(self._accepted.values())
-        looks = tuple(self._looks)
+        looks = tuple(self._gate.looks)
         return Learned(version, choice, accepted, proof, stopped_by, looks, self._notes)
 
-    @property
-    def _gated(self) -> bool:
-        return self._config.gate.enabled and bool(self._splits.gate)
+    def _note_on_lessons(self) -> None:
+        """Say it when lessons were asked for and none was fit to be tried."""
+        if not self._settings.lessons or not any(p.informative for p in self._proposals):
+            return
+        outcomes = [o for p in self._proposals for o in p.outcomes if o.edit.kind == "lesson"]
+        if any(o.result != "rejected" for o in outcomes):
+            return
+        reasons = Counter(o.reason for o in outcomes)
+        unread = sum(p.calls.get("unusable", 0) for p in self._proposals)
+        why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(2))
+        self._notes.append(
+            f"no lesson was fit to be tried: the critic proposed {len(outcomes)}"
+            + (f" ({why})" if why else "")
+            + (f", and {unread} of its replies could not be read" if unread else "")
+        )
 
     def _batches(self) -> Iterable[tuple[int, Sequence[Task] | Sequence[RolloutGroup]]]:
         """Yield (epoch, batch) in the seeded order; another seed gives other batches."""
@@ -208,10 +183,10 @@ class Learner:
         self._view.say(f"step {step}: {proposal.message}")
         if not proposal.has_change:
             return
-        if not self._gated:
+        if not self._gate.is_open:
             self._accept(Version(proposal.library), step)
-            return
-        await self._gate(step, proposal)
+        elif (version := await self._gate.best_of(step, self._current, proposal)) is not None:
+            self._accept(version, step)
 
     async def _practise(self, step: int, epoch: int, tasks: Sequence[Task]) -> list[RolloutGroup]:
         learn = self._config.learn
@@ -252,22 +227,12 @@ class Learner:
             plan = inclusion_plan(ids, len(tasks), keep=learn.keep_share, seed=seed)
         contexts: dict[str, Context] = {}
         for position, task in enumerate(tasks):
-            context = self._context(self._current, task, "practice", step)
+            context = self._gate.context(self._current, task, "practice", step)
             if chance:
                 parts = tuple(p for p in context.parts if p.source in plan[position])
                 context = Context(parts, context.placement, context.template)
             contexts[task.task_id] = context
         return contexts, ids if chance else []
-
-    def _context(self, version: Version, task: Task, use: Any, step: int = 2) -> Context:
-        return prompt_context(
-            version.library,
-            self._settings,
-            use=use,
-            step=step,
-            task=task,
-            selector=version.selector,
-        )
 
     def _measure_entries(self) -> None:
         """Bring the measured values of the current library's entries up to date."""
@@ -312,91 +277,6 @@ class Learner:
                 key=f"{step}.{number}",
             )
 
-    async def _gate(self, step: int, proposal: Proposal) -> None:
-        """Try the proposal, its lessons and its exemplars alone; then single edits if need be."""
-        base = self._current
-        tried: list[tuple[GateDecision, Version]] = []
-        for edits in self._arms(proposal):
-            tried.append(await self._look(step, base, edits, proposal))
-        good = [pair for pair in tried if pair[0].accepted]
-        if not good:
-            for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
-                pair = await self._look(step, base, edits, proposal)
-                if pair[0].accepted:
-                    good = [pair]
-                    break
-        if good:
-            _, version = max(
-                good, key=lambda pair: pair[0].difference.estimate if pair[0].difference else 0.0
-            )
-            self._accept(version, step)
-
-    def _arms(self, proposal: Proposal) -> list[tuple[Edit, ...]]:
-        edits = proposal.applied
-        lessons = tuple(e for e in edits if e.kind == "lesson")
-        exemplars = tuple(e for e in edits if e.kind == "exemplar")
-        if lessons and exemplars:
-            return [edits, exemplars, lessons]
-        return [edits]
-
-    async def _look(
-        self, step: int, base: Version, edits: tuple[Edit, ...], proposal: Proposal
-    ) -> tuple[GateDecision, Version]:
-        library = proposal.library
-        if edits != proposal.applied:
-            library = base.library.apply(
-                edits,
-                step=step,
-                caps=self._settings.caps if self._settings.repairs.bounded_library else None,
-                deduplicate=self._settings.repairs.bounded_library,
-            ).library
-        version = Version(library, base.selector)
-        self._store.record_library(version.version_id, library.to_dict())
-        current = await self._scores_on_gate(base, step, "current")
-        proposed = await self._scores_on_gate(version, step, "proposed")
-        decision = self._decide(step, _what(edits), base, version, current, proposed)
-        if not decision.accepted:
-            rejected = RejectedEdits(step, edits, decision).to_dict()
-            self._store.record_decision(
-                "rejected_edit",
-                rejected | {"reason": decision.reason},
-                key=f"{step}.gate.{len(self._looks)}",
-            )
-        return decision, version
-
-    def _decide(
-        self,
-        step: int,
-        what: str,
-        base: Version,
-        version: Version,
-        current: Scores,
-        proposed: Scores,
-    ) -> GateDecision:
-        """Compare two versions; every look makes the next one stricter."""
-        gate, number = self._config.gate, len(self._looks) + 1
-        decision = gate_step(
-            current,
-            proposed,
-            min_difference=gate.min_difference,
-            max_harm=gate.max_harm,
-            level=gate_level(number, None, gate.level),
-            seed=self._config.learn.seed,
-        )
-        self._looks.append(Look(step, what, version.version_id, decision))
-        row = {
-            "step": step,
-            "look": number,
-            "what": what,
-            "current": base.version_id,
-            "proposed": version.version_id,
-            **decision.to_dict(),
-        }
-        self._store.record_decision("gate", row, key=f"{step}.{number}")
-        verdict = "accepted" if decision.accepted else "rejected"
-        self._view.say(f"gate, step {step}, {what}: {verdict}: {decision.reason}")
-        return decision
-
     def _accept(self, version: Version, step: int) -> None:
         self._current = version
         self._accepted[version.version_id] = version
@@ -406,57 +286,6 @@ class Learner:
             f"{len(version.library.shown)} entries"
         )
 
-    async def _scores_on_gate(self, version: Version, step: int, arm: str) -> Scores:
-        if version.version_id not in self._gate_scores:
-            self._gate_scores[version.version_id] = await self._score(
-                version, self._splits.gate, "gate", self._config.gate.group_size, arm, step
-            )
-        return self._gate_scores[version.version_id]
-
-    async def _score(
-        self, version: Version, tasks: Sequence[Task], stage: str, size: int, arm: str, step: int
-    ) -> Scores:
-        draws = Draws(
-            group_size=size,
-            seed=self._config.learn.seed,
-            scope=stage,
-            stage=stage,
-            metadata={"step": step, "arm": arm, "library_version": version.version_id},
-        )
-        groups = await self._sampler.groups(
-            tasks, draws, lambda task: self._context(version, task, "evaluation")
-        )
-        return {g.task.task_id: g.rewards_G for g in groups}
-
-    async def _try_selection(self) -> None:
-        """Let the gate compare the nearest k entries a task with injecting all of them."""
-        learn = self._config.learn
-        if not (learn.top_k and self._gated and len(self._current.library.shown) > learn.top_k):
-            return
-        embedder = (
-            HashedNgrams() if learn.embedder == "hashed" else SentenceEmbedder(learn.embedder)
-        )
-        version = Version(self._current.library, TopK(learn.top_k, embedder))
-        whole = await self._scores_on_gate(self._current, 0, "current")
-        chosen = await self._scores_on_gate(version, 0, "proposed")
-        what = f"the nearest {learn.top_k} entries a task instead of all"
-        decision = self._decide(0, what, self._current, version, whole, chosen)
-        if decision.accepted:
-            self._accepted[version.version_id] = version
-
-    def _choose(self) -> FinalChoice:
-        if not self._gated:
-            reason = "no gate: the last version is taken as it is, unproven"
-            return FinalChoice(self._current.version_id, reason, None, {})
-        if not self._accepted:
-            reason = f"the gate accepted none of {len(self._looks)} proposed versions"
-            return FinalChoice(EMPTY, reason, None, {})
-        scored = {EMPTY: self._gate_scores.get(EMPTY, {})}
-        for version_id in self._accepted:
-            if version_id in self._gate_scores:
-                scored[version_id] = self._gate_scores[version_id]
-        return final_choice(scored, seed=self._config.learn.seed)
-
     def _version_of(self, choice: FinalChoice) -> Version:
         if choice.is_empty:
             return Version(EMPTY_LIBRARY)
@@ -465,11 +294,11 @@ class Learner:
     async def _prove(self, version: Version) -> Proof:
         size = self._config.gate.test_group_size
         tasks = self._splits.test
-        empty = await self._score(Version(EMPTY_LIBRARY), tasks, "test", size, "empty", 0)
+        empty = await self._gate.score(Version(EMPTY_LIBRARY), tasks, "test", size, "empty", 0)
         floor = _floor(empty)
         if version.version_id == EMPTY:
             return Proof(empty, empty, None, floor)
-        final = await self._score(version, tasks, "test", size, "final", 0)
+        final = await self._gate.score(version, tasks, "test", size, "final", 0)
         both = [t for t in empty if empty[t] and final.get(t)]
         difference = (
             paired_difference(empty, final, seed=self._config.learn.seed) if len(both) > 1 else None
@@ -477,15 +306,6 @@ class Learner:
         row = {"noise_floor": floor, "draws": size, "tasks": len(both)}
         self._store.record_decision("aa", row, key="test")
         return Proof(empty, final, difference, floor)
-
-
-def _what(edits: Sequence[Edit]) -> str:
-    kinds = {e.kind for e in edits}
-    if len(edits) == 1:
-        return f"one {edits[0].kind}"
-    if len(kinds) == 2:
-        return "lessons and exemplars"
-    return "exemplars" if kinds == {"exemplar"} else "lessons"
 
 
 def _floor(scores: Scores) -> float | None:
