@@ -59,7 +59,7 @@ bench: $(VENV)/.dev
 # torch comes first and alone, so that its index never serves anything else.
 $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade pip
+	$(PIP) --upgrade 'pip<27' 'setuptools>=77'
 	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	touch $@
 
