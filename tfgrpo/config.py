@@ -167,7 +167,7 @@ class BudgetConfig(_Section):
 class RunConfig(_Section):
     """Where the run lives and how it is driven."""
 
-    folder: str = "runs/learn"
+    folder: str = Field(default="runs/learn", min_length=1)
     concurrency: int = Field(default=32, ge=1)
     timeout_s: float = Field(default=600.0, gt=0)
     """Wall time of one rollout."""

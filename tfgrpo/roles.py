@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tfgrpo.canonical import canonical_json
 from tfgrpo.concurrency import AdaptiveLimiter
@@ -99,10 +99,10 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
     if config.kind == "function":
         if not config.function:
             raise ConfigError("policy.kind is 'function': set policy.function to 'module:name'")
-        return FunctionPolicy(load_object(config.function), policy_id=f"function:{config.function}")
+        return FunctionPolicy(_callable(config.function), policy_id=f"function:{config.function}")
     lm = lm_of(config)
     if config.kind == "tools":
-        tools = [_as_tool(load_object(name)) for name in config.tools]
+        tools = [_as_tool(name) for name in config.tools]
         if not tools:
             raise ConfigError("policy.kind is 'tools': list at least one 'module:name' in tools")
         return ToolPolicy(
@@ -116,8 +116,16 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
     return ChatPolicy(lm, system=config.system, sampling=sampling, limits=limits)
 
 
-def _as_tool(value: Any) -> Tool:
-    return value if isinstance(value, Tool) else tool(value)
+def _as_tool(name: str) -> Tool:
+    value = load_object(name)
+    return value if isinstance(value, Tool) else tool(_callable(name))
+
+
+def _callable(name: str) -> Callable[..., Any]:
+    value = load_object(name)
+    if not callable(value):
+        raise ConfigError(f"{name!r} is a {type(value).__name__}: a function is needed")
+    return cast(Callable[..., Any], value)
 
 
 def add_module_folder(folder: Path) -> None:

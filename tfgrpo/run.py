@@ -8,20 +8,22 @@ or the command line. Source: own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
+from tfgrpo.canonical import digest
 from tfgrpo.config import Config, read_tasks
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience import (
     Artefact,
-    Caps,
     Card,
     Critic,
     ExperienceSettings,
@@ -34,8 +36,9 @@ from tfgrpo.experience import (
     split_tasks,
 )
 from tfgrpo.forecast import Forecast, forecast
+from tfgrpo.gatekeeper import EMPTY
 from tfgrpo.leaks import find_leaks, refuse_contaminated
-from tfgrpo.learner import EMPTY, Learned, Learner, Proof
+from tfgrpo.learner import Learned, Learner, Proof
 from tfgrpo.lm import open_lm
 from tfgrpo.progress import ProgressView, QuietView
 from tfgrpo.protocols import Allocator, Policy, Verifier
@@ -160,7 +163,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     practised = _practised(splits, traces)
     notes = _check_leaks(practised, splits)
     plan = _forecast(config, splits)
-    store = open_run(config, fork=fork)
+    store = open_run(config, fork=fork, tasks=tasks, traces=traces)
     roles = Roles(config, store, given.opener)
     view = given.view or QuietView()
     try:
@@ -216,7 +219,7 @@ async def evaluate_async(
     """
     given = Parts(**parts)
     tasks = list(given.tasks) if given.tasks is not None else read_tasks(config.tasks.path)
-    store = open_run(config)
+    store = open_run(config, tasks=tasks)
     roles = Roles(config, store, given.opener)
     if given.on_open is not None:
         given.on_open(store)
@@ -267,8 +270,7 @@ def experience_settings(config: Config) -> ExperienceSettings:
     """
     learn = config.learn
     changes: dict[str, Any] = dict(learn.settings)
-    if isinstance(changes.get("caps"), dict):
-        changes["caps"] = Caps(**changes["caps"])
+    _check_settings(changes)
     changes |= {
         "objective": learn.objective_agent,
         "learning_objective": learn.objective_learning,
@@ -300,12 +302,61 @@ def experience_settings(config: Config) -> ExperienceSettings:
     return settings
 
 
-def open_run(config: Config, *, fork: bool = False) -> RunStore:
-    """Open the run's journal under its budget, or make it."""
+_SET_ELSEWHERE = {
+    "objective": "learn.objective_agent",
+    "learning_objective": "learn.objective_learning",
+    "ground_truth": "learn.ground_truth",
+    "reference_exemplars": "learn.reference_exemplars",
+    "seed": "learn.seed",
+    "limits": "critic.timeout_s",
+    "sampling": "critic.sampling",
+    "repairs": "repairs",
+    "flow": "learn.preset",
+}
+
+
+def _check_settings(given: Mapping[str, Any]) -> None:
+    """Check the values of `learn.settings`; names are the preset's to check."""
+    hints = get_type_hints(ExperienceSettings)
+    for key, value in given.items():
+        if key in _SET_ELSEWHERE:
+            raise ConfigError(f"learn.settings.{key}: set {_SET_ELSEWHERE[key]} instead")
+        kind = hints.get(key)
+        if is_dataclass(kind) and isinstance(value, dict):
+            inner = get_type_hints(kind)
+            for name, part in value.items():
+                _check_value(f"learn.settings.{key}.{name}", part, inner.get(name, Any))
+        elif kind is not None:
+            _check_value(f"learn.settings.{key}", value, kind)
+
+
+def _check_value(name: str, value: Any, kind: Any) -> None:
+    try:
+        TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as exc:
+        raise ConfigError(f"{name} = {value!r}: {exc.errors()[0]['msg']}") from None
+
+
+def open_run(
+    config: Config,
+    *,
+    fork: bool = False,
+    tasks: Sequence[Task] = (),
+    traces: Sequence[RolloutGroup] = (),
+) -> RunStore:
+    """Open the run's journal under its budget, or make it.
+
+    What it learns from belongs to a run's settings by content: a changed task file is a changed
+    setting, the same file under another path is not.
+    """
     budget = Budget(**config.budget.model_dump())
-    return RunStore.open(
-        config.run.folder, create=True, config=config.to_json(), fork=fork, budget=budget
-    )
+    values = config.to_json()
+    names = {key: Path(values["tasks"][key]).name for key in ("path", "traces")}
+    values["tasks"] |= names | {
+        "content": digest([t.to_dict() for t in tasks], 16),
+        "traces_content": digest([g.group_id for g in traces], 16),
+    }
+    return RunStore.open(config.run.folder, create=True, config=values, fork=fork, budget=budget)
 
 
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
@@ -334,6 +385,10 @@ def _split(config: Config, tasks: Sequence[Task]) -> Splits:
     if not tasks:
         return Splits((), (), ())
     wanted = config.tasks
+    if wanted.stratify and not any(wanted.stratify in t.metadata for t in tasks):
+        raise ConfigError(
+            f"tasks.stratify is {wanted.stratify!r}, which is in the metadata of no task"
+        )
     gate = wanted.gate if config.gate.enabled else (wanted.gate or 0)
     return split_tasks(
         tasks,

@@ -92,6 +92,29 @@ def test_changed_settings_are_refused_with_the_difference_and_forked_on_request(
     assert forked.library.version_id == first.library.version_id
 
 
+def test_changed_tasks_are_refused_and_the_same_tasks_under_another_path_are_not(
+    tmp_path: Path,
+) -> None:
+    import json
+
+    world = World()
+    rows = [{"task_id": t.task_id, "prompt": t.prompt, "reference": t.reference}
+            for t in world.tasks]  # fmt: skip
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    first = learn(settings(tmp_path, tasks={"path": str(tmp_path / "a" / "t.jsonl")}),
+                  opener=world.opener)  # fmt: skip
+    asked = world.calls
+    moved = settings(tmp_path, tasks={"path": str(tmp_path / "b" / "t.jsonl")})
+    assert comparable(learn(moved, opener=world.opener)) == comparable(first)
+    assert world.calls == asked
+    rows[3]["reference"] = "another"
+    (tmp_path / "b" / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(ConfigError, match=r"tasks\.content"):
+        learn(moved, opener=world.opener)
+
+
 def test_settings_that_only_drive_a_run_may_change(tmp_path: Path) -> None:
     world = World()
     world.learn(settings(tmp_path))
