@@ -109,6 +109,16 @@ def test_arms_without_a_common_task_are_refused(call: Callable) -> None:
         call({"a": [1], "b": []}, {"b": [0]})
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_is_refused_and_named(bad: float) -> None:
+    scores = {"fine": [1.0, 0.0], "broken": [0.0, bad]}
+    for figure in (mean_interval, noise_floor, lambda s: pass_at_k_interval(s, 2)):
+        with pytest.raises(ValueError, match="task 'broken' has reward"):
+            figure(scores)
+    with pytest.raises(ValueError, match="only finite rewards"):
+        paired_difference({"broken": [0.0]}, scores)
+
+
 def test_many_tasks_are_resampled_in_chunks_without_changing_the_result() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=3000)

@@ -128,7 +128,10 @@ def _write(target: Path, text: str) -> None:
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, target)
     except OSError as exc:
         with suppress(OSError):

@@ -82,7 +82,7 @@ def _pack(view: RunView, notes: _Notes, clip: _Clip) -> Islands:
 
 
 def _squeeze(value: Any) -> str:
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # Without a time stamp equal views give equal pages.
     return base64.b64encode(gzip.compress(data.encode("utf-8"), 9, mtime=0)).decode("ascii")
 

@@ -15,6 +15,7 @@ import numpy as np
 from tfgrpo.statistics.intervals import (
     Interval,
     Scores,
+    check_finite,
     check_level,
     interval_of_mean,
     reward_width_of,
@@ -65,6 +66,7 @@ def pass_at_k_interval(
         ValueError: no task has k draws, or `level` is not in (0, 1).
     """
     check_level(level)
+    check_finite(scores)
     enough = {task: rewards for task, rewards in scores.items() if len(rewards) >= k}
     if not enough:
         most = max((len(r) for r in scores.values()), default=0)

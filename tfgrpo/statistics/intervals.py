@@ -234,7 +234,19 @@ def check_level(level: float) -> None:
         raise ValueError(f"level {level!r} is not a probability between 0 and 1, such as 0.95")
 
 
+def check_finite(scores: Scores) -> None:
+    """Raise `ValueError` for a reward that is no finite number, naming its task."""
+    for task, rewards in scores.items():
+        for reward in rewards:
+            if not math.isfinite(reward):
+                raise ValueError(
+                    f"task {task!r} has reward {reward!r}: only finite rewards can be averaged; "
+                    "leave out what has no reward"
+                )
+
+
 def _task_means(scores: Scores) -> dict[str, float]:
+    check_finite(scores)
     return {t: math.fsum(r) / len(r) for t, r in scores.items() if len(r)}
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri, stdtrit
 
-from tfgrpo.statistics.intervals import Scores, check_level
+from tfgrpo.statistics.intervals import Scores, check_finite, check_level
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ def noise_floor(
         ValueError: no task has two draws.
     """
     check_level(level)
+    check_finite(scores)
     repeated = [np.asarray(r, dtype=float) for r in scores.values() if len(r) >= 2]
     if not repeated:
         raise ValueError("no task has two graded draws: an A/A comparison needs repeated draws")

@@ -84,7 +84,7 @@ def main() -> None:
 
 def steps(job: Job, n_tasks: int) -> int:
     """As many steps as the tokens allow, the final choice on the whole set left over."""
-    rollout = 110
+    rollout = 85
     step = BATCH * (2 * CANDIDATES + 1) * rollout + (CANDIDATES + 1) * 2500
     final = (CANDIDATES + 1) * n_tasks * rollout
     return max(1, min(8, (job.budget_tokens - final) // step))
