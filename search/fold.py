@@ -183,7 +183,7 @@ class Fold:
         _check_length(len(provisional), outcomes, "outcomes")
         _check_length(len(provisional), scores, "scores")
         check_twins = bool(node.children) and self.algorithm.merges_siblings
-        nodes, ids = tree.nodes, node.children
+        nodes, ids = tree.nodes, tree.children_of(node)
         fresh: list[Node] = []
         for i, child in enumerate(provisional):
             if outcomes is not None and (outcome := outcomes[i]) is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -205,7 +205,8 @@ class Node:
     value_sum: float = 0.0
     seq: int = 0
     """Number of the visit that made it."""
-    children: list[int] = field(default_factory=list)
+    children: list[int] = ()  # type: ignore[assignment]  # leaves share the empty tuple
+    """Ids; `Tree` makes the list with the first child, as most nodes stay leaves."""
     parts: Mapping[str, float] | None = None
     state: Any = None
     """The environment's handle; opaque."""

