@@ -129,10 +129,13 @@ def _callable(name: str) -> Callable[..., Any]:
 
 
 def add_module_folder(folder: Path) -> None:
-    """Let `module:name` in a config name a module beside the config file."""
+    """Let `module:name` in a config name a module beside the config file.
+
+    The folder comes last, so that no file in it stands in for an installed module.
+    """
     path = str(folder.resolve())
     if path not in sys.path:
-        sys.path.insert(0, path)
+        sys.path.append(path)
 
 
 def load_object(name: str) -> Any:

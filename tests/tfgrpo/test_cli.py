@@ -357,7 +357,9 @@ def test_an_exported_library_is_evaluated_against_the_empty_one(tmp_path: Path) 
 def test_t19_nothing_of_a_strangers_folder_is_picked_up(tmp_path: Path) -> None:
     folder = folder_with(tmp_path)
     (tmp_path / ".env").write_text("OPENAI_API_KEY=sk-planted-in-a-strangers-folder\n")
-    for name in ("search", "rl", "routing", "prompts", "verifier", "sitecustomize", "conftest"):
+    ours = ("search", "rl", "routing", "prompts", "verifier", "sitecustomize", "conftest")
+    library = ("queue", "secrets", "statistics", "csv", "scipy", "rich", "jsonschema")
+    for name in (*ours, *library):
         (folder / f"{name}.py").write_text("open('picked_up', 'w').write(__name__)\n")
         (tmp_path / f"{name}.py").write_text("open('picked_up', 'w').write(__name__)\n")
     for name in ("config.toml", "pyproject.toml", "tfgrpo.toml"):
