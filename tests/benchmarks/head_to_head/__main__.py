@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -30,6 +31,7 @@ from tests.benchmarks.head_to_head.server import HARD_LIMIT, Bench
 from tests.benchmarks.head_to_head.table import write_page
 from tests.benchmarks.record import record
 from tfgrpo.config import read_tasks
+from tfgrpo.errors import TfgrpoError
 from tfgrpo.lm import open_lm
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference, seeds_difference
 
@@ -118,9 +120,9 @@ async def compare(options: Options) -> list[Row]:
                     row = await learnt(bench, options, method, LEARNERS[method])
                 finish(row, rows[0])
                 rows.append(row)
-                shown = "-" if row.score is None else f"{row.score:.3f}"
                 took = time.monotonic() - started
-                print(f"{method}: {shown} {row.note} ({took:.0f} s)", flush=True)
+                # Each row as it comes, so that a run that is cut short has not been for nothing.
+                print(json.dumps(row.to_dict() | {"wall_s": round(took)}), flush=True)
     finally:
         await lm.aclose()
     return rows
@@ -181,8 +183,8 @@ async def learnt(bench: Bench, options: Options, method: str, learner: Learner) 
     row.tokens = sum(a.tokens for a in accounts) // len(accounts)
     notes: list[str] = []
     for result in results:
-        if isinstance(result, Unavailable):
-            notes.append(str(result))
+        if isinstance(result, (Unavailable, TfgrpoError)):
+            notes.append(str(result)[:200])
         elif isinstance(result, BaseException):
             raise result
         else:

@@ -227,6 +227,7 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
         "budget": {
             "prompt_tokens": int(0.8 * setup.budget_tokens),
             "completion_tokens": int(0.2 * setup.budget_tokens),
+            "seconds": setup.deadline_s,
         },
     }
 
