@@ -30,6 +30,7 @@ from tfgrpo.errors import (
     StoreError,
     TfgrpoError,
     VerifierError,
+    boundary,
 )
 
 _LAZY = {
@@ -121,7 +122,9 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     try:
-        build(arguments)(args=arguments, prog_name="tfgrpo")
+        # A crash would end with 1, which means "verdict not met", and print what may hold a key.
+        with boundary(TfgrpoError, "a bug of ours, or of code that the settings name"):
+            build(arguments)(args=arguments, prog_name="tfgrpo")
     except TfgrpoError as error:
         raise SystemExit(_report(error, debug=debug)) from None
     except KeyboardInterrupt:

@@ -152,7 +152,7 @@ def measure(folder: Path) -> dict[str, Any]:
         str(BIN / "python"),
         folder / "inside",
         "vllm:smollm2-135m",
-        'policy.options={engine={max_model_len=2048, dtype="bfloat16"}}',
+        'policy.options={engine={max_model_len=2048, dtype="bfloat16", enforce_eager=true}}',
     )
     inside_rollouts, inside_errors = counted(inside)
     return {

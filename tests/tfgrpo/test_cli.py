@@ -177,6 +177,24 @@ def test_every_error_of_the_tree_has_one_exit_code() -> None:
     assert {kind for kind, _ in _CODES} | {ProviderError} == {type(e) for e in codes}
 
 
+@pytest.mark.parametrize("debug", [False, True])
+def test_a_crash_is_no_verdict_and_its_traceback_is_for_debug(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    debug: bool,
+) -> None:
+    def crash(*_: object, **__: object) -> None:
+        raise LookupError("planted with sk-abcdefghijklmnopqrstuvwx")
+
+    monkeypatch.setattr("tfgrpo.learn_command.dry_run", crash)
+    config = str(folder_with(tmp_path) / "config.toml")
+    flags = ["--debug"] if debug else []
+    ran = here(capsys, *flags, "learn", config, "--dry-run")
+    assert ran.code == 5 and "LookupError: planted" in ran.err and "a bug of ours" in ran.err
+    assert ("Traceback" in ran.err) == debug and "abcdefgh" not in ran.err
+
+
 def test_init_refuses_to_overwrite_and_says_how(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
