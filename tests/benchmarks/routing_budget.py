@@ -121,34 +121,53 @@ def real(data: RoutingSet, seeds: int = 3) -> list[dict[str, Any]]:
             if other["policy"] == info["policy"] and other["step"] < info["step"]
             for i in rows_of(data, j)
         ]
-        cases: list[tuple[str, ModelState, NDArray[np.intp]]] = []
+        cases: list[tuple[str, ModelState, NDArray[np.intp], Array, Array]] = []
         for seed in range(seeds):
             order = np.random.default_rng(seed).permutation(mine)
             half = len(order) // 2
             known = [(int(i), column) for i in order[:half]]
-            cases.append((f"within {seed}", state_of(value, data, known), order[half:]))
+            nothing = np.zeros(len(order) - half)
+            state = state_of(value, data, known)
+            cases.append((f"within {seed}", state, order[half:], nothing, nothing))
         if earlier:
-            cases.append(("earlier", state_of(value, data, earlier), mine))
-        for setting, state, asked in cases:
-            rows += _case(info["name"], setting, state, data, column, asked)
+            state = state_of(value, data, [c for c in earlier if c[0] not in set(mine.tolist())])
+            k, n = _seen(data, earlier, mine)
+            cases.append(("earlier", state, mine, k, n))
+            again = n > 0
+            cases.append(("revisited", state, mine[again], k[again], n[again]))
+        for setting, state, asked, k, n in cases:
+            rows += _case((info["name"], setting), state, data, column, asked, (k, n))
     return rows
 
 
+def _seen(
+    data: RoutingSet, earlier: list[tuple[int, int]], asked: NDArray[np.intp]
+) -> tuple[Array, Array]:
+    """Successes and trials of each asked prompt at earlier checkpoints, older ones halved."""
+    k, n = np.zeros(len(asked)), np.zeros(len(asked))
+    line = {int(i): at for at, i in enumerate(asked)}
+    for i, j in sorted(earlier, key=lambda c: c[1]):
+        if i in line:
+            at = line[i]
+            k[at] = 0.5 * (k[at] + data.table.successes[i, j])
+            n[at] = 0.5 * (n[at] + data.table.trials[i, j])
+    return k, n
+
+
 def _case(
-    name: str,
-    setting: str,
+    name: tuple[str, str],
     state: ModelState,
     data: RoutingSet,
     column: int,
     asked: NDArray[np.intp],
+    seen: tuple[Array, Array],
 ) -> list[dict[str, Any]]:
     p = data.table.rates[asked, column]
     estimates = state.predict_vectors(data.vectors[asked])
     rule = PosteriorGain(error=PredictionError.of_state(state))
     pool = pool_weights(state.counts, state.trials)
-    nothing = np.zeros(len(asked))
     blind = float(state.counts.sum() / state.trials.sum())
-    weights = rule.posterior(pool, nothing, nothing, estimates)
+    weights = rule.posterior(pool, *rule.faded(*seen), estimates)
     rows = []
     for g in GROUPS:
         budget = g * len(asked)
@@ -157,8 +176,9 @@ def _case(
         base = useful(even, p)
         rows.append(
             {
-                "policy": name,
-                "setting": setting,
+                "policy": name[0],
+                "setting": name[1],
+                "prompts": len(asked),
                 "g": g,
                 "uniform": round(base, 4),
                 "vs_uniform": round(useful(counts, p) / base - 1, 5),
@@ -251,6 +271,14 @@ def main() -> None:
         "worst_vs_uniform": float(gains.min()),
         "mean_vs_uniform": round(float(gains.mean()), 5),
         "cases": len(gains),
+        "by_setting": {
+            setting: {
+                "worst": float(min(g)),
+                "mean": round(float(np.mean(g)), 5),
+            }
+            for setting in ("within", "earlier", "revisited")
+            if (g := [r["vs_uniform"] for r in table if r["setting"].startswith(setting)])
+        },
         "guard_held": int(sum(row["guard_held"] for row in table)),
         "topped_up_worst": float(min(row["topped_up"] for row in table)),
         "topped_up_mean": round(float(np.mean([row["topped_up"] for row in table])), 4),

@@ -149,7 +149,7 @@ def test_an_uninformed_rule_deals_evenly():
 def test_seen_outcomes_move_rollouts_to_the_uncertain_tasks():
     history = [group("t0", 4, 8), group("t1", 8, 8), group("t2", 8, 8), group("t3", 2, 8)]
     history += [group(f"x{i}", 8 if i % 2 else 0, 8) for i in range(40)]
-    counts = PosteriorGain(guard=False)(tasks(4), history, 40)
+    counts = PosteriorGain(guard=False, max_seen=8)(tasks(4), history, 40)
     assert counts[3] > counts[0]
     assert min(counts) >= 2
 

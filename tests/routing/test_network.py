@@ -63,6 +63,7 @@ def test_hiding_a_row_equals_leaving_it_out():
         assert hidden[i] == pytest.approx(alone[0], abs=1e-5)
 
 
+@pytest.mark.real
 def test_numpy_and_torch_compute_the_same():
     torch = pytest.importorskip("torch")
     from tfgrpo.routing.train_network import Task, _forward
