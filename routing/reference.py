@@ -148,7 +148,7 @@ class ReferencePool:
                 "pool and give their outcomes as context instead"
             )
         fold = _folds(table.keys, folds, seed)
-        fits = [_cross_fit(X, rates, known, fold, penalty) for penalty in _PENALTIES]
+        fits = _cross_fit(X, rates, known, fold, _PENALTIES)
         errors = [float(np.nanmean(np.where(known, rates - f[0], np.nan) ** 2)) for f in fits]
         best = int(np.argmin(errors))
         scores, coefficients, intercepts = fits[best]
@@ -279,26 +279,32 @@ def _folds(keys: Sequence[str], folds: int, seed: int) -> NDArray[np.intp]:
 
 
 def _cross_fit(
-    X: Array, rates: Array, known: NDArray[np.bool_], fold: NDArray[np.intp], penalty: float
-) -> tuple[Array, Array, Array]:
-    """Return cross-fitted scores and the mean of the fold models (coefficients, intercepts)."""
-    scores = np.zeros_like(rates)
-    coefficients, intercepts = np.zeros((X.shape[1], rates.shape[1])), np.zeros(rates.shape[1])
+    X: Array,
+    rates: Array,
+    known: NDArray[np.bool_],
+    fold: NDArray[np.intp],
+    penalties: Sequence[float],
+) -> list[tuple[Array, Array, Array]]:
+    """Return, a penalty, cross-fitted scores and the mean fold model (coefficients, intercepts)."""
+    shape = X.shape[1], rates.shape[1]
+    found = [(np.zeros_like(rates), np.zeros(shape), np.zeros(shape[1])) for _ in penalties]
     n_folds = int(fold.max()) + 1
     patterns, which = np.unique(known, axis=1, return_inverse=True)
     for f in range(n_folds):
+        held = X[fold == f]
         for p in range(patterns.shape[1]):
-            columns = np.flatnonzero(which == p)
+            columns = np.flatnonzero(which.ravel() == p)
             rows = (fold != f) & patterns[:, p]
             a, y = X[rows], rates[np.ix_(rows, columns)]
             centre, level = a.mean(axis=0), y.mean(axis=0)
             a = a - centre
-            gram = a.T @ a + penalty * np.eye(X.shape[1])
-            w = np.linalg.solve(gram, a.T @ (y - level))
-            scores[np.ix_(fold == f, columns)] = (X[fold == f] - centre) @ w + level
-            coefficients[:, columns] += w / n_folds
-            intercepts[columns] += (level - centre @ w) / n_folds
-    return scores, coefficients, intercepts
+            gram, target = a.T @ a, a.T @ (y - level)
+            for penalty, (scores, coefficients, intercepts) in zip(penalties, found, strict=True):
+                w = np.linalg.solve(gram + penalty * np.eye(len(gram)), target)
+                scores[np.ix_(fold == f, columns)] = (held - centre) @ w + level
+                coefficients[:, columns] += w / n_folds
+                intercepts[columns] += (level - centre @ w) / n_folds
+    return found
 
 
 def _features(base: Array, along: Array) -> Array:

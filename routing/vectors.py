@@ -224,7 +224,9 @@ class VectorCache:
 
     @property
     def width(self) -> int:
-        """Length of a row."""
+        """Length of a row; known without loading a model once anything is cached."""
+        for row in self._load().values():
+            return len(row)
         return self._embedder.width
 
     def embed(self, texts: Sequence[str]) -> Floats:

@@ -21,10 +21,10 @@ def test_a_prompts_score_does_not_depend_on_its_own_outcome():
     world = make_world(120, 4)
     X, rates = world.vectors.astype(float), world.table.rates
     fold, known = _folds(world.table.keys, 5, 0), np.ones_like(rates, dtype=bool)
-    before, *_ = _cross_fit(X, rates, known, fold, 3.0)
+    ((before, *_),) = _cross_fit(X, rates, known, fold, [3.0])
     flipped = rates.copy()
     flipped[7] = 1 - flipped[7]
-    after, *_ = _cross_fit(X, flipped, known, fold, 3.0)
+    ((after, *_),) = _cross_fit(X, flipped, known, fold, [3.0])
     np.testing.assert_allclose(before[7], after[7], atol=1e-10)
     assert np.abs(before - after).max() > 1e-4
 
