@@ -129,6 +129,8 @@ class JournaledLM:
             self._sized = (key, estimate_prompt_tokens(request, self._lm))
         asked = _Asked(request, self._sized[1], scope)
         first = scope.sample_index
+        if n == 1 and self._cache:
+            return [await self._one(asked, _Draw(key.draw(first, seeds[0]), seeds[0]))]
         draws = [_Draw(key.draw(first + i, seeds[i]), seeds[i]) for i in range(n)]
         if not self._cache:
             return await self._ask(asked, draws)
@@ -141,6 +143,12 @@ class JournaledLM:
             had = found.index(None) if None in found else n
             if had:
                 return [reply for reply in found[:had] if reply is not None]
+
+    async def _one(self, asked: _Asked, draw: _Draw) -> Completion:
+        reply = self._find(draw.key, asked.scope)
+        while reply is None:
+            reply = (await self._share(asked, (draw,))).get(draw.key)
+        return reply
 
     def _find(self, key: bytes, scope: CallScope) -> Completion | None:
         reply = self._store.calls.find_reply(key)
@@ -237,7 +245,7 @@ class JournaledLM:
             usage = kept[0].usage
             for reply in kept[1:]:
                 usage += reply.usage
-            if not usage.calls:
+            if usage.calls == 0:
                 usage = replace(usage, calls=1)
             end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
         except ProviderError as exc:
