@@ -54,14 +54,13 @@ def main(parts: list[str]) -> None:
     unknown = [p for p in parts if p not in PARTS]
     if unknown:
         raise SystemExit(f"unknown parts {unknown}; there are {', '.join(PARTS)}")
-    figures = earlier()
+    given = [f"{n}=FOLDER" for n in ("TFGRPO_TREEQUEST", "TFGRPO_BFCL") if n in os.environ]
+    command = " ".join([*given, "python -m tests.benchmarks.search"])
     for name in parts or PARTS:
         for measure in PARTS[name]:
             found = measure()
             print(json.dumps(found), file=sys.stderr, flush=True)
-            figures |= found
-    given = [f"{n}={'FOLDER'}" for n in ("TFGRPO_TREEQUEST", "TFGRPO_BFCL") if n in os.environ]
-    record("search", figures, " ".join([*given, "python -m tests.benchmarks.search"]))
+            record("search", earlier() | found, command)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 `us_per_node_100k` is select and commit through tree and algorithm with a trivial expander and no
 log; `us_per_node_driver` the same through the asynchronous driver. TreeQuest 0.3.3 runs its own
-`StandardMCTS.step` in place in the same process; ours is `MCTS` with as many children a visit
-(two). Name the folder that holds `treequest` in `TFGRPO_TREEQUEST` where it is not importable.
+`StandardMCTS.step` in place, with its default of two samples an action, in the same process; ours
+is `MCTS` with as many children a visit. The ratio is of the medians of three runs each. All of
+these are CPU time, so that other work on the machine counts little. Name the folder that holds
+`treequest` in `TFGRPO_TREEQUEST` where it is not importable.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import os
 import random
 import sys
 import time
+from statistics import median
 from typing import Any
 
 from tfgrpo.rollout import Task
@@ -44,13 +47,13 @@ def core_us_per_node(algorithm: Algorithm, nodes: int, width: int = 4, seed: int
     """Grow a tree to `nodes` nodes and return microseconds a node."""
     fold, rng = Fold(algorithm), random.Random(seed)
     proposals = [Proposal(name) for name in NAMES[:width]]
-    start = time.perf_counter()
+    start = time.process_time()
     while len(fold.tree) < nodes:
         work = fold.select()
         assert work is not None
         scores = [NodeScore(rng.random(), 1.0, rng.random()) for _ in proposals]
         fold.commit(work, Visit(proposals=proposals, scores=scores))
-    return (time.perf_counter() - start) / len(fold.tree) * 1e6
+    return (time.process_time() - start) / len(fold.tree) * 1e6
 
 
 def core_figures() -> dict[str, Any]:
@@ -74,7 +77,7 @@ async def _driver_us(nodes: int, width: int = 4) -> tuple[float, float]:
     async def propose(ctx: SearchContext, node: Node, k: int) -> list[Proposal]:
         return [Proposal(name) for name in names]
 
-    start = time.perf_counter()
+    start = time.process_time()
     result = await search_tree(
         Task("speed", "speed"),
         FunctionExpander(propose),
@@ -84,7 +87,7 @@ async def _driver_us(nodes: int, width: int = 4) -> tuple[float, float]:
         settings=SearchSettings(samples=width),
         budget=Budget(nodes=nodes),
     )
-    spent = time.perf_counter() - start
+    spent = time.process_time() - start
     return spent / len(result.fold.tree) * 1e6, spent / result.counters["visits"] * 1e6
 
 
@@ -106,10 +109,10 @@ def treequest_us_per_node(nodes: int) -> float:
     algorithm, rng = treequest.StandardMCTS(samples_per_action=2), random.Random(0)
     state = algorithm.init_tree()
     answer = {"a": lambda parent: ("x", rng.random())}
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(nodes):
         state = algorithm.step(state, answer, inplace=True)
-    return (time.perf_counter() - start) / nodes * 1e6
+    return (time.process_time() - start) / nodes * 1e6
 
 
 def treequest_figures() -> dict[str, Any]:
@@ -124,8 +127,8 @@ def treequest_figures() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for size in (1_000, 5_000):
         gc.collect()
-        theirs = treequest_us_per_node(size)
-        ours = min(core_us_per_node(MCTS(), size, width=2) for _ in range(3))
+        theirs = median(treequest_us_per_node(size) for _ in range(3))
+        ours = median(core_us_per_node(MCTS(), size, width=2) for _ in range(3))
         figures[f"treequest_ratio_{size}"] = round(theirs / ours, 1)
         figures[f"treequest_us_{size}"] = {"treequest": round(theirs, 1), "ours": round(ours, 2)}
     return figures

@@ -303,7 +303,7 @@ def test_the_majority_probability_is_the_beta_integral() -> None:
     for first in range(6):
         for second in range(6):
             # Simpson's rule for the density of Beta(first + 1, second + 1) over [1/2, 1]
-            weights = [1, *([4, 2] * (steps // 2))][:steps] + [1]
+            weights = [1, *([4, 2] * (steps // 2))[: steps - 1], 1]
             points = [0.5 + 0.5 * i / steps for i in range(steps + 1)]
             area = sum(w * p**first * (1 - p) ** second for w, p in zip(weights, points))
             norm = math.factorial(first + second + 1)
