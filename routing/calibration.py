@@ -27,6 +27,9 @@ __all__ = ["Gate", "calibrate", "calibrate_pool", "failure_bound"]
 Array = NDArray[np.float64]
 
 _STEPS = 40
+_STARTS = (0.05, 0.2, 0.5)
+"""Shares kept at which the tests from strict to lenient start; each gets a third of the error. The
+strictest sets are too small to prove anything."""
 
 
 def failure_bound(failures: int, n: int, confidence: float) -> float:
@@ -122,19 +125,23 @@ def calibrate(
         if not 0 < value < 1:
             raise ConfigError(f"{name} is {value!r}; allowed is a number between 0 and 1")
     bad = failed > 0.5
-    least = math.ceil(math.log(1 - confidence) / math.log(1 - level))
-    first = max(least + 1, math.ceil(0.02 * len(scores)))
+    each = 1 - (1 - confidence) / len(_STARTS)
+    least = math.ceil(math.log(1 - each) / math.log(1 - level)) + 1
     best: tuple[float, int, int, float] | None = None
-    if len(scores) >= first:
-        ranked = np.sort(scores)[::-1]
+    ranked = np.sort(scores)[::-1]
+    for start in _STARTS:
+        first = max(least, math.ceil(start * len(scores)))
+        if first > len(scores):
+            continue
         sizes = np.unique(np.linspace(first, len(scores), _STEPS).astype(int))
         for threshold in dict.fromkeys(float(ranked[s - 1]) for s in sizes):
             keep = scores >= threshold
             n, failures = int(keep.sum()), int(bad[keep].sum())
-            upper = failure_bound(failures, n, confidence)
+            upper = failure_bound(failures, n, each)
             if upper > level:
                 break
-            best = threshold, n, failures, upper
+            if best is None or n > best[1]:
+                best = threshold, n, failures, upper
     if best is not None and best[1] < min_coverage * len(scores):
         best = None
     threshold, kept, failures, upper = best or (math.inf, 0, 0, 1.0)

@@ -11,8 +11,10 @@ by right.
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.benchmarks.record import record
 from tests.benchmarks.routing_data import embedder, load
@@ -21,7 +23,43 @@ from tfgrpo.routing.metrics import area, recovered_gap
 from tfgrpo.routing.reference import ReferencePool
 from tfgrpo.routing.value_model import ValueModel
 
+Array = NDArray[np.float64]
+
 LEVEL, CONFIDENCE, DRAWS, LABELS, CALIBRATION = 0.10, 0.90, 200, 1024, 1500
+
+
+def recalibrated(
+    level: float,
+    draws: list[NDArray[np.int64]],
+    scores: Array,
+    failed: Array,
+    shifted: Array,
+    shifted_failed: Array,
+) -> dict[str, Any]:
+    """Calibrate on each draw, check on the rest of it and on the shifted prompts."""
+    rates, kept_share, shift_rates, shift_share, closed = [], [], [], [], 0
+    for order in draws:
+        fit, check = order[:CALIBRATION], order[CALIBRATION:]
+        gate = calibrate(scores[fit], failed[fit], level=level, confidence=CONFIDENCE)
+        closed += not gate.is_open
+        kept = scores[check] >= gate.threshold
+        kept_share.append(float(kept.mean()))
+        rates.append(float(failed[check][kept].mean()) if kept.any() else 0.0)
+        kept = shifted >= gate.threshold
+        shift_share.append(float(kept.mean()))
+        shift_rates.append(float(shifted_failed[kept].mean()) if kept.any() else 0.0)
+    some = [r for r, share in zip(rates, kept_share, strict=True) if share > 0]
+    return {
+        "violations": float(np.mean(np.array(rates) > level)),
+        "coverage": round(float(np.mean(kept_share)), 4),
+        "closed_gates": closed,
+        "mean_failure_rate": round(float(np.mean(some)), 4) if some else None,
+        "mmlu_to_gsm8k": {
+            "violations": float(np.mean(np.array(shift_rates) > level)),
+            "coverage": round(float(np.mean(shift_share)), 4),
+            "mean_failure_rate": round(float(np.mean(shift_rates)), 4),
+        },
+    }
 
 
 def main() -> None:
@@ -51,21 +89,12 @@ def main() -> None:
     score = {name: state.predict_vectors(data.vectors[at]).mean for name, at in
              (("rest", rest), ("shifted", shifted))}  # fmt: skip
     failed = 1 - table.rates[rest, weak]
-    over, coverage, rates, closed, shift_rates, shift_coverage = 0, [], [], 0, [], []
-    for _ in range(DRAWS):
-        order = rng.permutation(len(rest))
-        fit, check = order[:CALIBRATION], order[CALIBRATION:]
-        gate = calibrate(score["rest"][fit], failed[fit], level=LEVEL, confidence=CONFIDENCE)
-        kept = score["rest"][check] >= gate.threshold
-        closed += not gate.is_open
-        coverage.append(float(kept.mean()))
-        rate = float(failed[check][kept].mean()) if kept.any() else 0.0
-        rates.append(rate)
-        over += rate > LEVEL
-        kept = score["shifted"] >= gate.threshold
-        shift_coverage.append(float(kept.mean()))
-        if kept.any():
-            shift_rates.append(float(1 - table.rates[shifted, weak][kept].mean()))
+    draws = [rng.permutation(len(rest)) for _ in range(DRAWS)]
+    shift_failed = 1 - table.rates[shifted, weak]
+    at = {
+        level: recalibrated(level, draws, score["rest"], failed, score["shifted"], shift_failed)
+        for level in (LEVEL, 0.15, 0.20, 0.25)
+    }
     thresholds = np.quantile(score["rest"], np.linspace(0, 1, 51))
     share = np.array([(score["rest"] < t).mean() for t in thresholds])
     quality = np.array(
@@ -83,25 +112,16 @@ def main() -> None:
     figures = {
         "stated": round(1 - CONFIDENCE, 4),
         "level": LEVEL,
-        "violations": over / DRAWS,
         "draws": DRAWS,
-        "coverage": round(float(np.mean(coverage)), 4),
-        "mean_failure_rate": round(float(np.mean(rates)), 4),
-        "closed_gates": closed,
+        **at[LEVEL],
+        "other_levels": {str(level): row for level, row in at.items() if level != LEVEL},
         "calibration_prompts": CALIBRATION,
         "check_prompts": len(rest) - CALIBRATION,
         "base_failure_rate": round(float(failed.mean()), 4),
         "auc": round(area(score["rest"], table.rates[rest, weak]), 4),
         "apgr": round(apgr, 4),
         "strong_share_at_half_gap": round(half, 4),
-        "shift_mmlu_to_gsm8k": {
-            "violations": round(float(np.mean(np.array(shift_rates) > LEVEL)), 4)
-            if shift_rates
-            else 0,
-            "coverage": round(float(np.mean(shift_coverage)), 4),
-            "mean_failure_rate": round(float(np.mean(shift_rates)), 4) if shift_rates else None,
-            "base_failure_rate": round(float(1 - table.rates[shifted, weak].mean()), 4),
-        },
+        "base_failure_rate_gsm8k": round(float(shift_failed.mean()), 4),
         "cpu_s": round(time.process_time() - began, 1),
     }
     record("routing_guarantee", figures, "python -m tests.benchmarks.routing_guarantee")
