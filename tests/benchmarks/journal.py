@@ -1,9 +1,9 @@
 """What the journal costs: microseconds a rollout, opening 100,000 rollouts, bytes on disk.
 
-The same scripted run is made with and without a store, on one core; the difference is the journal's.
-Wall time counts: the best run with a store less the best run without one, of five each, and the
-median of the five differences. It means something on a quiet machine only, so processor time stands
-beside it. Replies have 500 bytes.
+The same scripted run is made with and without a store, on one core; the difference is the
+journal's. Wall time counts: the best run with a store less the best run without one, of five each,
+and the median of the five differences. It means something on a quiet machine only, so processor
+time stands beside it. Replies have 500 bytes.
 Beside it: the same rows committed in the writing thread and handed to a thread.
 """
 

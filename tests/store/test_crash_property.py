@@ -155,7 +155,8 @@ def test_changed_settings_are_refused_by_name_and_a_fork_pays_for_the_difference
         kept, received = committed_keys(folder), dict(server.received)
         fresh = run_whole(Path(root) / "fresh", CountingServer(), changed)
         if not kept:  # nothing came of it yet: the settings may still be put right
-            assert run_whole(folder, server, changed) == fresh
+            result = run_whole(folder, server, changed)
+            assert (result.library, result.groups) == (fresh.library, fresh.groups)
             return
         name = {"verifier_id": "verifier"}.get(next(iter(change)), next(iter(change)))
         with pytest.raises(ConfigError, match=f"{name}: .* -> "):
