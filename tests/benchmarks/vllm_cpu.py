@@ -147,6 +147,8 @@ def measure(folder: Path) -> dict[str, Any]:
         rollouts, errors = counted(learn(sys.executable, folder / "server", spec))
         groups, seconds = asyncio.run(burst(spec))
     replies = [r for g in groups for r in g.rollouts]
+    for error in sorted({r.error for r in replies if r.error})[:3]:
+        print(f"burst: {error}", file=sys.stderr)
     tokens = sum(r.usage.completion_tokens for r in replies)
     inside = learn(
         str(BIN / "python"),
