@@ -419,7 +419,10 @@ class Writer:
         here = _running_loop()
         for done in waiting:
             loop = done.get_loop()
-            if loop is here:
+            if loop is here and error is None:
+                if not done.done():
+                    done.set_result(None)
+            elif loop is here:
                 _finish(done, error)
             elif not loop.is_closed():
                 loop.call_soon_threadsafe(_finish, done, error)
