@@ -86,9 +86,12 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
 def _scheduler(hints: dict[str, Any]) -> Any:
     if not hints:
         return None
-    from tfgrpo.rl.hints import make_scheduler
+    from tfgrpo.rl import hints as schedulers
 
-    return make_scheduler(hints)
+    make = getattr(schedulers, "make_scheduler", None)
+    if make is None:
+        raise ConfigError("the [hints] section is set, but this build has no hint schedulers")
+    return make(hints)
 
 
 def _print_step(report: Any) -> None:

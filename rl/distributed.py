@@ -77,7 +77,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def shard(decoder: Decoder) -> Decoder:
-    """Shard a float32 decoder over all processes; gradients are summed, not averaged."""
+    """Shard a float32 decoder over all processes; gradients are averaged over them."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     on_cuda = decoder.embed.is_cuda
@@ -87,8 +87,6 @@ def shard(decoder: Decoder) -> Decoder:
     for layer in decoder.layers:
         fully_shard(layer, mp_policy=policy)
     fully_shard(decoder, mp_policy=policy)
-    for module in (*decoder.layers, decoder):
-        module.set_gradient_divide_factor(1.0)
     return decoder
 
 

@@ -389,12 +389,16 @@ class Trainer:
         return results, norms
 
     def _token_weights(self, part: Sequence[TrainRow], settings: UpdateSettings) -> Any:
-        """Weights from the lengths of all processes' rows together."""
+        """Weights from the lengths of all processes' rows together, times the number of processes,
+        since gradients are averaged over them."""
         if self._world == 1:
             return token_weights(part, settings)
         stubs = distributed.gather_objects([replace(r, engine_logp=None) for r in part])
         at = sum(len(s) for s in stubs[: self._rank])
-        return token_weights([r for s in stubs for r in s], settings)[at : at + len(part)]
+        return (
+            token_weights([r for s in stubs for r in s], settings)[at : at + len(part)]
+            * self._world
+        )
 
     def _score(self, decoder: Decoder, rows: Sequence[TrainRow]) -> dict[int, tuple[float, ...]]:
         return score_rows(
@@ -437,7 +441,7 @@ class Trainer:
         trained = sum(r.trained_tokens for r in results)
         mismatch = getattr(self, "_mismatch", None)
         figures = {
-            "loss": sum(r.loss for r in results),
+            "loss": sum(distributed.gather_objects(sum(r.loss for r in results))) / self._world,
             "grad_norm": max(norms, default=0.0),
             "rows": len(rows),
             "prompt_tokens": made.prompt_tokens,

@@ -1,0 +1,237 @@
+"""A learning curve on one GPU: SmolLM2-135M adds two-digit numbers, our trainer beside TRL's GRPO.
+
+16 prompts × 8, at most 96 tokens, 40 steps, the same tasks, reward, learning rate and optimiser
+settings; weights are float32 masters in both (TRL: float32 weights under autocast). Held-out
+accuracy is greedy, made by the same generator for both, with an interval over tasks. One process a
+run.
+
+    python -m tests.benchmarks.rl_curve --out rows.jsonl --runs ours:0 ours:1 ours:2 trl:0
+    python -m tests.benchmarks.rl_curve --collect rows.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.record import record
+from tests.benchmarks.rl_h100 import model_folder
+from tfgrpo.rollout import Score, Task
+
+STEPS, PROMPTS, GROUP, NEW, LR = 40, 16, 8, 96, 1e-5
+TARGET = 0.5
+"""Training reward (mean of five steps) whose time is reported."""
+
+
+def tasks(n: int, seed: int, prefix: str) -> list[Task]:
+    """Additions of two two-digit numbers; training and held-out ones never share a pair."""
+    draw = random.Random(seed)
+    pairs = [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    draw.shuffle(pairs)
+    chosen = pairs[:n] if prefix == "train" else pairs[-n:]
+    return [
+        Task(f"{prefix}-{a}-{b}", f"What is {a} + {b}? Give only the number.", a + b)
+        for a, b in chosen
+    ]
+
+
+def is_right(text: str, answer: int) -> float:
+    """1 when the last number of the text is the answer."""
+    found = re.findall(r"-?\d+", text.replace(",", ""))
+    return float(bool(found) and int(found[-1]) == answer)
+
+
+class LastNumber:
+    """The reward as a verifier."""
+
+    verifier_id = "last-number"
+    reward_range = (0.0, 1.0)
+
+    def check_task(self, task: Task) -> None:
+        """Every task has an integer answer."""
+
+    async def score(self, rollout: Any, task: Task) -> Score:
+        """Compare the last number of the reply."""
+        return Score(is_right(rollout.answer, task.reference))
+
+
+def our_trainer(folder: str, seed: int, lm: str) -> Any:
+    """Our trainer on the training tasks, with the held-out ones."""
+    from tfgrpo.rl.config import TrainConfig
+    from tfgrpo.rl.trainer import Trainer, load_parts
+
+    config = TrainConfig.from_mapping(
+        {
+            "rollout": {
+                "tasks_per_step": PROMPTS,
+                "group_size": GROUP,
+                "max_tokens": NEW,
+                "max_rows": 256,
+                "poll_steps": 8,
+                "mismatch_mean": 0.2,
+            },
+            "optimiser": {"steps": STEPS, "lr": LR, "micro_batch_tokens": 16_384},
+            "run": {"folder": folder, "seed": seed, "deterministic": False},
+        }
+    )
+    return Trainer(
+        config,
+        load_parts(f"local:{lm}"),
+        tasks(640, 1, "train"),
+        LastNumber(),
+        held_out=tasks(400, 1, "held"),
+    )
+
+
+def run_ours(seed: int) -> dict[str, Any]:
+    """Train and evaluate ours."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = our_trainer(folder, seed, str(model_folder("smollm2")))
+        before = trainer.evaluate()
+        start = time.perf_counter()
+        curve = []
+        for _ in range(STEPS):
+            figures = trainer.step().figures
+            curve.append((time.perf_counter() - start, figures["reward_mean"]))
+        return _row(before, trainer.evaluate(), curve)
+
+
+def run_trl(seed: int) -> dict[str, Any]:
+    """Train with TRL; evaluate its weights by our generator."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    lm = str(model_folder("smollm2"))
+    curve: list[tuple[float, float]] = []
+    start = 0.0
+
+    class Clock(TrainerCallback):  # type: ignore[misc]  # untyped
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal start
+            start = time.perf_counter()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if logs and "reward" in logs:
+                curve.append((time.perf_counter() - start, float(logs["reward"])))
+
+    def reward(completions: Any, answer: Any, **_: Any) -> list[float]:
+        return [is_right(c[0]["content"], a) for c, a in zip(completions, answer, strict=True)]
+
+    with tempfile.TemporaryDirectory() as out:
+        args = GRPOConfig(
+            output_dir=out,
+            per_device_train_batch_size=32,
+            gradient_accumulation_steps=PROMPTS * GROUP // 32,
+            num_generations=GROUP,
+            max_completion_length=NEW,
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            beta=0.0,
+            learning_rate=LR,
+            lr_scheduler_type="constant",
+            max_steps=STEPS,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            bf16=True,
+            gradient_checkpointing=False,
+            seed=seed,
+        )
+        rows = [
+            {"prompt": [{"role": "user", "content": t.prompt}], "answer": t.reference}
+            for t in tasks(640, 1, "train")
+        ]
+        trainer = GRPOTrainer(
+            model=lm,
+            reward_funcs=reward,
+            args=args,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=AutoTokenizer.from_pretrained(lm),
+            callbacks=[Clock()],
+        )
+        trainer.train()
+        judge = our_trainer(out, seed, lm)
+        before = judge.evaluate()
+        judge.generator.sync(dict(trainer.model.named_parameters()))
+        return _row(before, judge.evaluate(), curve)
+
+
+def _row(before: Any, after: Any, curve: list[tuple[float, float]]) -> dict[str, Any]:
+    reached = None
+    for i in range(4, len(curve)):
+        if sum(r for _, r in curve[i - 4 : i + 1]) / 5 >= TARGET:
+            reached = round(curve[i][0], 2)
+            break
+    return {
+        "steps": len(curve),
+        "heldout": after["mean"],
+        "ci_low": after["low"],
+        "ci_high": after["high"],
+        "heldout_before": before["mean"],
+        "heldout_tasks": after["tasks"],
+        "seconds": round(curve[-1][0], 2),
+        "seconds_to_target": reached,
+        "target": TARGET,
+        "rewards": [round(r, 3) for _, r in curve],
+    }
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--runs", nargs="+", default=[])
+    parser.add_argument("--one")
+    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--collect", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.one:
+        trainer, _, seed = given.one.partition(":")
+        made = (run_ours if trainer == "ours" else run_trl)(int(seed))
+        print("RESULT " + json.dumps({"trainer": trainer, "seed": int(seed), **made}))
+        return
+    if given.collect:
+        rows = [json.loads(x) for p in given.collect for x in p.read_text().splitlines()]
+        card = next((r["card"] for r in rows if "card" in r), "")
+        record("rl_curve", {"rows": rows}, "python -m tests.benchmarks.rl_curve", card)
+        return
+    import torch
+
+    end = time.monotonic() + given.seconds
+    for one in given.runs:
+        row: dict[str, Any] = {"trainer": one.partition(":")[0], "seed": int(one.split(":")[1])}
+        command = [sys.executable, "-m", "tests.benchmarks.rl_curve", "--one", one]
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=max(1, end - time.monotonic()),
+                check=False,
+            )
+            lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+            if lines:
+                row |= json.loads(lines[-1].removeprefix("RESULT "))
+            else:
+                row["error"] = done.stderr[-1500:]
+        except subprocess.TimeoutExpired:
+            row["error"] = "no time left"
+        row["card"] = torch.cuda.get_device_name()
+        with given.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row)[:1200], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Two processes with sharded weights train what one process trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.real
+ROOT = Path(__file__).parents[2]
+
+
+def launch(folder: Path, processes: int) -> None:
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tests.rl.fsdp_worker", str(folder)]
+    if processes > 1:
+        command[1:3] = ["-m", "torch.distributed.run", "--standalone"]
+        command[4:4] = [f"--nproc-per-node={processes}", "-m", "tests.rl.fsdp_worker"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def read(folder: Path):
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "weights.safetensors")
+    return weights, json.loads((folder / "report.json").read_text())
+
+
+def test_two_processes_sample_train_and_resume_like_one(tmp_path) -> None:
+    launch(tmp_path / "one", 1)
+    launch(tmp_path / "two", 2)
+    one, alone = read(tmp_path / "one")
+    two, together = read(tmp_path / "two")
+    assert alone["ids"][0] == together["ids"][0]
+    assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
