@@ -4,8 +4,8 @@
 log; `us_per_node_driver` the same through the asynchronous driver. TreeQuest 0.3.3 runs its own
 `StandardMCTS.step` in place, with its default of two samples an action, in the same process; ours
 is `MCTS` with as many children a visit. The ratio is of one run of theirs, which takes seconds, to
-the best of three of ours. All of these are CPU time, so that other work counts little. Name the folder that holds
-`treequest` in `TFGRPO_TREEQUEST` where it is not importable.
+the best of three of ours. All of these are CPU time, so that other work counts little. Name the
+folder that holds `treequest` in `TFGRPO_TREEQUEST` where it is not importable.
 """
 
 from __future__ import annotations
