@@ -27,6 +27,7 @@ def make(**options) -> GroupGenerator:
     return GroupGenerator(tiny_decoder(), eos_ids=(2,), **options)
 
 
+@pytest.mark.real
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 def test_greedy_equals_hf_greedy_token_by_token(kind: str) -> None:
     model = tiny_hf(kind=kind)
@@ -58,7 +59,7 @@ def test_sampled_logprobs_equal_a_packed_rescore() -> None:
     "options",
     [
         {"max_rows": 3},
-        {"max_rows": 1},
+        pytest.param({"max_rows": 1}, marks=pytest.mark.real),
         {"poll_steps": 1},
         {"max_rows": 5, "poll_steps": 3},
         {"fixed_rows": True, "max_rows": 16},
@@ -170,11 +171,11 @@ def test_picked_tokens_follow_temperature_and_nucleus() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).expand(20_000, 4)
     uniform = torch.from_numpy(uniforms(range(20_000), 0, 1)[:, 0])
     token, logp = pick(logits, uniform, torch.full((20_000,), 0.5), 0.8)
-    share = (logits[0] * 0.5).softmax(-1)
+    share = (logits[0].double() * 0.5).softmax(-1)
     kept = share[:3] / share[:3].sum()  # 0.455 + 0.276 + 0.167 passes 0.8
     counts = np.bincount(token.numpy(), minlength=4)
     assert counts[3] == 0
-    assert stats.chisquare(counts[:3], 20_000 * kept.double().numpy()).pvalue > 1e-3
+    assert stats.chisquare(counts[:3], 20_000 * (kept / kept.sum()).numpy()).pvalue > 1e-3
     assert torch.equal(logp, logits[0].log_softmax(-1)[token].float()) or torch.allclose(
         logp, logits[0].log_softmax(-1)[token], atol=1e-6
     )

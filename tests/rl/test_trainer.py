@@ -29,6 +29,7 @@ def metrics(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.real
 def test_reward_rises(tmp_path) -> None:
     config = tiny_config(
         tmp_path,
@@ -41,7 +42,14 @@ def test_reward_rises(tmp_path) -> None:
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.3
 
 
-@pytest.mark.parametrize("extra", [{}, {"loss": {"kl": 0.05}}, {"model": {"lora_rank": 2}}])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        pytest.param({"loss": {"kl": 0.05}}, marks=pytest.mark.real),
+        pytest.param({"model": {"lora_rank": 2}}, marks=pytest.mark.real),
+    ],
+)
 def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(tmp_path, extra) -> None:
     if "loss" in extra:
         extra = {**extra, "optimiser": {"epochs_per_batch": 2, "updates_per_epoch": 3}}

@@ -64,6 +64,7 @@ def test_loss_and_gradients_equal_a_row_by_row_reference() -> None:
         )
 
 
+@pytest.mark.real
 def test_gradients_equal_finite_differences() -> None:
     decoder = tiny_decoder(dtype=torch.float64)
     decoder.inv_freq = decoder.inv_freq.double()
