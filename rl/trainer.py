@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +295,13 @@ class Trainer:
         ]
         everyone = distributed.gather_objects((mine, len(groups)))
         at = sum(len(part) for part, _ in everyone[: self._rank])
-        advantage_R = self._advantages(everyone, names)[at : at + len(mine)]
+        lengths = [row[2] for part, _ in everyone for row in part]
+        advantage_R = _per_row(self._advantages(everyone, names), lengths)[at : at + len(mine)]
         engine = [tuple(p for s in r.steps for p in (s.logprobs or ())) or None for _, r in graded]
         return [
             TrainRow(
                 row,
-                float(advantage_R[i]),
+                advantage_R[i],
                 reward=mine[i][0],
                 group=mine[i][1],
                 engine_logp=engine[i],
@@ -629,6 +631,21 @@ def _check_tasks(
         raise ConfigError(f"{world} processes need at least as many tasks a step")
     for task in (*tasks, *held_out):
         verifier.check_task(task)
+
+
+def _per_row(
+    advantage: np.ndarray[Any, np.dtype[np.float64]], lengths: Sequence[int]
+) -> list[float | tuple[float, ...]]:
+    """One advantage a row, or one a token cut into rows, by the estimator's own axis."""
+    if len(advantage) == len(lengths):
+        return [float(a) for a in advantage]
+    if len(advantage) != sum(lengths):
+        raise ConfigError(
+            f"the estimator returned {len(advantage)} advantages for {len(lengths)} rollouts of "
+            f"{sum(lengths)} tokens"
+        )
+    cuts = np.cumsum([0, *lengths])
+    return [tuple(advantage[a:b].tolist()) for a, b in pairwise(cuts)]
 
 
 def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:

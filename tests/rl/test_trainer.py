@@ -343,3 +343,16 @@ def test_memory_that_runs_out_names_the_settings(tmp_path, monkeypatch) -> None:
 def test_tokenizer_and_model_are_the_ones_given() -> None:
     assert CharTokenizer().decode([3, 2], skip_special_tokens=True) == "@"
     assert tiny_hf().config.num_hidden_layers == 2
+
+
+def test_an_estimator_may_return_one_advantage_a_token(tmp_path, monkeypatch) -> None:
+    trainer = make(tiny_config(tmp_path))
+    groups = trainer._groups(0)
+    lengths = [len(r.steps[0].token_ids) for g in groups for r in g.rollouts]
+    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.arange(float(sum(lengths))))
+    rows = trainer._rows(groups)
+    assert [len(r.advantage) for r in rows] == lengths
+    assert [a for r in rows for a in r.advantage] == list(range(sum(lengths)))
+    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.zeros(5))
+    with pytest.raises(ConfigError, match="returned 5 advantages for 12 rollouts"):
+        trainer._rows(groups)
