@@ -87,14 +87,18 @@ class ProviderError(TfgrpoError, RuntimeError):
     def __reduce__(self) -> tuple[Any, ...]:
         return (
             _rebuild_provider_error,
-            (str(self), self.kind, self.status, self.retry_after_s),
+            (type(self), str(self), self.kind, self.status, self.retry_after_s),
         )
 
 
 def _rebuild_provider_error(
-    message: str, kind: ProviderFailure, status: int | None, retry_after_s: float | None
+    cls: type[ProviderError],
+    message: str,
+    kind: ProviderFailure,
+    status: int | None,
+    retry_after_s: float | None,
 ) -> ProviderError:
-    return ProviderError(message, kind=kind, status=status, retry_after_s=retry_after_s)
+    return cls(message, kind=kind, status=status, retry_after_s=retry_after_s)
 
 
 class PolicyError(TfgrpoError, RuntimeError):
@@ -117,11 +121,11 @@ class BudgetError(TfgrpoError, RuntimeError):
         self.resource = resource
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild_budget_error, (str(self), self.resource))
+        return (_rebuild_budget_error, (type(self), str(self), self.resource))
 
 
-def _rebuild_budget_error(message: str, resource: str) -> BudgetError:
-    return BudgetError(message, resource=resource)
+def _rebuild_budget_error(cls: type[BudgetError], message: str, resource: str) -> BudgetError:
+    return cls(message, resource=resource)
 
 
 class StoreError(TfgrpoError, OSError):
