@@ -13,6 +13,10 @@ import math
 from collections.abc import Mapping, Set
 from typing import Any
 
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+)
+
 
 def jsonable(value: Any) -> Any:
     """Return `value` as plain JSON types; dataclasses and pydantic models become objects.
@@ -23,6 +27,8 @@ def jsonable(value: Any) -> Any:
     """
     if value is None or isinstance(value, (str, bool, int)):
         return value
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value!r} is not a finite number and has no JSON form")
@@ -34,8 +40,6 @@ def jsonable(value: Any) -> Any:
             if not isinstance(key, str):
                 raise TypeError(f"object key {key!r} is not a string")
         return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
     if isinstance(value, Set):
         return sorted(jsonable(item) for item in value)
     if hasattr(value, "model_dump"):
@@ -49,9 +53,7 @@ def canonical_json(value: Any) -> str:
     >>> canonical_json({"b": (1, 2.5), "a": None})
     '{"a":null,"b":[1,2.5]}'
     """
-    return json.dumps(
-        jsonable(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
-    )
+    return _ENCODER.encode(jsonable(value))
 
 
 def digest(value: Any, length: int = 64) -> str:

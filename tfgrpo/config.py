@@ -58,7 +58,7 @@ class RoleConfig(_Section):
     lm: str = "local:smollm2-135m"
     """Spec string: `openai:MODEL`, `http://HOST/v1#MODEL`, `litellm:…`, `vllm:…`, `local:…`."""
     options: dict[str, Any] = {}
-    """Backend options, such as `api_key_env` or `use_n`."""
+    """Backend options, such as `api_key_env` or `supports_n`."""
     sampling: SamplingConfig = SamplingConfig()
     timeout_s: float = Field(default=120.0, gt=0)
     """Wall time of one call."""

@@ -125,6 +125,8 @@ def render_messages(
     >>> render_messages([Message("user", "2+2?")])
     (Message(role='user', content='2+2?', tool_calls=(), tool_call_id='', reasoning=''),)
     """
+    if context.is_empty and not system and all(m.role != "system" for m in task_messages):
+        return tuple(task_messages)
     lessons = _lessons_block(context)
     system_texts = [system, *(m.content for m in task_messages if m.role == "system")]
     if lessons and context.placement == "system":

@@ -100,16 +100,12 @@ class RetryingLM:
         self, request: Request, n: int, seeds: Sequence[int | None]
     ) -> list[Completion]:
         """Return exactly n replies, or raise the failure that would not pass."""
-        replies: list[Completion] = []
+        replies = (await self._persist(request, n, seeds))[:n]
         scope = current_scope()
         while len(replies) < n:
             rest = replace(scope, sample_index=scope.sample_index + len(replies))
             with call_scope(rest):
                 more = await self._persist(request, n - len(replies), seeds[len(replies) :])
-            if not more:
-                raise ProviderError(
-                    f"{self.model_id} returned no reply where {n} were asked for", kind="bad_reply"
-                )
             replies.extend(more[: n - len(replies)])
         return replies
 
@@ -131,6 +127,10 @@ class RetryingLM:
                 await self._sleep(self._wait_or_raise(exc, tries, started))
                 self.retries += 1
                 continue
+            if not replies:
+                raise ProviderError(
+                    f"{self.model_id} returned no reply where {n} were asked for", kind="bad_reply"
+                )
             self._close_circuit()
             self._limiter.succeeded()
             return replies

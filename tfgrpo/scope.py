@@ -6,8 +6,6 @@ verifiers need no extra argument. Does not know what the stages mean. Source: ow
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -33,11 +31,20 @@ def current_scope() -> CallScope:
     return _SCOPE.get() or _OUTSIDE
 
 
-@contextmanager
-def call_scope(scope: CallScope) -> Generator[CallScope]:
-    """Run a block under `scope`; tasks started inside inherit it."""
-    token = _SCOPE.set(scope)
-    try:
-        yield scope
-    finally:
-        _SCOPE.reset(token)
+class call_scope:
+    """Run a block under a scope; asyncio tasks started inside inherit it.
+
+    A class and not a generator: it is entered several times a rollout.
+    """
+
+    __slots__ = ("_scope", "_token")
+
+    def __init__(self, scope: CallScope) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> CallScope:
+        self._token = _SCOPE.set(self._scope)
+        return self._scope
+
+    def __exit__(self, *_: object) -> None:
+        _SCOPE.reset(self._token)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tests.benchmarks.record import record
 from tfgrpo.concurrency import AdaptiveLimiter
+from tfgrpo.lm import open_lm
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.policies import ChatPolicy
 from tfgrpo.protocols import LM
@@ -25,6 +26,7 @@ from tfgrpo.retry import RetryingLM
 from tfgrpo.rollout import Task
 from tfgrpo.sampling import Draws, Sampler, SampleSettings
 from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.testing import FaultServer, say
 from tfgrpo.verifiers import Exact
 
 LATENCY_S = 0.2
@@ -91,31 +93,12 @@ def measure(kind: str) -> float:
 
 
 async def over_http(folder: Path) -> float:
-    """Return the ratio to ideal with the same latency behind a loopback server."""
-    from tfgrpo.testing import FaultServer
-
-    from tfgrpo.lm import open_lm
-
-    ideal = math.ceil(1000 / WIDTH) * LATENCY_S
-    with FaultServer(latency_s=LATENCY_S) as server:
-        lm = open_lm(f"{server.url}#stub", stream=False, use_n=False)
+    """Return the ratio to ideal with the same latency behind a loopback server, in one process."""
+    with FaultServer(say("7").after(LATENCY_S)) as server:
+        lm = open_lm(f"{server.base_url}#stub", stream=False, supports_n=False)
         try:
-            policy_tasks = 1000 // 8
-            store = RunStore.open(folder, create=True)
-            from tfgrpo.verifiers import FunctionVerifier
-
-            sampler = Sampler(
-                ChatPolicy(wrapped(lm, store)),
-                FunctionVerifier(lambda rollout, task: 1.0, verifier_id="one"),
-                SampleSettings(concurrency=WIDTH),
-                recorder=store,
-            )
-            await sampler.groups([Task("warm", "x")], Draws(group_size=1))
-            started = time.perf_counter()
-            groups = await sampler.groups(tasks(policy_tasks), Draws(group_size=8))
-            seconds = time.perf_counter() - started
-            store.close()
-            return seconds / ideal * 1000 / sum(len(g.rollouts) for g in groups)
+            ideal = math.ceil(1000 / WIDTH) * LATENCY_S
+            return await sample(lm, 1000, 8, WIDTH, folder) / ideal
         finally:
             await lm.aclose()
 

@@ -146,7 +146,8 @@ def _convert(
         quantization_config=config(dequantize=True),
         **options,
     )
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):  # transformers 5.17 leaves none behind
+        del model.config.quantization_config
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         model.save_pretrained(str(temporary), safe_serialization=True)
