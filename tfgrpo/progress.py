@@ -67,6 +67,7 @@ class PlainView:
         self._clock = clock
         self._last = float("-inf")
         self._stage = ""
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -87,8 +88,13 @@ class PlainView:
         )
 
     def say(self, text: str) -> None:
-        """Print one line."""
-        print(text, file=sys.stderr, flush=True)
+        """Print one line; a closed terminal ends the view and not the run."""
+        if self._is_closed:
+            return
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except OSError:
+            self._is_closed = True
 
 
 class BarView:
@@ -111,16 +117,27 @@ class BarView:
             TextColumn("{task.fields[note]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
+            auto_refresh=False,  # a thread of its own could not end the view on a closed terminal
         )
         self._ids: dict[str, Any] = {}
         self._drawn = float("-inf")
+        self._is_closed = False
 
     def __enter__(self) -> Self:
-        self._bars.start()
+        self._draw(self._bars.start)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bars.stop()
+        self._draw(self._bars.stop)
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        """Draw on the terminal; a closed one ends the view and not the run."""
+        if self._is_closed:
+            return
+        try:
+            draw()
+        except OSError:
+            self._is_closed = True
 
     def update(self, progress: Progress) -> None:
         """Move the stage's bar; redrawn at most ten times a second."""
@@ -134,10 +151,11 @@ class BarView:
         self._bars.update(
             self._ids[progress.stage], total=progress.total, completed=progress.done, note=note
         )
+        self._draw(self._bars.refresh)
 
     def say(self, text: str) -> None:
         """Print a line above the bars, without markup."""
-        self._bars.console.print(text, markup=False, highlight=False)
+        self._draw(lambda: self._bars.console.print(text, markup=False, highlight=False))
 
 
 def choose_view(cost: Callable[[], str]) -> ProgressView:
