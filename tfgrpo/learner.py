@@ -153,12 +153,13 @@ class Learner:
         if any(o.result != "rejected" for o in outcomes):
             return
         reasons = Counter(o.reason for o in outcomes)
-        unread = sum(p.calls.get("unusable", 0) for p in self._proposals)
+        useless = ("unusable", "cut", "failed")
+        unread = sum(p.calls.get(kind, 0) for p in self._proposals for kind in useless)
         why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(2))
         self._notes.append(
             f"no lesson was fit to be tried: the critic proposed {len(outcomes)}"
             + (f" ({why})" if why else "")
-            + (f", and {unread} of its replies could not be read" if unread else "")
+            + (f", and {unread} of its replies were cut or could not be read" if unread else "")
         )
 
     def _batches(self) -> Iterable[tuple[int, Sequence[Task] | Sequence[RolloutGroup]]]:
