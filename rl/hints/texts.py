@@ -1,0 +1,119 @@
+"""Where hint texts come from: written beforehand into a task's metadata, or cut from its solution.
+
+`metadata.hints` is a list of texts, weakest first; `metadata.solution` is a worked solution of
+which level k of L shows the first k/(L+1) of the characters, never as far as the answer. A caller
+may give another function, such as one that asks the policy at each visit.
+
+Does not know when a hint is used. Idea: cut references (QuestA, GHPO), the stop before the answer
+is own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl.hints.plan import HintPlan, HintSource, cut_before_leak, leaks
+from tfgrpo.rollout import Task
+
+PlansOf = Callable[[Task], tuple[HintPlan, ...]]
+"""Returns a task's plans, weakest first; empty when there is no help for it."""
+
+
+def share_of(text: str, share: float) -> str:
+    """Return the first `share` of a text's characters, cut back to the end of a word.
+
+    `share` is clipped to [0, 1]. The result grows with `share`.
+
+    >>> share_of("one two three", 0.6), share_of("one two three", 0.0), share_of("one", 1.0)
+    ('one two', '', 'one')
+    """
+    length = round(len(text) * min(1.0, max(0.0, share)))
+    if length >= len(text):
+        return text.rstrip()
+    cut = text[:length]
+    if not text[length].isspace() and not cut.endswith(tuple(" \t\n")):
+        space = max((cut.rfind(c) for c in " \t\n"), default=-1)
+        cut = cut[: space + 1]
+    return cut.rstrip()
+
+
+def solution_of(task: Task, key: str = "solution") -> str:
+    """Return the worked solution in a task's metadata, or an empty text.
+
+    Raises:
+        ConfigError: the value is not a text.
+    """
+    value = task.metadata.get(key, "")
+    if not isinstance(value, str):
+        raise ConfigError(
+            f"task {task.task_id!r}: metadata.{key} is {value!r:.80}; it must be a text"
+        )
+    return value.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataHints:
+    """A task's plans from its metadata: written hints first, else the cut solution.
+
+    A hint that contains the answer is dropped; a cut solution ends before it.
+    """
+
+    levels: int = 3
+    """Most levels."""
+    hints_key: str = "hints"
+    solution_key: str = "solution"
+    missing: Literal["error", "plain"] = "error"
+    """A task with neither field is an error, or is never hinted."""
+
+    def __call__(self, task: Task) -> tuple[HintPlan, ...]:
+        """Return the plans, levels counted from 1.
+
+        Raises:
+            ConfigError: the task has neither field and `missing` is `error`, or one is malformed.
+        """
+        written = task.metadata.get(self.hints_key)
+        if written is not None:
+            return self._written(task, written)
+        solution = solution_of(task, self.solution_key)
+        if not solution:
+            return self._nothing(task)
+        safe = cut_before_leak(solution, task)
+        shares = (k / (self.levels + 1) for k in range(1, self.levels + 1))
+        # The share is of the whole solution: a leak early in it must not make level 1 stronger.
+        cuts = [share_of(solution, share) for share in shares]
+        texts = [cut if len(cut) <= len(safe) else safe for cut in cuts]
+        return _numbered(texts, "reference")
+
+    def _written(self, task: Task, written: object) -> tuple[HintPlan, ...]:
+        if not isinstance(written, list | tuple) or not all(isinstance(h, str) for h in written):
+            raise ConfigError(
+                f"task {task.task_id!r}: metadata.{self.hints_key} is {written!r:.80}; it must be "
+                "a list of texts, weakest first"
+            )
+        writer = task.metadata.get(f"{self.hints_key}_source", "given")
+        source: HintSource = writer if writer in _WRITERS else "given"
+        return _numbered(
+            [h for h in written if h.strip() and not leaks(h, task)][: self.levels], source
+        )
+
+    def _nothing(self, task: Task) -> tuple[HintPlan, ...]:
+        if self.missing == "plain":
+            return ()
+        raise ConfigError(
+            f"task {task.task_id!r} has no help: give it metadata.{self.hints_key} (texts, weakest "
+            f"first) or metadata.{self.solution_key} (a worked solution), or set "
+            "hints.missing = 'plain' to train such tasks without hints"
+        )
+
+
+_WRITERS = ("self", "teacher", "reference", "oracle")
+
+
+def _numbered(texts: list[str], source: HintSource) -> tuple[HintPlan, ...]:
+    distinct = list(dict.fromkeys(t for t in texts if t))
+    return tuple(
+        HintPlan(text=t, level=level, source=source) for level, t in enumerate(distinct, 1)
+    )

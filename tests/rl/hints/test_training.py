@@ -1,0 +1,62 @@
+"""The schedulers in the real trainer on a tiny random model: steps, state and resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
+from tfgrpo.rl.command import _scheduler
+from tfgrpo.rl.hints.plan import level_of
+from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rollout import Task
+
+SECTIONS = [
+    {"name": "sage", "max_level": 2, "success_above": 0.9},
+    {"name": "sage_light", "success_above": 0.9},
+    {"name": "pope", "success_above": 0.9, "max_level": 2, "instruct": False},
+    {"name": "questa", "epochs": [1]},
+]
+
+
+def trainer_of(folder: Path, section: dict[str, object]) -> Trainer:
+    tasks = [
+        Task(
+            f"t{i}",
+            f"task {chr(97 + i)}",
+            metadata={"hints": ["one", "two", "three"], "solution": "a b c d e f g h"},
+        )
+        for i in range(6)
+    ]
+    config = tiny_config(folder, optimiser={"lr": 1e-3})
+    return Trainer(config, tiny_parts(), tasks, EvenTokens(), hints=_scheduler(section))
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s["name"])
+def test_training_goes_on_after_a_stop_with_the_same_hints(
+    tmp_path: Path, section: dict[str, object]
+) -> None:
+    def seen(trainer: Trainer, n: int) -> list[dict[str, object]]:
+        made = []
+        for _ in range(n):
+            for group in trainer.step().groups:
+                assert len({r.steps[0].prompt_token_ids for r in group.rollouts}) == 1
+                made.append(group.to_dict())
+        return made
+
+    whole = trainer_of(tmp_path / "whole", section)
+    expected = seen(whole, 4)
+    first = trainer_of(tmp_path / "cut", section)
+    assert seen(first, 2) == expected[:6]
+    first.save()
+    second = trainer_of(tmp_path / "cut", section)
+    assert second.resume()
+    assert seen(second, 2) == expected[6:]
+    assert second._hints is not None
+    assert whole._hints is not None
+    assert second._hints.state_dict() == whole._hints.state_dict()
+    levels = {level_of(part) for g in whole.step().groups for part in g.context.of_kind("hint")}
+    assert levels, "no group was hinted, so this shows nothing"
