@@ -104,8 +104,8 @@ def answers_of(reference: Any) -> tuple[str, ...]:
 
     Texts and numbers are answers; a list holds alternatives; of an object only `answer`, `answers`
     and `target` are looked at, since other fields (tests, schemas) are no answers. A text with
-    GSM8K's `####` mark is the part after it; `\\boxed{...}` gives its inside too. Booleans and None
-    are not checked.
+    GSM8K's `####` mark is the part after it; one with `\\boxed{...}` is what stands in the box.
+    Booleans and None are not checked.
 
     >>> answers_of("He pays 3 times 4. #### 12"), answers_of([0.5, "1/2"]), answers_of(True)
     (('12',), ('0.5', '1/2'), ())
@@ -119,8 +119,7 @@ def answers_of(reference: Any) -> tuple[str, ...]:
     if isinstance(reference, Sequence) and not isinstance(reference, str):
         return tuple(a for item in reference for a in answers_of(item))
     text = str(reference).rsplit("####", 1)[-1].strip()
-    boxed = re.findall(r"\\boxed\{([^{}]*)\}", text)
-    return tuple(dict.fromkeys(b.strip() for b in boxed if b.strip())) or ((text,) if text else ())
+    return _boxed(text) or ((text,) if text else ())
 
 
 def leaks(text: str, task: Task) -> bool:
@@ -128,7 +127,8 @@ def leaks(text: str, task: Task) -> bool:
 
     Letter case, runs of white space and thousands separators are ignored; the answer must stand
     alone, so that 12 is not found in 120, 3.12 or x12. Strict on purpose: a short answer that
-    occurs by chance is a leak too, as is one that the task's own text mentions.
+    occurs by chance is a leak too, as is one that the task's own text mentions. Texts are compared,
+    not values: one half is not found in 0.5.
 
     >>> leaks("so you get 1,200 in all", Task("a", "?", reference=1200))
     True
@@ -156,6 +156,18 @@ def cut_before_leak(text: str, task: Task) -> str:
     """
     position = leak_position(text, task)
     return (text if position is None else text[:position]).rstrip()
+
+
+def _boxed(text: str) -> tuple[str, ...]:
+    found = []
+    for match in re.finditer(r"\\boxed\s*\{", text):
+        depth = 1
+        for end in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                found.append(text[match.end() : end].strip())
+                break
+    return tuple(dict.fromkeys(f for f in found if f))
 
 
 def _pattern(answer: str) -> str:

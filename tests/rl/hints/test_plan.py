@@ -34,6 +34,7 @@ def with_answer(reference: object) -> Task:
         (["7", "seven"], "seven of them"),
         ("long talk #### 9", "gives 9"),
         (r"\boxed{\pi}", r"so \pi remains"),
+        (r"Thus \boxed{\frac{1}{2}}.", r"which is \frac{1}{2}"),
         ({"answer": "blue", "tests": ["x"]}, "a Blue one"),
     ],
 )

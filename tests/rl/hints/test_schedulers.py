@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.rl.hints.groups import SOLUTION, group, hinted_task, solved_from, task, visit
 from tfgrpo.canonical import canonical_json
@@ -24,6 +26,24 @@ from tfgrpo.rl.hints.schedulers import NOT_RUNNABLE
 )
 def test_sage_climbs_until_something_succeeds(level: int, tried: list[int]) -> None:
     assert visit(Sage(), hinted_task(), solved_from(level)) == tried
+
+
+@given(
+    successes=st.lists(st.booleans(), min_size=4, max_size=4),
+    n_hints=st.integers(1, 5),
+    max_level=st.integers(1, 5),
+)
+@settings(max_examples=100, deadline=None)
+def test_sages_climb_rises_by_one_and_stops_at_the_first_success_or_the_top(
+    successes: list[bool], n_hints: int, max_level: int
+) -> None:
+    sage = Sage(max_level=max_level)
+    wins = [*successes, False, False]
+    tried = visit(sage, hinted_task(n=n_hints), lambda at: [float(wins[at]), 0.0])
+    top = min(n_hints, max_level)
+    first = next((i for i in range(top + 1) if wins[i]), top)
+    assert tried == list(range(first + 1))
+    assert sage.record.rollouts == 2 * len(tried)
 
 
 def test_sage_restarts_from_the_bare_task_or_climbs_on_from_the_last_level() -> None:
