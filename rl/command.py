@@ -86,12 +86,9 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
 def _scheduler(hints: dict[str, Any]) -> Any:
     if not hints:
         return None
-    from tfgrpo.rl import hints as schedulers
+    from tfgrpo.rl.hints import make_scheduler  # read only where hints are asked for
 
-    make = getattr(schedulers, "make_scheduler", None)
-    if make is None:
-        raise ConfigError("the [hints] section is set, but this build has no hint schedulers")
-    return make(hints)
+    return make_scheduler(hints)
 
 
 def _print_step(report: Any) -> None:

@@ -108,6 +108,11 @@ class Trainer:
         self._held_out = list(held_out)
         self._hints = hints
         self._rank, self._world = distributed.world()
+        if hints is not None and self._world > 1:
+            raise ConfigError(
+                f"[hints] with {self._world} processes: the state of a task's hints is kept by one "
+                "process; train on one, or leave the section out"
+            )
         self._folder = Path(config.run.folder)
         self._model = self._trained_model()
         self._weights = self._make_weights()

@@ -123,7 +123,7 @@ def counted(result: dict[str, Any]) -> tuple[int, int]:
 
 async def burst(spec: str) -> tuple[list[RolloutGroup], float]:
     """Draw long replies at full width; returns the groups and the seconds they took."""
-    lm = open_lm(spec)
+    lm = open_lm(spec, send_seed=False)  # see OpenAILM: seeded chunks end vLLM on a CPU
     policy = ChatPolicy(
         lm,
         sampling=Sampling(1.0, max_tokens=_BURST_TOKENS, extra={"ignore_eos": True}),

@@ -68,6 +68,12 @@ async def test_single_draws_stream_with_usage_and_several_are_plain():
     assert "stream" not in server.calls[0].body
 
 
+@pytest.mark.parametrize(("options", "sent"), [({}, 7), ({"send_seed": False}, None)])
+async def test_seeds_are_sent_unless_they_are_kept_back(options, sent):
+    _, server = await ask(say("x"), seeds=[7], **options)
+    assert server.calls[0].body.get("seed") == sent
+
+
 async def test_no_key_is_sent_where_none_is_named(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "CANARY-0000111122223333")
     _, server = await ask(say("x"))

@@ -56,6 +56,8 @@ class OpenAILM:
         api_key_query: send the key as this query parameter instead of a header.
         stream: True or False forces it for single draws; None streams them. n > 1 is always plain.
         supports_n: False sends parallel calls instead of `n`; learnt when the server returns one.
+        send_seed: False keeps seeds back, for servers that fail on them (vLLM on a CPU ends with
+            "CPU Generator does not use offset" where it cuts a seeded prompt into chunks).
         strict_model: refuse replies of a model with another name instead of warning once.
         headers: further request headers; must hold no key.
     """
@@ -69,6 +71,7 @@ class OpenAILM:
         api_key_query: str | None = None,
         stream: bool | None = None,
         supports_n: bool = True,
+        send_seed: bool = True,
         strict_model: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -78,6 +81,7 @@ class OpenAILM:
         self._api_key_query = api_key_query
         self._stream = stream is not False
         self._supports_n = supports_n
+        self._send_seed = send_seed
         self._strict_model = strict_model
         self._headers = dict(headers or {})
         self._spec = f"openai:{model}" if base_url is None else f"{self._base_url}#{model}"
@@ -210,7 +214,7 @@ class OpenAILM:
         body = request_json(request, self._model)
         if n > 1:
             body["n"] = n
-        if seed is not None:
+        if seed is not None and self._send_seed:
             body["seed"] = seed
         if stream:
             body["stream"] = True
