@@ -65,7 +65,11 @@ def markup(text: str) -> str:
     """
     from rich.markup import escape  # rich is loaded only where something is printed
 
-    return escape(printable(text))
+    shown = printable(text)
+    escaped = escape(shown)
+    # rich doubles a single last backslash and never undoes that where the text ends there
+    is_doubled = shown.endswith("\\") and not shown.endswith("\\\\")
+    return escaped[:-1] if is_doubled else escaped
 
 
 def clip(text: str, most: int) -> str:

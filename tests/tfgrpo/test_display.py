@@ -6,7 +6,7 @@ import io
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
@@ -55,7 +55,11 @@ def test_ordinary_text_of_any_script_is_unchanged() -> None:
     assert printable(text) == text
 
 
+@settings(derandomize=True)
 @given(ANY_TEXT)
+@example("\\")
+@example("a[\\")
+@example("[b]\\")
 def test_markup_is_read_back_as_the_same_text(text: str) -> None:
     assert Text.from_markup(markup(text), emoji=False).plain == printable(text)
 
