@@ -26,6 +26,10 @@ _UNSAFE = re.compile(
     "]"
 )
 
+_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\])|(\\+)(?=\[)")
+"""What `rich` does not show as it stands: a tag, whose backslashes it halves, and a backslash
+before a bracket that opens no tag, of which it takes one away."""
+
 
 def printable(text: str) -> str:
     r"""Return `text` with every control and bidirectional character shown as an escape.
@@ -63,13 +67,14 @@ def markup(text: str) -> str:
     >>> print(markup("[bold]x[/] [link=http://a]y"))
     \[bold]x\[/] \[link=http://a]y
     """
-    from rich.markup import escape  # rich is loaded only where something is printed
+    return _MARKUP.sub(_literal, printable(text))
 
-    shown = printable(text)
-    escaped = escape(shown)
-    # rich doubles a single last backslash and never undoes that where the text ends there
-    is_doubled = shown.endswith("\\") and not shown.endswith("\\\\")
-    return escaped[:-1] if is_doubled else escaped
+
+def _literal(match: re.Match[str]) -> str:
+    slashes, tag, before_bracket = match.groups()
+    if before_bracket:
+        return f"{before_bracket}\\"
+    return f"{slashes}{slashes}\\{tag}"
 
 
 def clip(text: str, most: int) -> str:
