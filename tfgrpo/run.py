@@ -556,15 +556,7 @@ def _mean(proof: Proof | None, arm: str) -> Interval | None:
 
 
 def _row(interval: Interval | None) -> dict[str, float | int] | None:
-    if interval is None:
-        return None
-    return {
-        "estimate": interval.estimate,
-        "low": interval.low,
-        "high": interval.high,
-        "level": interval.level,
-        "n_tasks": interval.n_tasks,
-    }
+    return None if interval is None else interval.to_dict()
 
 
 def _package_version() -> str:

@@ -197,7 +197,7 @@ class Sampler:
         total = sum(g.draws.group_size for g in opened)
         with call_scope(CallScope(stage=draws.stage)):
             await self._run(units, draws.stage, total, total - sum(len(u.indices) for u in units))
-        return [self._close(g) for g in opened]
+        return [self._group(g) for g in opened]
 
     def raise_if_stopped(self) -> None:
         """Raise `Stopped` where a stop was requested; for work between two calls to `groups`."""
@@ -421,9 +421,6 @@ class Sampler:
     def _record(self, group: _OpenGroup) -> None:
         if self._recorder is not None:
             self._recorder.record_group(self._group(group))
-
-    def _close(self, group: _OpenGroup) -> RolloutGroup:
-        return self._group(group)
 
 
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")

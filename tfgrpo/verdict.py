@@ -116,14 +116,7 @@ class Verdict:
             "status": self.status,
             "exit_code": self.exit_code,
             "is_beyond_noise": self.is_beyond_noise,
-            "interval": interval
-            and {
-                "estimate": interval.estimate,
-                "low": interval.low,
-                "high": interval.high,
-                "level": interval.level,
-                "n_tasks": interval.n_tasks,
-            },
+            "interval": interval and interval.to_dict(),
             "n_reaching": self.n_reaching,
             "n_scored": self.n_scored,
             "n_attempted": self.n_attempted,

@@ -40,7 +40,7 @@ class GateDecision:
         return {
             "accepted": self.accepted,
             "reason": self.reason,
-            "difference": None if self.difference is None else _interval_row(self.difference),
+            "difference": None if self.difference is None else self.difference.to_dict(),
             "bound": self.bound,
             "level": self.level,
             "tasks": self.tasks,
@@ -108,8 +108,8 @@ class FinalChoice:
         return {
             "version_id": self.version_id,
             "reason": self.reason,
-            "difference": None if self.difference is None else _interval_row(self.difference),
-            "considered": {k: _interval_row(i) for k, i in self.considered.items()},
+            "difference": None if self.difference is None else self.difference.to_dict(),
+            "considered": {k: i.to_dict() for k, i in self.considered.items()},
         }
 
 
@@ -179,13 +179,3 @@ def smaller_sets(edits: Sequence[Edit], limit: int) -> list[tuple[Edit, ...]]:
         return []
     ranked = sorted(edits, key=lambda e: (-len(e.provenance.group_ids), e.kind != "exemplar"))
     return [(edit,) for edit in ranked[:limit]]
-
-
-def _interval_row(interval: Interval) -> dict[str, float | int]:
-    return {
-        "estimate": interval.estimate,
-        "low": interval.low,
-        "high": interval.high,
-        "level": interval.level,
-        "n_tasks": interval.n_tasks,
-    }

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import body_failure, failure_kind, http_failure
+from tfgrpo.lm.parallel import draws_in_parallel
 from tfgrpo.lm.usage import normalise_usage, share_usage
 from tfgrpo.lm.wire import ChoiceParts, prompt_bytes, reply_bytes, request_json, timed_out
 from tfgrpo.protocols import Completion, Request
@@ -118,20 +119,7 @@ class LiteLLM:
         """Return n replies: one call where `n` is supported, else parallel calls."""
         if n == 1 or self._supports_n:
             return await self._call(request, n, seeds[0])
-        calls = [asyncio.ensure_future(self._call(request, 1, seed)) for seed in list(seeds)[:n]]
-        try:
-            results = await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            for call in calls:
-                call.cancel()
-        replies: list[Completion] = []
-        for result in results:
-            if isinstance(result, BaseException):
-                if replies and isinstance(result, ProviderError) and not result.is_fatal:
-                    break
-                raise result
-            replies += result
-        return replies
+        return await draws_in_parallel(self._call(request, 1, seed) for seed in list(seeds)[:n])
 
     async def _call(self, request: Request, n: int, seed: int | None) -> list[Completion]:
         """Make one call; errors are raised outside the handler, so no foreign one hangs on it."""

@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import body_failure, error_in_body, http_failure
+from tfgrpo.lm.parallel import draws_in_parallel
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.usage import normalise_usage, share_usage
 from tfgrpo.lm.wire import (
@@ -146,23 +147,9 @@ class OpenAILM:
     async def _parallel(self, request: Request, seeds: Sequence[int | None]) -> list[Completion]:
         """One call a draw; the draws before the first failure are kept, its cause raised only
         where nothing is."""
-        calls = [
-            asyncio.ensure_future(self._call(request, 1, seed, stream=self._stream))
-            for seed in seeds
-        ]
-        try:
-            results = await asyncio.gather(*calls, return_exceptions=True)
-        finally:
-            for call in calls:
-                call.cancel()
-        replies: list[Completion] = []
-        for result in results:
-            if isinstance(result, BaseException):
-                if replies and isinstance(result, ProviderError) and not result.is_fatal:
-                    break
-                raise result
-            replies += result
-        return replies
+        return await draws_in_parallel(
+            self._call(request, 1, seed, stream=self._stream) for seed in seeds
+        )
 
     async def _call(
         self, request: Request, n: int, seed: int | None, *, stream: bool

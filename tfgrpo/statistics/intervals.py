@@ -48,6 +48,16 @@ class Interval:
         """True when the whole range lies on one side of zero."""
         return self.low > 0 or self.high < 0
 
+    def to_dict(self) -> dict[str, float | int]:
+        """Return the JSON form."""
+        return {
+            "estimate": self.estimate,
+            "low": self.low,
+            "high": self.high,
+            "level": self.level,
+            "n_tasks": self.n_tasks,
+        }
+
     def __str__(self) -> str:
         return f"{self.estimate:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
 
