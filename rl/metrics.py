@@ -10,15 +10,23 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from tfgrpo.errors import MissingExtraError
+from tfgrpo.rl import distributed
 from tfgrpo.rl.model import Shape
+from tfgrpo.rollout import RolloutGroup
+
+if TYPE_CHECKING:
+    from tfgrpo.rl.generator import Counters
+    from tfgrpo.rl.rollouts import RolloutFigures
+    from tfgrpo.rl.updater import Updated
 
 log = logging.getLogger(__name__)
 
@@ -154,3 +162,55 @@ def decode_floor_s(
     traffic = (weights + cache) / (roofline.tb_s * 1e12)
     products = 2 * parameter_count(shape) * rows / (roofline.tflop_s * 1e12)
     return steps * max(traffic, products)
+
+
+def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
+    """Rewards, outcomes and lengths of a step's groups."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    rewards = [x for g in groups for x in g.rewards_G]
+    lengths = [sum(len(s.token_ids or ()) for s in r.steps) for r in rollouts]
+    return {
+        "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
+        "reward_std": float(np.std(rewards)) if rewards else 0.0,
+        "informative_share": sum(g.is_informative() for g in groups) / max(1, len(groups)),
+        "graded_share": len(rewards) / max(1, len(rollouts)),
+        "truncated_share": sum(r.is_truncated for r in rollouts) / max(1, len(rollouts)),
+        "length_mean": float(np.mean(lengths)) if lengths else 0.0,
+        "length_max": max(lengths, default=0),
+    }
+
+
+def rollout_figures(made: RolloutFigures, counters: Counters) -> dict[str, Any]:
+    """What making a step's groups cost."""
+    return {
+        "prompt_tokens": made.prompt_tokens,
+        "completion_tokens": made.completion_tokens,
+        "hinted_rollouts": made.hinted_rollouts,
+        "decode_steps": counters.steps,
+        "decode_row_steps": counters.row_steps,
+        "verify_seconds": made.verify_seconds,
+        **{f"groups_{level}": count for level, count in made.levels.items()},
+    }
+
+
+def update_figures(done: Updated, *, with_entropy: bool) -> dict[str, Any]:
+    """What the optimiser batches of a step did; losses are summed over all processes."""
+    results = done.results
+    losses = distributed.gather_objects(sum(r.loss for r in results))
+    trained = sum(r.trained_tokens for r in results)
+    figures: dict[str, Any] = {
+        "loss": sum(losses) / len(losses),
+        "grad_norm": max(done.norms, default=0.0),
+        "trained_tokens": trained,
+        "input_tokens": sum(r.input_tokens for r in results),
+        "skipped_tokens": sum(r.skipped_tokens for r in results),
+        "prompt_tokens_saved": sum(r.prompt_tokens_saved for r in results),
+    }
+    if done.mismatch is not None:
+        figures |= {
+            "mismatch_mean": done.mismatch.mean_abs,
+            "mismatch_row": done.mismatch.max_row,
+        }
+    if with_entropy:
+        figures["entropy"] = sum(r.entropy_sum for r in results) / max(1, trained)
+    return figures

@@ -13,54 +13,38 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tfgrpo.canonical import derive_seed, digest
-from tfgrpo.errors import ConfigError, StoreError, TfgrpoError, VerifierError
+from tfgrpo.canonical import derive_seed
+from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.protocols import Generator, HintScheduler, Sampling, Verifier
-from tfgrpo.rl import checkpoint, distributed
-from tfgrpo.rl.advantages import ADVANTAGES
-from tfgrpo.rl.batch import RewardBatch
+from tfgrpo.rl import checkpoint, distributed, run_state
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.engines import MismatchLimits, check_mismatch, measure_mismatch
 from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.lora import TARGETS, LoraWeights
-from tfgrpo.rl.metrics import MetricsLog, Sink, training_tflop
-from tfgrpo.rl.model import Decoder, hf_views, load_hf_weights
-from tfgrpo.rl.multi_turn import row_of
-from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
-from tfgrpo.rl.registry import lookup
-from tfgrpo.rl.rollouts import Prompter, RolloutMaker
-from tfgrpo.rl.update import (
-    TrainRow,
-    UpdateResult,
-    UpdateSettings,
-    accumulate,
-    score_rows,
-    token_weights,
+from tfgrpo.rl.lora import LoraWeights
+from tfgrpo.rl.metrics import (
+    MetricsLog,
+    Sink,
+    group_figures,
+    rollout_figures,
+    training_tflop,
+    update_figures,
 )
+from tfgrpo.rl.parts import Parts, load_parts
+from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+from tfgrpo.rl.rows import advantages_of, graded_of, per_row, reward_batch, rows_of
+from tfgrpo.rl.update import TrainRow
+from tfgrpo.rl.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
+
+__all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
 
 MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
 """(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a trainer works on, loaded."""
-
-    decoder: Decoder
-    """The weights that run (and, with one process, are trained)."""
-    tokenizer: Any
-    save_extras: Callable[[Path], None]
-    """Writes the model's config and tokenizer into a folder."""
-    eos_ids: tuple[int, ...]
-    name: str
 
 
 @dataclass(slots=True)
@@ -114,31 +98,12 @@ class Trainer:
                 "process; train on one, or leave the section out"
             )
         self._folder = Path(config.run.folder)
-        self._model = self._trained_model()
-        self._weights = self._make_weights()
-        o = config.optimiser
-        self.optimiser = AdamW(
-            self._weights,
-            AdamSettings(o.lr, o.beta1, o.beta2, weight_decay=o.weight_decay, max_norm=o.max_norm),
-        )
-        self._reference = _frozen_copy(self._model) if config.loss.kl else None
-        r = config.rollout
-        self._engine = generator
-        own = GroupGenerator(
-            parts.decoder,
-            eos_ids=parts.eos_ids,
-            detokenize=lambda ids: str(parts.tokenizer.decode(list(ids))),
-            max_rows=r.max_rows,
-            poll_steps=r.poll_steps,
-            fixed_rows=r.fixed_rows,
-        )
-        self.generator = own
-        extra = {"ignore_eos": True} if r.ignore_eos else {}
-        self._sampling = Sampling(
-            temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra
-        )
+        self.updater = Updater(config, parts.decoder, generator)
+        self.optimiser = self.updater.optimiser
+        self.generator = own_generator(config, parts)
+        self._sampling = sampling_of(config)
         self._maker = RolloutMaker(
-            own if generator is None else _Batches(generator),
+            self.generator if generator is None else _Batches(generator),
             Prompter(
                 parts.tokenizer,
                 system=config.model.system,
@@ -148,8 +113,8 @@ class Trainer:
             verifier,
             self._sampling,
             policy_id=f"train:{parts.name}",
-            on_truncated=r.on_truncated,
-            verifier_timeout_s=r.verifier_timeout_s,
+            on_truncated=config.rollout.on_truncated,
+            verifier_timeout_s=config.rollout.verifier_timeout_s,
         )
         self._make_groups = make_groups
         self._sinks = sinks or {}
@@ -190,10 +155,9 @@ class Trainer:
         groups = self._groups(number)
         made = time.monotonic()
         rows = self._rows(groups)
-        report = StepReport(number + 1, _group_figures(groups), groups)
         try:
             with _determinism(self.config.run.deterministic):
-                results, norms = self._update(rows, number)
+                done = self.updater.update(rows, number)
         except torch.cuda.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
             raise ConfigError(
@@ -205,21 +169,21 @@ class Trainer:
         if self._hints is not None and self.step_number % self._steps_per_epoch == 0:
             self._hints.epoch_end()
         ended = time.monotonic()
-        report.figures |= self._figures(rows, results, norms)
-        report.figures |= {
+        loss = self.config.loss
+        figures = group_figures(groups) | {"rows": len(rows)}
+        figures |= rollout_figures(self._maker.figures, self.generator.counters)
+        figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
+        figures |= {
             "seconds": ended - started,
             "rollout_seconds": made - started,
-            "verify_seconds": self._maker.figures.verify_seconds,
             "update_seconds": ended - made,
             "samples_per_s": sum(len(g.rollouts) for g in groups) * self._world / (ended - started),
         }
         tflop = training_tflop(
-            self._parts.decoder.shape,
-            int(report.figures["input_tokens"]),
-            int(report.figures["trained_tokens"]),
+            self._parts.decoder.shape, figures["input_tokens"], figures["trained_tokens"]
         )
-        report.figures["update_tflop_s"] = tflop / max(1e-9, ended - made)
-        return report
+        figures["update_tflop_s"] = tflop / max(1e-9, ended - made)
+        return StepReport(number + 1, figures, groups)
 
     def evaluate(self) -> dict[str, Any]:
         """Ask the held-out tasks without hints; mean reward with an interval over tasks."""
@@ -249,8 +213,6 @@ class Trainer:
             "tasks": len(scores),
             "step": self.step_number,
         }
-
-    # -- groups and rows ---------------------------------------------------------------------
 
     @property
     def _steps_per_epoch(self) -> int:
@@ -283,191 +245,10 @@ class Trainer:
         return groups
 
     def _rows(self, groups: Sequence[RolloutGroup]) -> list[TrainRow]:
-        """Graded rollouts as rows with advantages; groups of all processes are seen together."""
-        graded = [(g, r) for g in groups for r in g.graded if any(s.token_ids for s in r.steps)]
-        rows = [row_of(r, index=i) for i, (_, r) in enumerate(graded)]
-        names = sorted({k for _, r in graded if r.score is not None for k in r.score.parts})
-        numbers = {g.group_id: i for i, g in enumerate(groups)}
-        mine = [
-            (
-                r.score.reward,
-                numbers[g.group_id],
-                row.n_loss,
-                [r.score.parts.get(n, 0.0) for n in names],
-            )
-            for (g, r), row in zip(graded, rows, strict=True)
-            if r.score is not None
-        ]
-        everyone = distributed.gather_objects((mine, len(groups)))
-        at = sum(len(part) for part, _ in everyone[: self._rank])
-        lengths = [row[2] for part, _ in everyone for row in part]
-        advantage_R = _per_row(self._advantages(everyone, names), lengths)[at : at + len(mine)]
-        engine = [tuple(p for s in r.steps for p in (s.logprobs or ())) or None for _, r in graded]
-        return [
-            TrainRow(
-                row,
-                advantage_R[i],
-                reward=mine[i][0],
-                group=mine[i][1],
-                engine_logp=engine[i],
-            )
-            for i, row in enumerate(rows)
-            if row.n_loss
-        ]
-
-    def _advantages(
-        self, everyone: Sequence[tuple[list[Any], int]], names: Sequence[str]
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        rewards, groups, lengths, parts = [], [], [], []
-        offset = 0
-        for rows, n_groups in everyone:
-            for reward, group, length, row_parts in rows:
-                rewards.append(reward)
-                groups.append(group + offset)
-                lengths.append(length)
-                parts.append(row_parts)
-            offset += n_groups
-        entry = lookup(ADVANTAGES, "advantage", self.config.loss.advantage)
-        batch = RewardBatch(
-            reward_R=np.array(rewards, dtype=np.float64),
-            group_R=np.array(groups, dtype=np.int64),
-            length_R=np.array(lengths, dtype=np.int64),
-            part_RM=np.array(parts, dtype=np.float64) if names else None,
-            part_names=tuple(names),
-        )
-        found: np.ndarray[Any, np.dtype[np.float64]] = entry.fn(
-            batch, **self.config.loss.advantage_options
-        )
-        return found
-
-    # -- update ------------------------------------------------------------------------------
-
-    def _settings(self) -> UpdateSettings:
-        loss, o = self.config.loss, self.config.optimiser
-        return UpdateSettings(
-            loss=loss.name,
-            options=loss.options,
-            aggregation=loss.aggregation,
-            kl=loss.kl,
-            entropy=loss.entropy,
-            log_entropy=loss.log_entropy,
-            skip_zero_advantage=loss.skip_zero_advantage,
-            temperature=self.config.rollout.temperature,
-            max_tokens=self.config.rollout.max_tokens,
-            micro_batch_tokens=o.micro_batch_tokens,
-            chunk=o.vocabulary_chunk,
-        )
-
-    def _update(self, rows: list[TrainRow], number: int) -> tuple[list[UpdateResult], list[float]]:
-        o, settings = self.config.optimiser, self._settings()
-        if self._reference is not None:
-            reference = self._score(self._reference, rows)
-            rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
-        reuses = o.epochs_per_batch * o.updates_per_epoch > 1
-        if reuses:
-            old = self._score(self._model, rows)
-            rows = [replace(r, old_logp=old[r.row.index]) for r in rows]
-        if settings.temperature != 1.0:
-            self._gate(rows, self._first_scores(rows))
-        parts = _split(rows, o.updates_per_epoch)
-        results, norms = [], []
-        lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
-        for turn in range(o.epochs_per_batch * len(parts)):
-            part = parts[turn % len(parts)]
-            weight_R = self._token_weights(part, settings)
-            result = accumulate(self._model, part, settings, weight_R)
-            if turn == 0 and settings.temperature == 1.0:
-                self._gate(part, result.logp)
-            results.append(result)
-            if not distributed.most_over_ranks(result.trained_tokens):
-                continue  # nothing to learn from: not even momentum moves the weights
-            norm = self.optimiser.step(lr)
-            if not norm < float("inf"):
-                raise ConfigError(
-                    f"step {number + 1}: the gradient's norm is {norm}; the weights are unchanged. "
-                    "Look for extreme rewards or advantages, or lower optimiser.lr; resume from "
-                    "the last checkpoint"
-                )
-            if self._model is not self._parts.decoder:
-                distributed.refresh(self._parts.decoder, self._model)
-            if self._engine is not None:
-                self._engine.sync(hf_views(self._parts.decoder))
-            norms.append(norm)
-        return results, norms
-
-    def _token_weights(self, part: Sequence[TrainRow], settings: UpdateSettings) -> Any:
-        """Weights from the lengths of all processes' rows together, times the number of processes,
-        since gradients are averaged over them."""
-        if self._world == 1:
-            return token_weights(part, settings)
-        stubs = distributed.gather_objects([replace(r, engine_logp=None) for r in part])
-        at = sum(len(s) for s in stubs[: self._rank])
-        return (
-            token_weights([r for s in stubs for r in s], settings)[at : at + len(part)]
-            * self._world
-        )
-
-    def _score(self, decoder: Decoder, rows: Sequence[TrainRow]) -> dict[int, tuple[float, ...]]:
-        return score_rows(
-            decoder,
-            [r.row for r in rows],
-            temperature=self.config.rollout.temperature,
-            max_tokens=self.config.optimiser.micro_batch_tokens,
-            chunk=self.config.optimiser.vocabulary_chunk,
-        )
-
-    def _first_scores(self, rows: Sequence[TrainRow]) -> dict[int, tuple[float, ...]]:
-        return score_rows(
-            self._parts.decoder,
-            [r.row for r in rows[:64]],
-            temperature=1.0,
-            max_tokens=self.config.optimiser.micro_batch_tokens,
-        )
-
-    def _gate(self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]]) -> None:
-        """Compare what the sampler reported with the trainer's scores; stop when they differ."""
-        both = [
-            (r.engine_logp, logps[r.row.index])
-            for r in rows
-            if r.engine_logp is not None and r.row.index in logps
-        ]
-        if not both:
-            return
-        found = measure_mismatch([a for a, _ in both], [b for _, b in both])
-        self._mismatch = found
-        limits = MismatchLimits(mean_abs=self.config.rollout.mismatch_mean)
-        longest = max(len(a) for a, _ in both)
-        check_mismatch(found, longest, limits, f"step {self.step_number + 1}")
-
-    # -- figures -----------------------------------------------------------------------------
-
-    def _figures(
-        self, rows: Sequence[TrainRow], results: Sequence[UpdateResult], norms: Sequence[float]
-    ) -> dict[str, Any]:
-        made = self._maker.figures
-        trained = sum(r.trained_tokens for r in results)
-        mismatch = getattr(self, "_mismatch", None)
-        figures = {
-            "loss": sum(distributed.gather_objects(sum(r.loss for r in results))) / self._world,
-            "grad_norm": max(norms, default=0.0),
-            "rows": len(rows),
-            "prompt_tokens": made.prompt_tokens,
-            "completion_tokens": made.completion_tokens,
-            "hinted_rollouts": made.hinted_rollouts,
-            "trained_tokens": trained,
-            "input_tokens": sum(r.input_tokens for r in results),
-            "skipped_tokens": sum(r.skipped_tokens for r in results),
-            "prompt_tokens_saved": sum(r.prompt_tokens_saved for r in results),
-            "decode_steps": self.generator.counters.steps,
-            "decode_row_steps": self.generator.counters.row_steps,
-        }
-        if mismatch is not None:
-            figures |= {"mismatch_mean": mismatch.mean_abs, "mismatch_row": mismatch.max_row}
-        if self.config.loss.log_entropy or self.config.loss.entropy:
-            figures["entropy"] = sum(r.entropy_sum for r in results) / max(1, trained)
-        for level, count in made.levels.items():
-            figures[f"groups_{level}"] = count
-        return figures
+        graded = graded_of(groups)
+        batch, mine = reward_batch(graded, len(groups))
+        advantages = per_row(advantages_of(batch, self.config), batch.length_R.tolist())
+        return rows_of(graded, advantages[mine])
 
     def _write(self, report: StepReport) -> None:
         if self._rank:
@@ -478,85 +259,34 @@ class Trainer:
             )
         self._log.write(report.step, report.figures)
 
-    # -- weights and checkpoints -------------------------------------------------------------
-
-    def _trained_model(self) -> Decoder:
-        decoder = self._parts.decoder
-        if self._world == 1:
-            decoder.requires_grad_(True)
-            decoder.checkpoint_blocks = self.config.model.checkpoint_activations
-            return decoder
-        if self.config.model.lora_rank:
-            raise ConfigError("model.lora_rank with several processes is not supported: use one")
-        trained = Decoder(
-            decoder.shape,
-            decoder.inv_freq,
-            dtype=torch.float32,
-            device=decoder.embed.device,
-            rope_scale=decoder.rope_scale,
-        )
-        trained.load_state_dict(decoder.state_dict())
-        trained.checkpoint_blocks = self.config.model.checkpoint_activations
-        decoder.requires_grad_(False)
-        return distributed.shard(trained)
-
-    def _make_weights(self) -> Weights:
-        m = self.config.model
-        if not m.lora_rank:
-            return FullWeights(self._model)
-        return LoraWeights(
-            self._model,
-            rank=m.lora_rank,
-            alpha=m.lora_alpha,
-            targets=m.lora_targets or TARGETS,
-            seed=self.config.run.seed,
-        )
-
-    @property
-    def _identity(self) -> str:
-        """Changes when a checkpoint of other settings would not continue the same run."""
-        config = self.config.to_json()
-        for section, names in (
-            ("run", ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker")),
-            ("optimiser", ("steps",)),
-            ("tasks", ("path", "held_out")),
-        ):
-            for name in names:
-                config[section].pop(name)
-        return digest([config, [t.to_dict() for t in self._tasks], self._world], 16)
-
     def save(self) -> Path:
         """Write a checkpoint of this step and return its folder.
 
         Raises:
             StoreError: the disk refuses; earlier checkpoints are whole.
         """
-        folder = self._folder / "checkpoints"
-        tensors = {n: t.cpu() for n, t in self.optimiser.state().items()}
-        parts = distributed.gather_objects(tensors)
-        final = folder / f"step-{self.step_number:06d}"
-        if self._rank == 0:
-            state = {
-                "identity": self._identity,
-                "optimiser_steps": self.optimiser.steps,
-                "hints": self._hints.state_dict() if self._hints is not None else {},
-                "config": self.config.to_json(),
-            }
-            merged = {f"{i}.{n}": t for i, part in enumerate(parts) for n, t in part.items()}
-            final = checkpoint.save(
-                folder, self.step_number, state, merged, self.export, keep=self.config.run.keep
-            )
-        distributed.gather_objects(None)  # nobody goes on before the files are whole
-        return final
+        state = {
+            "identity": run_state.identity_of(self.config, self._tasks),
+            "hints": self._hints.state_dict() if self._hints is not None else {},
+            "config": self.config.to_json(),
+        }
+        return run_state.save(
+            self._folder / "checkpoints",
+            self.step_number,
+            self.optimiser,
+            state,
+            self.export,
+            keep=self.config.run.keep,
+        )
 
     def export(self, folder: Path) -> None:
         """Write the model (and adapters) in Hugging Face form into an existing folder."""
         weights = checkpoint.model_weights(self._parts.decoder)
         checkpoint.write_tensors(folder / checkpoint.WEIGHTS, weights)
-        if isinstance(self._weights, LoraWeights):
+        if isinstance(self.updater.weights, LoraWeights):
             from tfgrpo.rl.export import write_adapters
 
-            write_adapters(folder, self._weights, self._parts.name)
+            write_adapters(folder, self.updater.weights, self._parts.name)
         self._parts.save_extras(folder)
 
     def resume(self) -> bool:
@@ -565,23 +295,38 @@ class Trainer:
         Raises:
             StoreError: it is damaged, or of a run with other settings.
         """
-        done = checkpoint.found(self._folder / "checkpoints")
-        if not done:
+        state = run_state.load(
+            self._folder / "checkpoints",
+            run_state.identity_of(self.config, self._tasks),
+            self._parts.decoder,
+            self.optimiser,
+        )
+        if state is None:
             return False
-        state, weights, tensors = checkpoint.load(done[-1])
-        if state["identity"] != self._identity:
-            raise StoreError(
-                f"checkpoint {str(done[-1])!r} belongs to a run with other settings, tasks or "
-                "number of processes; choose another run.folder or restore the settings"
-            )
-        load_hf_weights(self._parts.decoder, weights)
-        prefix = f"{self._rank}."
-        mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
-        self.optimiser.load(mine, state["optimiser_steps"])
         if self._hints is not None:
             self._hints.load_state_dict(state["hints"])
         self.step_number = int(state["step"])
         return True
+
+
+def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:
+    """Return the sampler on the trained weights."""
+    r = config.rollout
+    return GroupGenerator(
+        parts.decoder,
+        eos_ids=parts.eos_ids,
+        detokenize=lambda ids: str(parts.tokenizer.decode(list(ids))),
+        max_rows=r.max_rows,
+        poll_steps=r.poll_steps,
+        fixed_rows=r.fixed_rows,
+    )
+
+
+def sampling_of(config: TrainConfig) -> Sampling:
+    """Return how training rollouts are drawn."""
+    r = config.rollout
+    extra = {"ignore_eos": True} if r.ignore_eos else {}
+    return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
 
 
 class _Batches:
@@ -636,96 +381,3 @@ def _check_tasks(
         raise ConfigError(f"{world} processes need at least as many tasks a step")
     for task in (*tasks, *held_out):
         verifier.check_task(task)
-
-
-def _per_row(
-    advantage: np.ndarray[Any, np.dtype[np.float64]], lengths: Sequence[int]
-) -> list[float | tuple[float, ...]]:
-    """One advantage a row, or one a token cut into rows, by the estimator's own axis."""
-    if len(advantage) == len(lengths):
-        return [float(a) for a in advantage]
-    if len(advantage) != sum(lengths):
-        raise ConfigError(
-            f"the estimator returned {len(advantage)} advantages for {len(lengths)} rollouts of "
-            f"{sum(lengths)} tokens"
-        )
-    cuts = np.cumsum([0, *lengths])
-    return [tuple(advantage[a:b].tolist()) for a, b in pairwise(cuts)]
-
-
-def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
-    """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
-    groups = sorted({r.group for r in rows})
-    cuts = np.array_split(np.array(groups), n)
-    return [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts if len(cut)]
-
-
-def _frozen_copy(decoder: Decoder) -> Decoder:
-    """A copy of the weights as they are now, for KL."""
-    copy = Decoder(
-        decoder.shape,
-        decoder.inv_freq,
-        dtype=decoder.embed.dtype,
-        device=decoder.embed.device,
-        rope_scale=decoder.rope_scale,
-    )
-    own = dict(copy.named_parameters())
-    with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            own[name].copy_(distributed.whole(parameter.detach()))
-    copy.requires_grad_(False)
-    return copy
-
-
-def _group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    rollouts = [r for g in groups for r in g.rollouts]
-    rewards = [x for g in groups for x in g.rewards_G]
-    lengths = [sum(len(s.token_ids or ()) for s in r.steps) for r in rollouts]
-    return {
-        "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
-        "reward_std": float(np.std(rewards)) if rewards else 0.0,
-        "informative_share": sum(g.is_informative() for g in groups) / max(1, len(groups)),
-        "graded_share": len(rewards) / max(1, len(rollouts)),
-        "truncated_share": sum(r.is_truncated for r in rollouts) / max(1, len(rollouts)),
-        "length_mean": float(np.mean(lengths)) if lengths else 0.0,
-        "length_max": max(lengths, default=0),
-    }
-
-
-def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None) -> Parts:
-    """Load a model by its `local:` spec.
-
-    Raises:
-        ConfigError: another kind of spec, or a family that cannot be trained.
-    """
-    from tfgrpo.lm.local import load_model
-    from tfgrpo.rl.generator import eos_ids_of
-    from tfgrpo.rl.model import decoder_from_hf
-
-    kind, _, name = spec.partition(":")
-    if kind != "local" or not name:
-        raise ConfigError(
-            f"model.lm is {spec!r}: training needs the weights, so it must be 'local:PATH', "
-            "'local:ORG/NAME' or 'local:smollm2-135m'"
-        )
-    loaded = load_model(name, device=device, dtype=dtype)
-    model, tokenizer = loaded.model, loaded.tokenizer
-
-    def save_extras(folder: Path) -> None:
-        config = model.config
-        config.architectures = [type(model).__name__]
-        config.save_pretrained(folder)
-        if model.generation_config is not None:
-            model.generation_config.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    return Parts(
-        decoder=decoder_from_hf(model),
-        tokenizer=tokenizer,
-        save_extras=save_extras,
-        eos_ids=eos_ids_of(model, tokenizer),
-        name=name,
-    )
-
-
-__all__ = ["Parts", "StepReport", "TfgrpoError", "Trainer", "load_parts"]

@@ -132,7 +132,7 @@ def test_old_checkpoints_are_dropped(tmp_path) -> None:
 def test_bfloat16_weights_are_rounded_masters(tmp_path) -> None:
     trainer = make(tiny_config(tmp_path), parts=tiny_parts(dtype=torch.bfloat16))
     trainer.step()
-    masters = trainer._weights.masters()
+    masters = trainer.updater.weights.masters()
     for name, parameter in trainer._parts.decoder.named_parameters():
         assert parameter.dtype == torch.bfloat16
         assert masters[name].dtype == torch.float32
@@ -143,10 +143,12 @@ def test_a_small_rate_moves_masters_that_bfloat16_would_not(tmp_path) -> None:
     trainer = make(
         tiny_config(tmp_path, optimiser={"lr": 1e-6}), parts=tiny_parts(dtype=torch.bfloat16)
     )
-    before = {n: t.clone() for n, t in trainer._weights.masters().items()}
+    before = {n: t.clone() for n, t in trainer.updater.weights.masters().items()}
     seen = {n: p.detach().clone() for n, p in trainer._parts.decoder.named_parameters()}
     trainer.step()
-    moved = [(t != before[n]).float().mean().item() for n, t in trainer._weights.masters().items()]
+    moved = [
+        (t != before[n]).float().mean().item() for n, t in trainer.updater.weights.masters().items()
+    ]
     rounded = [
         (p != seen[n]).float().mean().item() for n, p in trainer._parts.decoder.named_parameters()
     ]
@@ -196,7 +198,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(
     tmp_path, monkeypatch
 ) -> None:
     trainer = make(tiny_config(tmp_path))
-    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.full(12, np.inf))
+    monkeypatch.setattr("tfgrpo.rl.trainer.advantages_of", lambda *_: np.full(12, np.inf))
     before = fingerprint(trainer)
     with pytest.raises(ConfigError, match="gradient's norm is"):
         trainer.train()
@@ -335,7 +337,7 @@ def test_memory_that_runs_out_names_the_settings(tmp_path, monkeypatch) -> None:
     def explode(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(trainer, "_update", explode)
+    monkeypatch.setattr(trainer.updater, "update", explode)
     with pytest.raises(ConfigError, match=r"lower optimiser\.micro_batch_tokens"):
         trainer.step()
 
@@ -349,10 +351,12 @@ def test_an_estimator_may_return_one_advantage_a_token(tmp_path, monkeypatch) ->
     trainer = make(tiny_config(tmp_path))
     groups = trainer._groups(0)
     lengths = [len(r.steps[0].token_ids) for g in groups for r in g.rollouts]
-    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.arange(float(sum(lengths))))
+    monkeypatch.setattr(
+        "tfgrpo.rl.trainer.advantages_of", lambda *_: np.arange(float(sum(lengths)))
+    )
     rows = trainer._rows(groups)
     assert [len(r.advantage) for r in rows] == lengths
     assert [a for r in rows for a in r.advantage] == list(range(sum(lengths)))
-    monkeypatch.setattr(trainer, "_advantages", lambda *_: np.zeros(5))
+    monkeypatch.setattr("tfgrpo.rl.trainer.advantages_of", lambda *_: np.zeros(5))
     with pytest.raises(ConfigError, match="returned 5 advantages for 12 rollouts"):
         trainer._rows(groups)

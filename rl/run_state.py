@@ -1,0 +1,82 @@
+"""A run's state in and out of checkpoints, and what makes two runs the same.
+
+Does not know how files are written whole (`checkpoint`) or what happens in a step. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.canonical import digest
+from tfgrpo.errors import StoreError
+from tfgrpo.rl import checkpoint, distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.model import Decoder, load_hf_weights
+from tfgrpo.rl.optimiser import AdamW
+from tfgrpo.rollout import Task
+
+_FREE = {
+    "run": ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker"),
+    "optimiser": ("steps",),
+    "tasks": ("path", "held_out"),
+}
+"""Settings that a resumed run may change."""
+
+
+def identity_of(config: TrainConfig, tasks: Sequence[Task]) -> str:
+    """Return what changes when a checkpoint of other settings would not continue the same run."""
+    values = config.to_json()
+    for section, names in _FREE.items():
+        for name in names:
+            values[section].pop(name)
+    return digest([values, [t.to_dict() for t in tasks], distributed.world()[1]], 16)
+
+
+def save(
+    folder: Path,
+    step: int,
+    optimiser: AdamW,
+    state: Mapping[str, Any],
+    write_model: Callable[[Path], None],
+    *,
+    keep: int,
+) -> Path:
+    """Write a checkpoint of all processes' shares and return its folder.
+
+    Raises:
+        StoreError: the disk refuses; earlier checkpoints are whole.
+    """
+    parts = distributed.gather_objects({n: t.cpu() for n, t in optimiser.state().items()})
+    final = folder / f"step-{step:06d}"
+    if distributed.world()[0] == 0:
+        merged = {f"{i}.{n}": t for i, part in enumerate(parts) for n, t in part.items()}
+        whole = {"optimiser_steps": optimiser.steps, **state}
+        final = checkpoint.save(folder, step, whole, merged, write_model, keep=keep)
+    distributed.gather_objects(None)  # nobody goes on before the files are whole
+    return final
+
+
+def load(
+    folder: Path, identity: str, decoder: Decoder, optimiser: AdamW
+) -> Mapping[str, Any] | None:
+    """Restore weights and optimiser from the newest checkpoint; return the rest of its state.
+
+    Raises:
+        StoreError: it is damaged, or of a run with other settings.
+    """
+    done = checkpoint.found(folder)
+    if not done:
+        return None
+    state, weights, tensors = checkpoint.load(done[-1])
+    if state["identity"] != identity:
+        raise StoreError(
+            f"checkpoint {str(done[-1])!r} belongs to a run with other settings, tasks or "
+            "number of processes; choose another run.folder or restore the settings"
+        )
+    load_hf_weights(decoder, weights)
+    prefix = f"{distributed.world()[0]}."
+    mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    optimiser.load(mine, state["optimiser_steps"])
+    return state

@@ -1,0 +1,234 @@
+"""A batch of rows to moved weights: passes, the gate, optimiser batches.
+
+On one process the trained decoder is the one that samples. On several the trained one is sharded
+and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import Generator
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.engines import Mismatch, MismatchLimits, check_mismatch, measure_mismatch
+from tfgrpo.rl.lora import TARGETS, LoraWeights
+from tfgrpo.rl.model import Decoder, hf_views
+from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
+from tfgrpo.rl.update import (
+    TrainRow,
+    UpdateResult,
+    UpdateSettings,
+    accumulate,
+    score_rows,
+    token_weights,
+)
+
+
+@dataclass(slots=True)
+class Updated:
+    """What the optimiser batches of one step told."""
+
+    results: list[UpdateResult] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """The gradient's norm of each optimiser step that was taken."""
+    mismatch: Mismatch | None = None
+
+
+class Updater:
+    """Owns what is trained.
+
+    Args:
+        config: all settings.
+        decoder: the weights that sample; trained in place on one process.
+        engine: another maker of tokens, told the new weights after each update.
+    """
+
+    def __init__(self, config: TrainConfig, decoder: Decoder, engine: Generator | None) -> None:
+        self._config = config
+        self._decoder = decoder
+        self._engine = engine
+        self._rank, self._world = distributed.world()
+        self.model = self._trained_model()
+        self.weights = self._make_weights()
+        o = config.optimiser
+        self.optimiser = AdamW(
+            self.weights,
+            AdamSettings(o.lr, o.beta1, o.beta2, weight_decay=o.weight_decay, max_norm=o.max_norm),
+        )
+        self._reference = frozen_copy(self.model) if config.loss.kl else None
+
+    def update(self, rows: Sequence[TrainRow], number: int) -> Updated:
+        """Use a batch as often as set; `number` is the step, from 0.
+
+        Raises:
+            ConfigError: the engine's log-probs differ, or the gradient is not finite.
+        """
+        o, settings = self._config.optimiser, self.settings
+        rows = self._with_scores(list(rows), o.epochs_per_batch * o.updates_per_epoch > 1)
+        done = Updated()
+        if settings.temperature != 1.0:
+            # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
+            done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
+        parts = _split(rows, o.updates_per_epoch)
+        lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
+        for turn in range(o.epochs_per_batch * len(parts)):
+            part = parts[turn % len(parts)]
+            result = accumulate(self.model, part, settings, self._token_weights(part, settings))
+            if turn == 0 and settings.temperature == 1.0:
+                done.mismatch = self._gate(part, result.logp, number)
+            done.results.append(result)
+            if distributed.most_over_ranks(result.trained_tokens):
+                done.norms.append(self._move(lr, number))
+            # else nothing to learn from: not even momentum moves the weights
+        return done
+
+    def _with_scores(self, rows: list[TrainRow], reuses: bool) -> list[TrainRow]:
+        """Add the reference's log-probs and, where a batch is used again, those of its start."""
+        if self._reference is not None:
+            reference = self.score(rows, self._reference)
+            rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
+        if reuses:
+            old = self.score(rows)
+            rows = [replace(r, old_logp=old[r.row.index]) for r in rows]
+        return rows
+
+    def _move(self, lr: float, number: int) -> float:
+        norm = self.optimiser.step(lr)
+        if not norm < float("inf"):
+            raise ConfigError(
+                f"step {number + 1}: the gradient's norm is {norm}; the weights are unchanged. "
+                "Look for extreme rewards or advantages, or lower optimiser.lr; resume from "
+                "the last checkpoint"
+            )
+        if self.model is not self._decoder:
+            distributed.refresh(self._decoder, self.model)
+        self.sync()
+        return norm
+
+    def sync(self) -> None:
+        """Give another maker of tokens the weights."""
+        if self._engine is not None:
+            self._engine.sync(hf_views(self._decoder))
+
+    @property
+    def settings(self) -> UpdateSettings:
+        """What an optimiser batch minimises."""
+        loss, o = self._config.loss, self._config.optimiser
+        return UpdateSettings(
+            loss=loss.name,
+            options=loss.options,
+            aggregation=loss.aggregation,
+            kl=loss.kl,
+            entropy=loss.entropy,
+            log_entropy=loss.log_entropy,
+            skip_zero_advantage=loss.skip_zero_advantage,
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.rollout.max_tokens,
+            micro_batch_tokens=o.micro_batch_tokens,
+            chunk=o.vocabulary_chunk,
+        )
+
+    def score(
+        self,
+        rows: Sequence[TrainRow],
+        decoder: Decoder | None = None,
+        *,
+        temperature: float | None = None,
+    ) -> dict[int, tuple[float, ...]]:
+        """Return log-probs by row index; under the trained weights and the rollout's temperature
+        unless told."""
+        return score_rows(
+            self.model if decoder is None else decoder,
+            [r.row for r in rows],
+            temperature=self._config.rollout.temperature if temperature is None else temperature,
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+
+    def _gate(
+        self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]], number: int
+    ) -> Mismatch | None:
+        """Compare what the sampler reported with the trainer's scores; stop when they differ."""
+        both = [
+            (r.engine_logp, logps[r.row.index])
+            for r in rows
+            if r.engine_logp is not None and r.row.index in logps
+        ]
+        if not both:
+            return None
+        found = measure_mismatch([a for a, _ in both], [b for _, b in both])
+        limits = MismatchLimits(mean_abs=self._config.rollout.mismatch_mean)
+        check_mismatch(found, max(len(a) for a, _ in both), limits, f"step {number + 1}")
+        return found
+
+    def _token_weights(self, part: Sequence[TrainRow], settings: UpdateSettings) -> Any:
+        """Weights from the lengths of all processes' rows together, times the number of processes,
+        since gradients are averaged over them."""
+        if self._world == 1:
+            return token_weights(part, settings)
+        stubs = distributed.gather_objects([replace(r, engine_logp=None) for r in part])
+        at = sum(len(s) for s in stubs[: self._rank])
+        everyone = token_weights([r for s in stubs for r in s], settings)
+        return everyone[at : at + len(part)] * self._world
+
+    def _trained_model(self) -> Decoder:
+        decoder, m = self._decoder, self._config.model
+        if self._world == 1:
+            decoder.requires_grad_(True)
+            decoder.checkpoint_blocks = m.checkpoint_activations
+            return decoder
+        if m.lora_rank:
+            raise ConfigError("model.lora_rank with several processes is not supported: use one")
+        trained = like(decoder, torch.float32)
+        trained.load_state_dict(decoder.state_dict())
+        trained.checkpoint_blocks = m.checkpoint_activations
+        decoder.requires_grad_(False)
+        return distributed.shard(trained)
+
+    def _make_weights(self) -> Weights:
+        m = self._config.model
+        if not m.lora_rank:
+            return FullWeights(self.model)
+        return LoraWeights(
+            self.model,
+            rank=m.lora_rank,
+            alpha=m.lora_alpha,
+            targets=m.lora_targets or TARGETS,
+            seed=self._config.run.seed,
+        )
+
+
+def like(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+    """Return a decoder of the same shape and device with weights that are not set yet."""
+    return Decoder(
+        decoder.shape,
+        decoder.inv_freq,
+        dtype=dtype,
+        device=decoder.embed.device,
+        rope_scale=decoder.rope_scale,
+    )
+
+
+def frozen_copy(decoder: Decoder) -> Decoder:
+    """Return a copy of the weights as they are now, for KL."""
+    copy = like(decoder, decoder.embed.dtype)
+    own = dict(copy.named_parameters())
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            own[name].copy_(distributed.whole(parameter.detach()))
+    copy.requires_grad_(False)
+    return copy
+
+
+def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
+    """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
+    groups = sorted({r.group for r in rows})
+    cuts = np.array_split(np.array(groups), n)
+    return [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts if len(cut)]
