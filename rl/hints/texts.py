@@ -15,43 +15,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import HintPlan, HintSource, cut_before_leak, leaks
+from tfgrpo.hint_texts import cut_before_leak, leaks
+from tfgrpo.hint_texts import share_of as share_of
+from tfgrpo.hint_texts import solution_of as solution_of
+from tfgrpo.rl.hints.plan import HintPlan, HintSource
 from tfgrpo.rollout import Task
 
 PlansOf = Callable[[Task], tuple[HintPlan, ...]]
 """Returns a task's plans, weakest first; empty when there is no help for it."""
-
-
-def share_of(text: str, share: float) -> str:
-    """Return the first `share` of a text's characters, cut back to the end of a word.
-
-    `share` is clipped to [0, 1]. The result grows with `share`.
-
-    >>> share_of("one two three", 0.6), share_of("one two three", 0.0), share_of("one", 1.0)
-    ('one two', '', 'one')
-    """
-    length = round(len(text) * min(1.0, max(0.0, share)))
-    if length >= len(text):
-        return text.rstrip()
-    cut = text[:length]
-    if not text[length].isspace() and not cut.endswith(tuple(" \t\n")):
-        space = max((cut.rfind(c) for c in " \t\n"), default=-1)
-        cut = cut[: space + 1]
-    return cut.rstrip()
-
-
-def solution_of(task: Task, key: str = "solution") -> str:
-    """Return the worked solution in a task's metadata, or an empty text.
-
-    Raises:
-        ConfigError: the value is not a text.
-    """
-    value = task.metadata.get(key, "")
-    if not isinstance(value, str):
-        raise ConfigError(
-            f"task {task.task_id!r}: metadata.{key} is {value!r:.80}; it must be a text"
-        )
-    return value.strip()
 
 
 @dataclass(frozen=True, slots=True)
