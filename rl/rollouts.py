@@ -94,6 +94,8 @@ class RolloutFigures:
     verify_seconds: float = 0.0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    rollouts: int = 0
+    """All that were made, those of failed groups included."""
     hinted_rollouts: int = 0
     dropped_rollouts: int = 0
     levels: dict[str, int] = field(default_factory=dict)
@@ -173,6 +175,7 @@ class RolloutMaker:
             opened: _Open = done.key
             group = self._grade(opened, done, rows, seed, runner.run)
             figures.completion_tokens += sum(len(r.token_ids) for r in rows)
+            figures.rollouts += len(rows)
             figures.hinted_rollouts += len(rows) if opened.plan is not None else 0
             plan = hints.after(opened.task, opened.plan, group) if hints is not None else None
             if plan is not None:
