@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message, Role
+from tfgrpo.nudge_settings import NudgeConfig
 from tfgrpo.protocols import Limits, Sampling
 from tfgrpo.rollout import Task
 
@@ -191,6 +192,7 @@ class Config(_Section):
     learn: LearnConfig = LearnConfig()
     repairs: dict[str, bool] = {}
     """Single repairs of the published algorithm, over the preset's."""
+    nudge: NudgeConfig = NudgeConfig()
     gate: GateConfig = GateConfig()
     budget: BudgetConfig = BudgetConfig()
 
@@ -227,8 +229,9 @@ class Config(_Section):
         return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the resolved settings as JSON, for the journal."""
-        values: dict[str, Any] = json.loads(self.model_dump_json())
+        """Return the resolved settings as JSON, for the journal; `nudge` only where it is on."""
+        unused = {"nudge"} if self.nudge.kind == "off" else set()
+        values: dict[str, Any] = json.loads(self.model_dump_json(exclude=unused))
         return values
 
 

@@ -18,7 +18,7 @@ from tfgrpo.canonical import digest
 from tfgrpo.messages import Message
 from tfgrpo.prompts import render
 
-PartKind = Literal["lesson", "exemplar", "hint", "strategy", "draft"]
+PartKind = Literal["lesson", "exemplar", "hint", "strategy", "draft", "perturbation"]
 Placement = Literal["system", "user"]
 
 
@@ -119,8 +119,9 @@ def render_messages(
     """Return the whole prompt: system text, exemplars as turns, the task, lessons and hints.
 
     Order: one system message (the given `system` text, the task's own system turns, and the
-    lessons where placement is `system`), the exemplars' turns, then the task's turns. Lessons with
-    placement `user`, strategies, hints and drafts follow the text of the task's last user turn.
+    lessons where placement is `system`), the exemplars' turns, then the task's turns. Perturbing
+    text stands before the task's first user turn. Lessons with placement `user`, strategies, hints
+    and drafts follow the text of its last user turn.
 
     >>> render_messages([Message("user", "2+2?")])
     (Message(role='user', content='2+2?', tool_calls=(), tool_call_id='', reasoning=''),)
@@ -134,6 +135,9 @@ def render_messages(
     system_text = "\n\n".join(t for t in system_texts if t)
     exemplars = [m for p in context.of_kind("exemplar") for m in p.turns]
     turns = [m for m in task_messages if m.role != "system"]
+    before = [render("perturbation", text=p.text) for p in context.of_kind("perturbation")]
+    if before:
+        turns = _prepend_to_first_user(turns, "\n\n".join(before))
     after = [lessons] if lessons and context.placement == "user" else []
     for kind in ("strategy", "hint", "draft"):
         after.extend(render(kind, text=p.text) for p in context.of_kind(kind))
@@ -149,6 +153,13 @@ def _lessons_block(context: Context) -> str:
         return ""
     lines = "\n".join(f"[{i}] {p.text}" for i, p in enumerate(parts, 1))
     return render(context.template, lessons=lines)
+
+
+def _prepend_to_first_user(turns: list[Message], text: str) -> list[Message]:
+    for i, turn in enumerate(turns):
+        if turn.role == "user":
+            return [*turns[:i], Message("user", f"{text}\n\n{turn.content}"), *turns[i + 1 :]]
+    return [Message("user", text), *turns]
 
 
 def _append_to_last_user(turns: list[Message], text: str) -> list[Message]:

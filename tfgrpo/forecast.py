@@ -3,7 +3,8 @@
 Rollout counts run from what happens where nothing is proposed to an exact upper bound; critic
 calls from none (no group teaches) to all groups teaching, re-asked replies aside. Tokens of prompts
 are measured on the bare prompts, replies run from a short answer to the token limit.
-Without a known price the money is unknown, never 0.
+Without a known price the money is unknown, never 0. The row `nudge` holds all extra rollouts of
+failed tasks, those of the recheck included.
 
 Does not know: how calls are made. Source: own.
 """
@@ -107,9 +108,16 @@ def forecast(
     arms = {"both": 3, "lessons": 1, "exemplars": 1}[learn.entries] + gates.retry_single_edits
     draws = learn.epochs * learn.group_size
     stages = [_rollouts("practice", config, practice, (draws, draws), policy_price)]
+    extra = learn.epochs * nudge_rollouts(config, len(practice))
+    if extra:
+        stages.append(_nudges(config, practice, extra, policy_price))
+    if config.nudge.asks_lm:
+        price = policy_price if config.nudge.writer == "policy" else critic_price
+        stages.append(_critic("nudge_text", len(practice), config, price))
     if learn.entries != "exemplars":
-        calls = groups * (learn.group_size + 2) + steps
-        stages.append(_critic(calls, config, critic_price))
+        parts = config.nudge.contexts if config.nudge.kind == "strategies" else 1
+        calls = groups * (learn.group_size + 2 * parts) + steps + extra
+        stages.append(_critic("critic", calls, config, critic_price))
     if gates.enabled and gate:
         looks = steps * arms + (1 if learn.top_k else 0)
         size = gates.group_size
@@ -119,6 +127,37 @@ def forecast(
         stages.append(_rollouts("test", config, test, (size, 2 * size), policy_price))
     smallest = min_detectable(len(test), gates.test_group_size) if len(test) > 1 else None
     return Forecast(tuple(stages), smallest, tuple(_notes(config, stages, smallest, len(test))))
+
+
+def nudge_rollouts(config: Config, n_practice: int) -> int:
+    """Return the most extra rollouts of an epoch: each step's cap, or all its tasks failing."""
+    nudge, learn = config.nudge, config.learn
+    if nudge.kind == "off":
+        return 0
+    each = nudge.most_rollouts(learn.group_size)
+    total = 0
+    for start in range(0, n_practice, learn.batch):
+        size = min(learn.batch, n_practice - start)
+        most = nudge.cap(size * learn.group_size)
+        total += most if each is None else min(most, size * (each + nudge.recheck_rollouts))
+    return total
+
+
+def _nudges(
+    config: Config, practice: Sequence[Task], rollouts: int, price: Price | None
+) -> StageForecast:
+    """Return the range of the extra rollouts; what help adds to a prompt is not known yet."""
+    whole = _rollouts("nudge", config, practice, (0, 1), price)
+    share = rollouts / len(practice)
+    return _stage(
+        "nudge",
+        0,
+        round(share * whole.calls_high),
+        math.ceil(share * whole.prompt_tokens),
+        0,
+        round(share * whole.completion_high),
+        price,
+    )
 
 
 def _rollouts(
@@ -136,9 +175,9 @@ def _rollouts(
     return _stage(stage, low, high, prompts * draws[1], 8 * low, limit * high, price)
 
 
-def _critic(calls: int, config: Config, price: Price | None) -> StageForecast:
+def _critic(stage: str, calls: int, config: Config, price: Price | None) -> StageForecast:
     limit = config.critic.sampling.max_tokens or _CRITIC_REPLY
-    return _stage("critic", 0, calls, _CRITIC_PROMPT * calls, 0, limit * calls, price)
+    return _stage(stage, 0, calls, _CRITIC_PROMPT * calls, 0, limit * calls, price)
 
 
 def _stage(

@@ -19,6 +19,7 @@ import typer
 from tfgrpo.config import Config
 from tfgrpo.display import printable
 from tfgrpo.errors import ConfigError
+from tfgrpo.nudges import nudge_totals, total_lines
 from tfgrpo.progress import ProgressView, QuietView, choose_view
 from tfgrpo.roles import add_module_folder
 from tfgrpo.run import Evaluation, Result, dry_run, evaluate_async, learn_async
@@ -186,6 +187,8 @@ def result_lines(result: Result) -> list[str]:
             lines.append(f"A/A noise of such a comparison: {learned.proof.noise_floor:.3f}")
     if result.verdict is not None:
         lines.append(result.verdict.text)
+    totals = nudge_totals(learned.nudges)
+    lines.extend(total_lines(totals) if totals is not None else ())
     for stage, counts in result.outcomes.items():
         ended = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
         lines.append(f"rollouts of {stage}: {ended}")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from tfgrpo.experience import (
     stalled,
 )
 from tfgrpo.gatekeeper import EMPTY, Gatekeeper, Look, Version
+from tfgrpo.nudges import Nudger, Recheck, Rolled
 from tfgrpo.progress import ProgressView
 from tfgrpo.protocols import Allocator
 from tfgrpo.rollout import RolloutGroup, Task
@@ -70,6 +71,8 @@ class Learned:
     looks: tuple[Look, ...] = ()
     """Every comparison at the gate, in order."""
     notes: list[str] = field(default_factory=list)
+    nudges: tuple[Mapping[str, Any], ...] = ()
+    """One record a step of what help for failed tasks came to; empty without nudging."""
 
 
 class Learner:
@@ -85,6 +88,7 @@ class Learner:
         view: shows progress.
         allocate: how many rollouts each practice task of a batch gets; uniform by default.
         traces: saved groups that stand in for fresh practice rollouts.
+        nudger: gives practice tasks on which everything failed another try; None does not.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Learner:
         *,
         allocate: Allocator | None = None,
         traces: Sequence[RolloutGroup] = (),
+        nudger: Nudger | None = None,
     ) -> None:
         self._config = config
         self._splits = splits
@@ -109,6 +114,8 @@ class Learner:
         self._view = view
         self._allocate = allocate
         self._traces = traces
+        self._nudger = nudger
+        self._nudges: list[Mapping[str, Any]] = []
         self._current = Version(EMPTY_LIBRARY)
         self._accepted: dict[str, Version] = {}
         self._practised: list[RolloutGroup] = []
@@ -143,7 +150,8 @@ class Learner:
                 stopped_by = f"budget: {exc}"
         accepted = tuple(self._accepted.values())
         looks = tuple(self._gate.looks)
-        return Learned(version, choice, accepted, proof, stopped_by, looks, self._notes)
+        nudges = tuple(self._nudges)
+        return Learned(version, choice, accepted, proof, stopped_by, looks, self._notes, nudges)
 
     def _note_on_lessons(self) -> None:
         """Say it when lessons were asked for and none was fit to be tried."""
@@ -178,10 +186,19 @@ class Learner:
         groups = list(items) if self._traces else await self._practise(step, epoch, items)
         self._practised.extend(groups)
         self._measure_entries()
-        proposal = await self._critic.propose(groups, self._current.library, step=step)
+        rolled = await self._nudge(step, epoch, groups)
+        shown = groups if rolled is None else rolled.shown
+        before = self._current
+        proposal = await self._critic.propose(shown, before.library, step=step)
         self._proposals.append(proposal)
         self._record_step(step, epoch, groups, proposal)
         self._view.say(f"step {step}: {proposal.message}")
+        await self._decide(step, proposal)
+        if rolled is not None:
+            await self._recheck(rolled, before)
+
+    async def _decide(self, step: int, proposal: Proposal) -> None:
+        """Make what the gate accepts of a proposal the current library."""
         if not proposal.has_change:
             return
         if not self._gate.is_open:
@@ -214,6 +231,43 @@ class Learner:
         return await self._sampler.groups(
             tasks, draws, lambda task: contexts[task.task_id], sizes=sizes
         )
+
+    async def _nudge(self, step: int, epoch: int, groups: Sequence[RolloutGroup]) -> Rolled | None:
+        """Roll failed tasks again under help, where that is asked for."""
+        if self._nudger is None:
+            return None
+        rolled = await self._nudger.roll(
+            groups, self._practised, step=step, epoch=epoch, version=self._current.version_id
+        )
+        if rolled.failed:
+            self._view.say(
+                f"step {step}: {len(rolled.failed)} groups failed throughout; of "
+                f"{len(rolled.nudged)} rolled again with {rolled.kind}, {len(rolled.solved)} had a "
+                "success"
+            )
+        return rolled
+
+    async def _recheck(self, rolled: Rolled, before: Version) -> None:
+        """Roll nudged tasks without help under the library that their step gave, and book it."""
+        assert self._nudger is not None
+        now = self._current
+        found: Recheck | None = None
+        try:
+            if now.version_id != before.version_id:
+                found = await self._nudger.recheck(
+                    rolled,
+                    (now.version_id, lambda t: self._gate.context(now, t, "evaluation")),
+                    (before.version_id, lambda t: self._gate.context(before, t, "evaluation")),
+                )
+        except BudgetError:
+            self._record_nudge(rolled, None)  # what was rolled is told all the same
+            raise
+        self._record_nudge(rolled, found)
+
+    def _record_nudge(self, rolled: Rolled, found: Recheck | None) -> None:
+        row = rolled.to_dict(found)
+        self._nudges.append(row)
+        self._store.record_decision("nudge", row, key=str(rolled.step))
 
     def _practice_contexts(
         self, step: int, tasks: Sequence[Task]

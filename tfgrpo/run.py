@@ -40,9 +40,16 @@ from tfgrpo.gatekeeper import EMPTY
 from tfgrpo.leaks import find_leaks, refuse_contaminated
 from tfgrpo.learner import Learned, Learner, Proof
 from tfgrpo.lm import open_lm
+from tfgrpo.nudges import (
+    check_nudge,
+    make_nudger,
+    named_scheduler,
+    nudge_totals,
+    with_scheduler,
+)
 from tfgrpo.progress import ProgressView, QuietView
-from tfgrpo.protocols import Allocator, Policy, Verifier
-from tfgrpo.roles import OpenLM, Roles, sampling_of
+from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
+from tfgrpo.roles import OpenLM, Roles, load_object, sampling_of
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.sampling import Draws, Sampler, SampleSettings, Stop
 from tfgrpo.statistics import Interval, Scores, mean_interval, min_detectable, paired_difference
@@ -65,6 +72,8 @@ class Parts:
     opener: OpenLM = open_lm
     view: ProgressView | None = None
     stop: Stop | None = None
+    scheduler: HintScheduler | None = None
+    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
     on_open: Callable[[RunStore], None] | None = None
     """Told the open journal, so that a view can show what was spent."""
 
@@ -112,6 +121,7 @@ class Result:
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         proof = self.learned.proof
+        totals = nudge_totals(self.learned.nudges)
         return {
             "schema": 1,
             "folder": str(self.folder),
@@ -130,6 +140,7 @@ class Result:
             "spend": [row.to_dict() for row in self.spend],
             "outcomes": self.outcomes,
             "notes": list(self.notes),
+            **({} if totals is None else {"nudge": totals}),
         }
 
 
@@ -146,8 +157,8 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     Args:
         config: the settings.
         fork: with changed settings, make a new run beside the old one and reuse what fits.
-        parts: `tasks`, `policy`, `verifier`, `allocate`, `opener`, `view`, `stop` in place of
-            what the settings describe; `on_open` is told the open journal.
+        parts: `tasks`, `policy`, `verifier`, `allocate`, `opener`, `view`, `stop`, `scheduler` in
+            place of what the settings describe; `on_open` is told the open journal.
 
     Raises:
         ConfigError: bad settings or tasks, or contaminated splits.
@@ -157,11 +168,14 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         Stopped: a stop was requested; the same call goes on.
     """
     given = Parts(**parts)
+    config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
     tasks, traces = _material(config, given)
     splits = _split(config, tasks)
     practised = _practised(splits, traces)
     notes = _check_leaks(practised, splits)
+    check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
+    scheduler = given.scheduler or named_scheduler(config.nudge, load_object)
     plan = _forecast(config, splits)
     store = open_run(config, fork=fork, tasks=tasks, traces=traces)
     roles = Roles(config, store, given.opener)
@@ -189,6 +203,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
             view,
             allocate=given.allocate,
             traces=traces,
+            nudger=make_nudger(config, settings, sampler, roles.lm, scheduler),
         )
         learned = await learner.run()
         result = _result(config, store, learned, plan, splits, notes)
@@ -361,10 +376,13 @@ def open_run(
 
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
+    given = Parts(**parts)
+    config = with_scheduler(config, given.scheduler)
     experience_settings(config)
-    tasks, traces = _material(config, Parts(**parts))
+    tasks, traces = _material(config, given)
     splits = _split(config, tasks)
     _check_leaks(_practised(splits, traces), splits)
+    check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
     return _forecast(config, splits), splits
 
 

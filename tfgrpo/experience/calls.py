@@ -26,7 +26,7 @@ from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.scope import CallScope, call_scope
 
 T = TypeVar("T")
-Stage = Literal["summarise", "contrast", "update", "merge"]
+Stage = Literal["summarise", "contrast", "update", "merge", "nudge_text"]
 _MARGIN_TOKENS = 200
 """For chat marks and our own re-asking words."""
 

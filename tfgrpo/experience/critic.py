@@ -30,7 +30,13 @@ from tfgrpo.experience.edits import (
 from tfgrpo.experience.entry import Experience, Provenance, Trust
 from tfgrpo.experience.evidence import trajectory
 from tfgrpo.experience.exemplars import exemplar_edits
-from tfgrpo.experience.guards import Foreign, Guards, foreign_texts, has_third_party
+from tfgrpo.experience.guards import (
+    Foreign,
+    Guards,
+    foreign_texts,
+    has_third_party,
+    hint_texts,
+)
 from tfgrpo.experience.informative import Teaching, teaching_groups, usable
 from tfgrpo.experience.library import Library
 from tfgrpo.experience.merging import Merged, reconcile, settle
@@ -201,7 +207,7 @@ class _Step:
 
     async def _group(self, group: RolloutGroup) -> tuple[list[Edit], Foreign]:
         rollouts = usable(group, self.settings)
-        foreign = Foreign.of(foreign_texts(group.task, rollouts))
+        foreign = Foreign.of((*foreign_texts(group.task, rollouts), *hint_texts(group.context)))
         summaries = await self._summaries(group, rollouts)
         asker = self._asker()
         limit = asker.input_tokens(asker.reply_tokens)

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, Literal
 
 from tfgrpo import prompts
+from tfgrpo.context import Context
 from tfgrpo.experience.patterns import (
     HOLD,
     IGNORE_ORDER,
@@ -164,6 +165,12 @@ def foreign_texts(task: Task, rollouts: Iterable[Rollout]) -> Iterator[str]:
         for step in rollout.steps:
             for message in step.observations:
                 yield message.content
+
+
+def hint_texts(context: Context) -> Iterator[str]:
+    """Yield the hints of a context: a lesson that repeats one would hold a task's solution."""
+    for part in context.of_kind("hint"):
+        yield part.text
 
 
 def has_third_party(rollouts: Iterable[Rollout]) -> bool:

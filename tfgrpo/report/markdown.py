@@ -54,6 +54,11 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
         yield f"**Contaminated and left out:** {names}"
         yield ""
     yield from _curve(s)
+    if "nudge" in s:
+        yield "## Help for tasks that failed throughout"
+        yield ""
+        yield from (f"- {_cell(line)}." for line in s["nudge"]["lines"])
+        yield ""
     yield from _library(s)
     yield from _rejected(s)
     yield from _spend(s)

@@ -101,6 +101,7 @@ def _sections(s: Mapping[str, Any], islands: Islands) -> list[Child]:
         _warnings(s),
         h("h2", "Learning curve", id="curve"),
         sections.curve(s),
+        sections.nudge(s),
         h("h2", "Task by task", id="tasks"),
         sections.tasks(s),
         h("h2", "Library", id="library"),

@@ -14,7 +14,17 @@ from tfgrpo.report.elements import Child, Html, h, trusted
 from tfgrpo.report.islands import Islands
 from tfgrpo.report.pieces import cell, money, number, signed, table, tag, tokens, words
 
-__all__ = ["advice", "curve", "groups", "library", "method", "rejected", "spend", "tasks"]
+__all__ = [
+    "advice",
+    "curve",
+    "groups",
+    "library",
+    "method",
+    "nudge",
+    "rejected",
+    "spend",
+    "tasks",
+]
 
 
 def curve(s: Mapping[str, Any]) -> Html:
@@ -38,6 +48,15 @@ def curve(s: Mapping[str, Any]) -> Html:
         cards.append(h("div", h("h3", "Share of groups that can teach"), trusted(chart),
                        class_="card"))  # fmt: skip
     return h("div", cards or h("p", "No steps yet.", class_="note"), class_="grid")
+
+
+def nudge(s: Mapping[str, Any]) -> Html | None:
+    """What help for practice tasks on which everything failed came to; None without any."""
+    totals = s.get("nudge")
+    if totals is None:
+        return None
+    lines = [h("p", f"{line}.") for line in totals["lines"]]
+    return h("div", h("h3", "Help for tasks that failed throughout"), lines, class_="card")
 
 
 def tasks(s: Mapping[str, Any]) -> Html:

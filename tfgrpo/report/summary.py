@@ -4,8 +4,8 @@ HTML, Markdown and JSON show this object and compute nothing of their own, so th
 Figures on held-out tasks leave contaminated tasks out and say so.
 
 Keys: `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `informative`, `outcomes`, `spend`,
-`library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`. Intervals are objects with
-`estimate`, `low`, `high`, `level`, `n_tasks`.
+`library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`; `nudge` where failed tasks were
+helped. Intervals are objects with `estimate`, `low`, `high`, `level`, `n_tasks`.
 
 Does not know HTML, files or how groups were made. Source: own.
 """
@@ -20,6 +20,7 @@ from typing import Any
 from tfgrpo.advise import advise
 from tfgrpo.entry_value import observations_of, value_entries
 from tfgrpo.leaks import LeakReport, find_leaks
+from tfgrpo.nudges.record import nudge_totals, total_lines
 from tfgrpo.report import history
 from tfgrpo.report.entries import entries_of, entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
@@ -75,6 +76,7 @@ def summarise(
     plan = view.newest("forecast")
     summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)
+    summary |= _nudge(view)
     return summary
 
 
@@ -83,6 +85,13 @@ def leaks_of(view: RunView) -> LeakReport:
     return find_leaks(
         view.tasks("practice", "gate"), view.tasks("test"), library_texts(view.final_library[1])
     )
+
+
+def _nudge(view: RunView) -> dict[str, Any]:
+    """Totals of the newest record of each step, and the same in words."""
+    newest = {d.key: d.payload for d in view.of_kind("nudge")}
+    totals = nudge_totals(newest.values())
+    return {} if totals is None else {"nudge": totals | {"lines": total_lines(totals)}}
 
 
 def _run(view: RunView) -> dict[str, Any]:

@@ -14,6 +14,7 @@ decisions the following kinds are read, every key optional:
     summary        group_id, rollout_id, text
     contrast       group_id, text (or lessons)
     forecast       any object; shown as it is
+    nudge          what `tfgrpo.nudges` records of a step: help for failed tasks, and the recheck
 
 Does not know statistics or HTML. Source: own.
 """
@@ -41,6 +42,7 @@ DECISION_KINDS = (
     "contrast",
     "aa",
     "forecast",
+    "nudge",
 )
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
