@@ -14,7 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError
 from tfgrpo.protocols import Generated, Sampling
@@ -43,17 +47,26 @@ class MismatchLimits:
 def measure_mismatch(
     engine_logps: Sequence[Sequence[float]], trainer_logps: Sequence[Sequence[float]]
 ) -> Mismatch:
-    """Compare two scorings of the same tokens."""
-    rows = [
-        [a - b for a, b in zip(x, y, strict=True)]
-        for x, y in zip(engine_logps, trainer_logps, strict=True)
-    ]
-    flat = [abs(d) for row in rows for d in row]
+    """Compare two scorings of the same tokens.
+
+    Raises:
+        ValueError: rows or lengths differ.
+    """
+    if [len(x) for x in engine_logps] != [len(y) for y in trainer_logps]:
+        raise ValueError("both scorings must have the same rows of the same lengths")
+    lengths = [len(x) for x in engine_logps]
+    gap_D = _flat(engine_logps) - _flat(trainer_logps)
+    row_D = np.repeat(np.arange(len(lengths)), lengths)
+    row_gap_R = np.bincount(row_D, weights=gap_D, minlength=len(lengths))
     return Mismatch(
-        mean_abs=sum(flat) / max(1, len(flat)),
-        max_row=max((abs(sum(row)) for row in rows), default=0.0),
-        n_tokens=len(flat),
+        mean_abs=float(np.abs(gap_D).sum()) / max(1, len(gap_D)),
+        max_row=float(np.abs(row_gap_R).max(initial=0.0)),
+        n_tokens=len(gap_D),
     )
+
+
+def _flat(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    return np.fromiter(chain.from_iterable(rows), dtype=np.float64)
 
 
 def check_mismatch(found: Mismatch, longest: int, limits: MismatchLimits, where: str) -> None:

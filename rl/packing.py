@@ -12,11 +12,13 @@ attention split into two variable-length calls (own).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 
@@ -145,32 +147,60 @@ def pack(rows: Sequence[Row], *, share: bool = True, device: str | torch.device 
             groups[-1][1].append(row)
         else:
             groups.append((row.prompt_ids, [row]))
-    ids = [t for prompt, _ in groups for t in prompt]
-    positions = [p for prompt, _ in groups for p in range(len(prompt))]
-    heads: list[int] = []
-    targets: list[int] = []
-    owners: list[int] = []
-    prompt_end = 0
-    for prompt, members in groups:
-        prompt_end += len(prompt)
+    layout = _Layout()
+    for prompt, _ in groups:
+        layout.add_prompt(prompt)
+    for number, (_, members) in enumerate(groups):
         for row in members:
-            start = len(ids)
-            for at in row.loss_positions if row.loss_positions is not None else range(row.n_loss):
-                heads.append(start + at - 1 if at else prompt_end - 1)
-                targets.append(row.suffix_ids[at])
-                owners.append(row.index)
-            ids.extend(row.suffix_ids)
-            positions.extend(range(len(prompt), len(prompt) + len(row.suffix_ids)))
+            layout.add_suffix(number, row)
+
+    def tensor(parts: list[NDArray[np.int64]]) -> torch.Tensor:
+        flat = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        return torch.from_numpy(flat).to(device)
+
     return Packed(
-        ids_T=torch.tensor(ids, device=device),
-        position_T=torch.tensor(positions, device=device),
+        ids_T=tensor(layout.ids),
+        position_T=tensor(layout.positions),
         prompt_lengths=tuple(len(prompt) for prompt, _ in groups),
         suffix_lengths=tuple(tuple(len(r.suffix_ids) for r in members) for _, members in groups),
-        head_D=torch.tensor(heads, device=device, dtype=torch.int64),
-        target_D=torch.tensor(targets, device=device, dtype=torch.int64),
-        row_D=torch.tensor(owners, device=device, dtype=torch.int64),
+        head_D=tensor(layout.heads),
+        target_D=tensor(layout.targets),
+        row_D=tensor(layout.owners),
         rows=tuple(row.index for _, members in groups for row in members),
     )
+
+
+@dataclass(slots=True)
+class _Layout:
+    """Pieces of a micro-batch's index arrays, in the order of their tokens."""
+
+    ids: list[NDArray[np.int64]] = field(default_factory=list)
+    positions: list[NDArray[np.int64]] = field(default_factory=list)
+    heads: list[NDArray[np.int64]] = field(default_factory=list)
+    targets: list[NDArray[np.int64]] = field(default_factory=list)
+    owners: list[NDArray[np.int64]] = field(default_factory=list)
+    prompt_ends: list[int] = field(default_factory=list)
+    used: int = 0
+
+    def add_prompt(self, prompt: tuple[int, ...]) -> None:
+        """Lay a prompt; all of them come before the first suffix."""
+        self.ids.append(np.array(prompt, dtype=np.int64))
+        self.positions.append(np.arange(len(prompt)))
+        self.used += len(prompt)
+        self.prompt_ends.append(self.used)
+
+    def add_suffix(self, group: int, row: Row) -> None:
+        """Lay a suffix of a group; its first token is predicted by the prompt's last."""
+        suffix = np.array(row.suffix_ids, dtype=np.int64)
+        places = row.loss_positions
+        at = np.arange(len(suffix)) if places is None else np.array(places, dtype=np.int64)
+        self.heads.append(np.where(at > 0, self.used + at - 1, self.prompt_ends[group] - 1))
+        self.targets.append(suffix[at])
+        self.owners.append(np.full(len(at), row.index, dtype=np.int64))
+        start = len(row.prompt_ids)
+        self.ids.append(suffix)
+        self.positions.append(np.arange(start, start + len(suffix)))
+        self.used += len(suffix)
 
 
 def micro_batches(rows: Iterable[Row], max_tokens: int, *, whole: bool = False) -> list[list[Row]]:

@@ -209,18 +209,21 @@ def _tokens(
     needs: Sequence[str],
 ) -> _Tokens:
     rows = [by_index[i] for i in packed.rows]
-    counts = torch.tensor([r.row.n_loss for r, _ in rows])
+    counts = np.array([r.row.n_loss for r, _ in rows], dtype=np.int64)
     kind = torch.float64 if hidden_D.dtype == torch.float64 else torch.float32
     device = hidden_D.device
 
     def spread(values: Sequence[Any]) -> Tensor:
-        flat = [
-            torch.full((n,), float(v), dtype=torch.float64)
-            if isinstance(v, (int, float))
-            else torch.tensor(v, dtype=torch.float64)
-            for v, n in zip(values, counts.tolist(), strict=True)
-        ]
-        return torch.cat(flat).to(device, kind)
+        if all(isinstance(v, (int, float)) for v in values):
+            flat = np.repeat(np.array(values, dtype=np.float64), counts)
+        else:
+            flat = np.concatenate(
+                [
+                    np.broadcast_to(np.asarray(v, dtype=np.float64), (n,))
+                    for v, n in zip(values, counts, strict=True)
+                ]
+            )
+        return torch.from_numpy(flat).to(device, kind)
 
     def optional(name: str) -> Tensor | None:
         values = [getattr(r, name) for r, _ in rows]
@@ -229,7 +232,7 @@ def _tokens(
     return _Tokens(
         advantage_D=spread([r.advantage for r, _ in rows]),
         weight_D=spread([w for _, w in rows]),
-        row_D=torch.repeat_interleave(torch.arange(len(rows)), counts).to(device),
+        row_D=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device),
         n_rows=len(rows),
         old_D=optional("old_logp"),
         ref_D=optional("ref_logp"),
