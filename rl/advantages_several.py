@@ -172,7 +172,7 @@ def _winner(
     formula="2 rank / (G-1) - 1 by (tournament round reached, then reward)",
     certainty="approximation",
     test=TESTS + "test_arena_rank_orders_by_round_and_then_reward",
-    needs=("extra",),
+    needs=("extra:round_R",),
 )
 def arena_rank(batch: RewardBatch) -> Floats:
     """Return centred ranks of a tournament, `extra["round_R"]` (see `tournament`): R.
@@ -197,7 +197,7 @@ def arena_rank(batch: RewardBatch) -> Floats:
     formula="R - mean over all rollouts of the batch with the same class",
     certainty="approximation",
     test=TESTS + "test_hop_baseline_shares_a_mean_by_class",
-    needs=("extra",),
+    needs=("extra:class_R",),
 )
 def hop_baseline(batch: RewardBatch) -> Floats:
     """Return rewards above the mean of their class, `extra["class_R"]` (hop counts): R.

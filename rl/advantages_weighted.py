@@ -77,7 +77,7 @@ def xrpo(batch: RewardBatch, *, lam: float = 0.1, cap: float = 0.5, eps: float =
     formula="grpo; right answers + clip(delta (mean - own of stat) / scale, -k|A|, k|A|)",
     certainty="approximation",
     test=TESTS + "test_aspo_never_flips_a_sign_and_leaves_wrong_answers",
-    needs=("extra",),
+    needs=("extra:statistic_R",),
 )
 def aspo(
     batch: RewardBatch, *, delta: float = 1.0, scale: float = 1.0, k: float = 0.5, eps: float = 1e-4
@@ -104,7 +104,7 @@ def aspo(
     formula="mu (R - mean of the other half) + (1-mu) (R - mean of the own half), halves by metric",
     certainty="approximation",
     test=TESTS + "test_canon_ignores_the_direction_of_its_metric",
-    needs=("extra",),
+    needs=("extra:metric_R",),
 )
 def canon(batch: RewardBatch, *, mu: float = 0.5) -> Floats:
     """Return advantages within and between the halves of a metric, `extra["metric_R"]`: R.
@@ -134,7 +134,7 @@ def canon(batch: RewardBatch, *, mu: float = 0.5) -> Floats:
     formula="grpo; 0 for a rollout all of whose opposite-sign siblings are nearer than delta",
     certainty="approximation",
     test=TESTS + "test_dagrpo_silences_near_duplicates_of_opposite_label",
-    needs=("extra",),
+    needs=("extra:score_R",),
 )
 def dagrpo(batch: RewardBatch, *, delta: float = 0.1, eps: float = 1e-4) -> Floats:
     """Return group advantages without indistinct rollouts; fine scores `extra["score_R"]`: R.
@@ -190,7 +190,7 @@ def d3s(batch: RewardBatch, *, keep: float = 4, eps: float = 1e-4) -> Floats:
     formula="z of (R - mean_c) + lam (mean_c - mean), or R - mean without context; population z",
     certainty="code",
     test=TESTS + "test_nudge_matches_its_two_levels",
-    needs=("extra",),
+    needs=("extra:context_R",),
 )
 def nudge(batch: RewardBatch, *, lam: float = 0.1, eps: float = 1e-4) -> Floats:
     """Return advantages within and between strategy contexts, whitened by group: R.
@@ -276,7 +276,7 @@ def r3l(batch: RewardBatch, *, r_max: float = 1.0, amplification: float = 3.0) -
     formula="(R - sum(w^2 g^2 R)/sum(w^2 g^2)) / (std + eps) in each group",
     certainty="code",
     test=TESTS + "test_vcpo_baseline_has_the_least_variance",
-    needs=("extra",),
+    needs=("extra:ratio_R", "extra:score_norm_R"),
 )
 def vcpo(batch: RewardBatch, *, scaled: float = 1, eps: float = 1e-6) -> Floats:
     """Return rewards above the minimum-variance off-policy baseline: R.

@@ -15,10 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfgrpo.config import _apply_override, _explain
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.advantages import ADVANTAGES
-from tfgrpo.rl.aggregations import AGGREGATIONS
-from tfgrpo.rl.losses import LOSSES
-from tfgrpo.rl.registry import lookup
+from tfgrpo.rl import supply
 
 
 class _Section(BaseModel):
@@ -87,7 +84,11 @@ class LossConfig(_Section):
     options: dict[str, float] = {}
     aggregation: str = "token_mean"
     advantage: str = "grpo"
+    """An advantage a rollout; see [credit] for advantages a token."""
     advantage_options: dict[str, float] = {}
+    answer_pattern: str = ""
+    """Finds the final answer in a reply, for entries that need `answers`; empty takes what stands
+    in the last box, else the last number, else the whole text."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the k3 estimate of KL(policy ‖ start)."""
     entropy: float = 0.0
@@ -96,6 +97,96 @@ class LossConfig(_Section):
     skip_zero_advantage: bool = True
     """Leave rows without a gradient out of the forward; exact, since they still count in the
     normaliser."""
+
+
+class RewardsConfig(_Section):
+    """How rewards are reshaped before advantages are taken."""
+
+    names: tuple[str, ...] = ()
+    """Entries of the registry, applied in this order."""
+    options: dict[str, dict[str, float]] = {}
+    """Options of each, by its name."""
+
+
+class CreditConfig(_Section):
+    """Advantages finer than a rollout; takes the place of `loss.advantage`."""
+
+    name: str = ""
+    options: dict[str, float] = {}
+    state: Literal["", "observation", "history"] = ""
+    """When two steps start from the same state: equal last observation, or all tokens so far equal.
+    Empty takes what the entry means: `history` for trees, else `observation`."""
+    phrases: tuple[str, ...] = ()
+    """Texts whose tokens count as planning (`hicra`)."""
+
+
+class PlayConfig(_Section):
+    """Rollouts of several turns; off while both `tools` and `environment` are empty."""
+
+    tools: tuple[str, ...] = ()
+    """Python functions as `module:name`, offered as text."""
+    environment: str = ""
+    """`module:name`, called with a task for each rollout; returns an `Environment`."""
+    max_turns: int = Field(default=8, ge=1)
+    max_tokens: int = Field(default=2048, ge=2)
+    """Of the whole sequence, prompt included; `rollout.max_tokens` limits each turn."""
+    tool_timeout_s: float = Field(default=60.0, gt=0)
+    max_observation_chars: int = Field(default=4000, ge=1)
+
+    @property
+    def is_on(self) -> bool:
+        """True when rollouts have several turns."""
+        return bool(self.tools or self.environment)
+
+
+class EngineConfig(_Section):
+    """What makes tokens."""
+
+    kind: Literal["own", "vllm", "vllm-server"] = "own"
+    """`own` samples from the trained weights; `vllm` in this process; `vllm-server` over HTTP."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    model: str = ""
+    """The served name; empty means `folder`."""
+    folder: str = ""
+    """Where the server was started from (`vllm serve FOLDER`); new weights are written there."""
+    options: dict[str, Any] = {}
+    """Further arguments of `vllm.LLM`, for kind `vllm`."""
+    api_key_env: str = ""
+    """Environment variable that holds the server's key."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests in flight."""
+    timeout_s: float = Field(default=600.0, gt=0)
+
+
+class CurriculumConfig(_Section):
+    """Which tasks are rolled, how often, and what is used again."""
+
+    profile: int = Field(default=0, ge=0)
+    """Draws a training task before the first step; 0 makes no profiling pass."""
+    band: tuple[float, float] = (0.0, 1.0)
+    """Success shares, both included, between which the profiling pass keeps a task."""
+    unsolved_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the tasks without any success in the profiling pass that are kept all the same."""
+    success_above: float = 0.0
+    """A larger reward is a success."""
+    order: Literal["shuffled", "easy_first"] = "shuffled"
+    """`easy_first`: by falling share of the profiling pass, the same in every epoch."""
+    rest_epochs: int = Field(default=0, ge=0)
+    """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
+    allocate: str = ""
+    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
+    `module:name` of a class whose objects are `Allocator`s."""
+    allocate_options: dict[str, Any] = {}
+    candidates: Literal["step", "all"] = "step"
+    """What the allocator chooses from: the step's tasks, or all of them."""
+    rounds: int = Field(default=1, ge=1)
+    """Rounds of tasks a step at most, until it is full of groups whose rewards differ; the others
+    are dropped. 1 takes one round as it is."""
+    replay: int = Field(default=0, ge=0)
+    """Past groups whose rewards differ, added to a step."""
+    replay_keep: int = Field(default=64, ge=1)
+    replay_age: int = Field(default=8, ge=1)
+    """Steps after which a kept group is forgotten."""
 
 
 class OptimiserConfig(_Section):
@@ -145,8 +236,15 @@ class TrainConfig(_Section):
     verifier: dict[str, Any] = {"kind": "exact"}
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    credit: CreditConfig = CreditConfig()
+    columns: dict[str, str] = {}
+    """Where further columns of the registries' entries come from, by name."""
     hints: dict[str, Any] = {}
     """`name` of a hint scheduler and its options; empty for none."""
+    curriculum: CurriculumConfig = CurriculumConfig()
+    play: PlayConfig = PlayConfig()
+    engine: EngineConfig = EngineConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     run: RunConfig = RunConfig()
 
@@ -188,9 +286,7 @@ class TrainConfig(_Section):
 
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
-        lookup(LOSSES, "loss", self.loss.name)
-        lookup(AGGREGATIONS, "aggregation", self.loss.aggregation)
-        lookup(ADVANTAGES, "advantage", self.loss.advantage)
+        supply.check(self)
         if self.rollout.top_p < 1:
             raise ConfigError(
                 f"rollout.top_p is {self.rollout.top_p}: a truncated draw comes from another "

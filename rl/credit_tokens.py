@@ -63,7 +63,7 @@ def discounted(batch: RewardBatch, *, gamma: float = 0.99, eps: float = 1e-8) ->
     formula="R - sum_i R_i W_it / sum_i W_it over the group at token t, W = cumsum(1-2pi+sum pi^2)",
     certainty="code",
     test=TESTS + "test_optimal_token_baseline_weighs_by_realised_energy",
-    needs=("logp_tokens", "extra"),
+    needs=("logp_tokens", "extra:sum_square_D"),
 )
 def optimal_token_baseline(
     batch: RewardBatch, *, zero_tail: float = 1, eps: float = 1e-8
@@ -152,7 +152,7 @@ def gtpo_trajectory(
     formula="(1-a) A + a [positive] exp(logp_T - logp), a = x/(1+x), x = min(|H*-H|, cap)/share",
     certainty="code",
     test=TESTS + "test_dcpo_distribution_mixes_in_the_tempered_ratio",
-    needs=("logp_tokens", "entropy_tokens", "extra"),
+    needs=("logp_tokens", "entropy_tokens", "extra:tempered_logp_D"),
 )
 def dcpo_distribution(
     batch: RewardBatch,
@@ -230,7 +230,7 @@ def largest_signal(batch: RewardBatch, *, share: float = 0.5, eps: float = 1e-4)
     formula="A + alpha |A| on planning tokens",
     certainty="approximation",
     test=TESTS + "test_hicra_moves_planning_tokens_up",
-    needs=("extra",),
+    needs=("extra:planning_D",),
 )
 def hicra(batch: RewardBatch, *, alpha: float = 0.2, eps: float = 1e-4) -> Floats:
     """Return group advantages raised on planning tokens, `extra["planning_D"]` above 0: D.

@@ -7,6 +7,7 @@ compute. Idea: one registry for the variants that elsewhere live in forks (own).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -42,7 +43,7 @@ NEEDS = (
 `group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
 `losses_regression.rover`). An advantage, a reward or a credit: the optional fields of
-`RewardBatch`, and `extra` for columns that its docstring names."""
+`RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def register(
         raise ValueError(f"entry {name!r}: test {test!r} must read 'path::test_name'")
     if certainty not in get_args(Certainty):
         raise ValueError(f"entry {name!r}: certainty {certainty!r} is none of {Certainty}")
-    unknown = sorted(set(needs) - set(NEEDS))
+    unknown = sorted(n for n in needs if n.partition(":")[0] not in NEEDS)
     if unknown:
         raise ValueError(f"entry {name!r} needs {unknown}; known are {NEEDS}")
 
@@ -129,18 +130,58 @@ def lookup(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
     raise ConfigError(f"no {kind} {name!r}{hint} Known: {', '.join(sorted(registry))}")
 
 
-def check_needs(entry: Entry, kind: str, supplied: Collection[str]) -> None:
+def check_needs(
+    entry: Entry,
+    kind: str,
+    supplied: Collection[str],
+    advice: Callable[[str], str] = lambda need: "call it from your own loop",
+) -> None:
     """Refuse an entry that asks for what the caller does not supply, before anything is sampled.
+
+    Args:
+        entry: what is about to be used.
+        kind: what it is, for the message.
+        supplied: needs that are met.
+        advice: a need to what may be done about it.
 
     Raises:
         ConfigError: a need is not among `supplied`.
     """
     missing = [need for need in entry.needs if need not in supplied]
     if missing:
+        what = "; ".join(dict.fromkeys(advice(need) for need in missing))
         raise ConfigError(
-            f"{kind} {entry.name!r} needs {', '.join(missing)}, which is not supplied here; "
-            "choose another or call it from your own loop"
+            f"{kind} {entry.name!r} needs {', '.join(missing)}, which is not supplied here: "
+            f"{what}, or choose another {kind}"
         )
+
+
+def check_options(
+    entry: Entry, kind: str, given: Collection[str], filled: Collection[str] = ()
+) -> None:
+    """Refuse options that an entry does not have, and name those that it cannot do without.
+
+    Args:
+        entry: what is about to be used.
+        kind: what it is, for the message.
+        given: names of the options.
+        filled: options that the caller fills in where they are not given.
+
+    Raises:
+        ConfigError: an unknown option, with the nearest known one, or a missing one.
+    """
+    parameters = inspect.signature(entry.fn).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and not p.name.endswith("_D")]
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name in given:
+        if name not in known and not (is_open and name.startswith("weight_")):
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+            raise ConfigError(f"{kind} {entry.name!r} has no option {name!r}; {hint}")
+    bare = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    missing = [n for n in bare if n not in given and n not in filled]
+    if missing:
+        raise ConfigError(f"{kind} {entry.name!r} needs the option {', '.join(missing)}")
 
 
 T = TypeVar("T")

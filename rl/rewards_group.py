@@ -113,7 +113,7 @@ def structure_to_content(
     formula="R - cost max(0, calls - free)",
     certainty="own",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
-    needs=("extra",),
+    needs=("extra:tool_calls_R",),
 )
 def tool_cost(batch: RewardBatch, *, cost: float = 0.05, free: float = 0.0) -> Floats:
     """Return rewards minus a price for each tool call, `extra["tool_calls_R"]`, over `free`: R."""
@@ -129,7 +129,7 @@ def tool_cost(batch: RewardBatch, *, cost: float = 0.05, free: float = 0.0) -> F
     formula="R - penalty * invalid actions",
     certainty="code",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
-    needs=("extra",),
+    needs=("extra:invalid_R",),
 )
 def invalid_actions(batch: RewardBatch, *, penalty: float = 0.1) -> Floats:
     """Return rewards minus a penalty for each action that could not be read: R.
@@ -147,7 +147,7 @@ def invalid_actions(batch: RewardBatch, *, penalty: float = 0.1) -> Floats:
     formula="R alpha sin(pi f/(2n)), f = 2mn/(m+n); n = 0: cos(pi m/(2m+c)); n least if right",
     certainty="approximation",
     test=TESTS + "test_otc_is_largest_at_the_least_number_of_calls",
-    needs=("extra",),
+    needs=("extra:tool_calls_R",),
 )
 def otc(batch: RewardBatch, *, alpha: float = 1.0, c: float = 1.0, right: float = 1.0) -> Floats:
     """Return rewards times a tool-efficiency term, `extra["tool_calls_R"]` calls m: R.
@@ -197,7 +197,7 @@ def gated_steps(batch: RewardBatch, *, tau: float = 1.0, scale: float = 1.0) -> 
     formula="R (1 - clip(mean entropy of thinking - alpha mean entropy of answer, 0, 1))",
     certainty="approximation",
     test=TESTS + "test_pear_falls_with_the_entropy_of_thinking",
-    needs=("extra",),
+    needs=("extra:think_entropy_R", "extra:answer_entropy_R"),
 )
 def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     """Return rewards reduced by the entropy of the thinking phase: R.
@@ -218,7 +218,7 @@ def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     formula="1 right and sound, 0 right but flawed, -1 wrong",
     certainty="code",
     test=TESTS + "test_fapo_turns_against_flawed_answers_as_sound_ones_spread",
-    needs=("extra",),
+    needs=("extra:flawed_R",),
 )
 def fapo(batch: RewardBatch, *, right: float = 1.0) -> Floats:
     """Return rewards that put flawed right answers between right and wrong: R.
@@ -264,7 +264,7 @@ _TARGET, _CAP, _GAIN = (0.35, 0.5, 0.65), (1.0, 1.0, 1.2), (0.6, 0.8, 1.0)
     formula="R + s(count - target) by bucket: Huber penalties when right, sigmoid gains when wrong",
     certainty="code",
     test=TESTS + "test_ares_matches_the_hand_computed_buckets",
-    needs=("extra",),
+    needs=("extra:trigger_count_R",),
 )
 def ares(batch: RewardBatch, *, cap: float = 0.5, right: float = 1.0) -> Floats:
     """Return rewards shaped by how often a rollout reasoned at uncertain points: R.

@@ -129,7 +129,7 @@ def length_sigmoid(batch: RewardBatch, *, alpha: float = 0.2, right: float = 1.0
     formula="R - alpha |target - length|",
     certainty="paper",
     test=TESTS + "test_length_target_penalises_both_sides",
-    needs=("extra",),
+    needs=("extra:target_R",),
 )
 def length_target(batch: RewardBatch, *, alpha: float = 0.0003) -> Floats:
     """Return rewards minus the distance from the asked length, `extra["target_R"]` tokens: R."""
@@ -169,7 +169,7 @@ def length_outlier(batch: RewardBatch, *, k: float = 2.0, right: float = 1.0) ->
     formula="R - slope max(0, length - budget) / budget for right answers, at least floor",
     certainty="approximation",
     test=TESTS + "test_length_budget_is_free_inside_the_budget",
-    needs=("extra",),
+    needs=("extra:budget_R",),
 )
 def length_budget(
     batch: RewardBatch, *, slope: float = 0.5, floor: float = 0.0, right: float = 1.0

@@ -1,103 +1,161 @@
-"""Graded groups to training rows with advantages.
+"""Graded groups to training rows: facts, reshaped rewards, advantages.
 
 The groups of all processes are seen together, so that an estimator over the batch means the same
-on one process and on several. Does not know models or losses. Source: own.
+on one process and on several. Does not know how groups are made or how weights move. Source: own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl import distributed
-from tfgrpo.rl.advantages import ADVANTAGES
+from tfgrpo.rl import distributed, supply
 from tfgrpo.rl.batch import Floats, RewardBatch
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.facts import Graded, RowFacts, Sources, TextOf, batch_of, collect
+from tfgrpo.rl.measure import Measured, Tokens, measure_rows
+from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.multi_turn import row_of
-from tfgrpo.rl.packing import Row
-from tfgrpo.rl.registry import lookup
-from tfgrpo.rl.update import TrainRow
-from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.rl.update import TrainRow, score_rows
+from tfgrpo.rollout import RolloutGroup
 
-
-@dataclass(frozen=True, slots=True)
-class Graded:
-    """One graded rollout with its tokens laid out."""
-
-    group: int
-    """Number of its group among this process's groups."""
-    rollout: Rollout
-    row: Row
-
-    @property
-    def reward(self) -> float:
-        """Its reward."""
-        assert self.rollout.score is not None
-        return self.rollout.score.reward
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The named parts of its score."""
-        assert self.rollout.score is not None
-        return dict(self.rollout.score.parts)
+_MEASURED = {
+    "logp",
+    "logp_tokens",
+    "entropy_tokens",
+    "extra:ratio_R",
+    "extra:score_norm_R",
+    "extra:sum_square_D",
+    "extra:tempered_logp_D",
+    "extra:think_entropy_R",
+    "extra:answer_entropy_R",
+}
+"""Needs that cost a pass over the step's rows."""
 
 
 def graded_of(groups: Sequence[RolloutGroup]) -> list[Graded]:
     """Lay out the graded rollouts that have sampled tokens, group by group."""
     found = [
-        (i, r) for i, g in enumerate(groups) for r in g.graded if any(s.token_ids for s in r.steps)
+        (i, g, r)
+        for i, g in enumerate(groups)
+        for r in g.graded
+        if any(s.token_ids for s in r.steps)
     ]
-    return [Graded(i, r, row_of(r, index=n)) for n, (i, r) in enumerate(found)]
+    return [Graded(i, r, row_of(r, index=n), g) for n, (i, g, r) in enumerate(found)]
 
 
-def rows_of(
-    graded: Sequence[Graded], advantages: Sequence[float | tuple[float, ...]]
-) -> list[TrainRow]:
-    """Return the rows that bear a loss."""
-    return [
-        TrainRow(
-            g.row,
-            advantage,
-            reward=g.reward,
-            group=g.group,
-            engine_logp=tuple(p for s in g.rollout.steps for p in (s.logprobs or ())) or None,
+class RowMaker:
+    """Turns a step's groups into rows.
+
+    Args:
+        config: all settings.
+        decoder: the weights that sampled, for log-probs and entropies where an entry needs them.
+        text_of: token ids to text.
+    """
+
+    def __init__(self, config: TrainConfig, decoder: Decoder, text_of: TextOf) -> None:
+        self._config = config
+        self._decoder = decoder
+        self._text_of = text_of
+        self.needs = frozenset(supply.needs_of(config))
+
+    def rows(
+        self,
+        groups: Sequence[RolloutGroup],
+        step: int,
+        *,
+        baselines: Mapping[str, float] | None = None,
+        replayed: Collection[str] = (),
+    ) -> tuple[list[TrainRow], frozenset[int]]:
+        """Return the rows that bear a loss and the indices of replayed ones.
+
+        Args:
+            groups: this process's groups; group ids need not be unique.
+            step: from 0, for entries that change over training.
+            baselines: reward of a greedy rollout by task id, where an entry needs it.
+            replayed: ids of rollouts that older weights sampled.
+        """
+        graded = graded_of(groups)
+        facts = collect(graded, self._sources(graded, baselines or {}))
+        everyone = distributed.gather_objects((facts, len(groups)))
+        start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
+        batch, advantage = estimate(batch_of(everyone), self._config, step)
+        advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
+        rewards = batch.reward_R[start : start + len(graded)].tolist()
+        rows = [
+            TrainRow(g.row, a, reward=reward, group=g.group, engine_logp=g.engine_logp)
+            for g, a, reward in zip(graded, advantages, rewards, strict=True)
+            if g.row.n_loss
+        ]
+        stale = frozenset(g.row.index for g in graded if g.rollout.rollout_id in replayed)
+        return rows, stale
+
+    def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> Sources:
+        config, needs = self._config, self.needs
+        measured = self._measured(graded) if needs & _MEASURED else Measured()
+        tempered: Tokens = {}
+        if "extra:tempered_logp_D" in needs:
+            tempered = self._tempered(graded, measured)
+        by_tree = config.credit.name in ("spo_tree", "portool")
+        return Sources(
+            needs,
+            config.columns,
+            measured,
+            tempered,
+            baselines,
+            self._text_of,
+            config.loss.answer_pattern,
+            (config.credit.state or ("history" if by_tree else "observation")) == "history",
+            config.credit.phrases,
         )
-        for g, advantage in zip(graded, advantages, strict=True)
-        if g.row.n_loss
-    ]
+
+    def _measured(self, graded: Sequence[Graded]) -> Measured:
+        return measure_rows(
+            self._decoder,
+            [g.row for g in graded],
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+
+    def _tempered(self, graded: Sequence[Graded], measured: Measured) -> Tokens:
+        """Log-probs at 1.2 times the temperature where the batch is surer than wanted, else 0.8."""
+        mine = [h for row in measured.entropy.values() for h in row]
+        parts = distributed.gather_objects((math.fsum(mine), len(mine)))
+        mean = sum(s for s, _ in parts) / max(1, sum(n for _, n in parts))
+        target = self._config.credit.options.get("target", 0.5)
+        return score_rows(
+            self._decoder,
+            [g.row for g in graded],
+            temperature=self._config.rollout.temperature * (1.2 if mean <= target else 0.8),
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
 
 
-def reward_batch(graded: Sequence[Graded], n_groups: int) -> tuple[RewardBatch, slice]:
-    """Return the rewards of all processes' rows, and where this process's rows stand."""
-    mine = [(g.reward, g.group, g.row.n_loss, g.parts) for g in graded]
-    everyone = distributed.gather_objects((mine, n_groups))
-    offsets = np.cumsum([0, *(n for _, n in everyone)])
-    whole = [
-        (reward, group + int(offset), length, parts)
-        for (rows, _), offset in zip(everyone, offsets, strict=False)
-        for reward, group, length, parts in rows
-    ]
-    names = sorted({name for *_, parts in whole for name in parts})
-    batch = RewardBatch(
-        reward_R=np.array([r for r, *_ in whole], dtype=np.float64),
-        group_R=np.array([g for _, g, *_ in whole], dtype=np.int64),
-        length_R=np.array([n for _, _, n, _ in whole], dtype=np.int64),
-        part_RM=np.array([[p.get(n, 0.0) for n in names] for *_, p in whole]) if names else None,
-        part_names=tuple(names),
-    )
-    start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
-    return batch, slice(start, start + len(mine))
+def estimate(batch: RewardBatch, config: TrainConfig, step: int) -> tuple[RewardBatch, Floats]:
+    """Reshape the rewards and take the advantages; return both.
 
-
-def advantages_of(batch: RewardBatch, config: TrainConfig) -> Floats:
-    """Return the chosen estimator's advantages, one a row or one a token."""
-    entry = lookup(ADVANTAGES, "advantage", config.loss.advantage)
-    found: Floats = entry.fn(batch, **config.loss.advantage_options)
-    return found
+    Raises:
+        ConfigError: an entry gave a number that is not finite.
+    """
+    if not len(batch.reward_R):
+        return batch, np.zeros(0)
+    for kind, entry, options in supply.chosen(config):
+        found: Floats = entry.fn(batch, **supply.filled(entry, options, config, step))
+        if not np.isfinite(found).all():
+            raise ConfigError(
+                f"step {step + 1}: {kind} {entry.name!r} gave {found[~np.isfinite(found)][0]}; "
+                "look at its options and at the rewards"
+            )
+        if kind == "reward":
+            batch = replace(batch, reward_R=np.asarray(found, dtype=np.float64))
+    return batch, found
 
 
 def per_row(advantage: Floats, lengths: Sequence[int]) -> list[float | tuple[float, ...]]:
@@ -111,3 +169,6 @@ def per_row(advantage: Floats, lengths: Sequence[int]) -> list[float | tuple[flo
         )
     cuts = np.cumsum([0, *lengths])
     return [tuple(advantage[a:b].tolist()) for a, b in pairwise(cuts)]
+
+
+__all__ = ["Graded", "RowFacts", "RowMaker", "estimate", "graded_of", "per_row"]

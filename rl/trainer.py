@@ -1,8 +1,8 @@
 """The training loop: tasks → groups → advantages → packed update → weights.
 
 One step reads from top to bottom in `Trainer.step`. All randomness comes from counters (seed,
-step, task, sample), so the state of a run is its step number, the optimiser's tensors and the hint
-scheduler's JSON; a resumed run is bit-equal to an uninterrupted one.
+step, task, sample), so the state of a run is its step number, the optimiser's tensors and the JSON
+of hints, curriculum and replay; a resumed run is bit-equal to an uninterrupted one.
 
 Does not know how tokens are made or packed. Sources: GRPO (arXiv 2402.03300) for the loop; what
 differs elsewhere is named in the registries.
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import Generator, HintScheduler, Sampling, Verifier
+from tfgrpo.protocols import Allocator, Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl import checkpoint, distributed, run_state
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.curricula import Curriculum
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.lora import LoraWeights
 from tfgrpo.rl.metrics import (
@@ -35,16 +35,14 @@ from tfgrpo.rl.metrics import (
     update_figures,
 )
 from tfgrpo.rl.parts import Parts, load_parts
+from tfgrpo.rl.replay import Replay
+from tfgrpo.rl.rolling import MakeGroups, Roller
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
-from tfgrpo.rl.rows import advantages_of, graded_of, per_row, reward_batch, rows_of
-from tfgrpo.rl.update import TrainRow
+from tfgrpo.rl.rows import RowMaker
 from tfgrpo.rl.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
 
 __all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
-
-MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
-"""(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
 
 
 @dataclass(slots=True)
@@ -68,6 +66,7 @@ class Trainer:
         hints: when a failed task gets which hint.
         generator: another maker of tokens (vLLM); None samples from the trained weights directly.
         make_groups: another maker of groups, such as a multi-turn agent loop.
+        allocate: how many rollouts each task gets.
         sinks: further receivers of metrics.
     """
 
@@ -82,6 +81,7 @@ class Trainer:
         hints: HintScheduler | None = None,
         generator: Generator | None = None,
         make_groups: MakeGroups | None = None,
+        allocate: Allocator | None = None,
         sinks: Mapping[str, Sink] | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
@@ -92,12 +92,26 @@ class Trainer:
         self._held_out = list(held_out)
         self._hints = hints
         self._rank, self._world = distributed.world()
-        if hints is not None and self._world > 1:
-            raise ConfigError(
-                f"[hints] with {self._world} processes: the state of a task's hints is kept by one "
-                "process; train on one, or leave the section out"
-            )
-        self._folder = Path(config.run.folder)
+        c, r, run = config.curriculum, config.rollout, config.run
+        for name, is_set in (("[hints]", hints is not None), ("curriculum.replay", c.replay)):
+            if is_set and self._world > 1:
+                raise ConfigError(
+                    f"{name} with {self._world} processes: one process keeps the state; train on "
+                    "one, or leave it out"
+                )
+        self._folder = Path(run.folder)
+        self.curriculum = Curriculum(
+            c,
+            tasks,
+            tasks_per_step=r.tasks_per_step,
+            group_size=r.group_size,
+            seed=run.seed,
+            allocate=allocate,
+        )
+        keeps = c.replay > 0
+        self._replay = (
+            Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
+        )
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
         self.generator = own_generator(config, parts)
@@ -116,7 +130,19 @@ class Trainer:
             on_truncated=config.rollout.on_truncated,
             verifier_timeout_s=config.rollout.verifier_timeout_s,
         )
-        self._make_groups = make_groups
+        self._row_maker = RowMaker(
+            config, parts.decoder, lambda ids: str(parts.tokenizer.decode(list(ids)))
+        )
+        self._roller = Roller(
+            config,
+            self._maker,
+            self.curriculum,
+            replay=self._replay,
+            hints=hints,
+            make_groups=make_groups,
+            sampling=self._sampling,
+            greedy="baseline" in self._row_maker.needs,
+        )
         self._sinks = sinks or {}
         self._log: MetricsLog | None = None
 
@@ -131,6 +157,7 @@ class Trainer:
             StoreError: a checkpoint cannot be written or read.
         """
         self.resume()
+        self.updater.sync()
         last: dict[str, Any] = {}
         total = self.config.optimiser.steps
         while self.step_number < total:
@@ -151,13 +178,16 @@ class Trainer:
     def step(self) -> StepReport:
         """Make groups, update the weights once a batch, and return the figures."""
         started = time.monotonic()
-        number = self.step_number
-        groups = self._groups(number)
+        number, epoch = self.step_number, self.curriculum.epoch
+        first = {} if self.curriculum.is_profiled else self._roller.profile()
+        rolled = self._roller.roll(number)
         made = time.monotonic()
-        rows = self._rows(groups)
+        rows, stale = self._row_maker.rows(
+            rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
+        )
         try:
             with _determinism(self.config.run.deterministic):
-                done = self.updater.update(rows, number)
+                done = self.updater.update(rows, number, stale)
         except torch.cuda.OutOfMemoryError as exc:
             torch.cuda.empty_cache()
             raise ConfigError(
@@ -166,24 +196,25 @@ class Trainer:
                 "model.checkpoint_activations = true; the last checkpoint is whole"
             ) from exc
         self.step_number += 1
-        if self._hints is not None and self.step_number % self._steps_per_epoch == 0:
+        if self._hints is not None and self.curriculum.epoch > epoch:
             self._hints.epoch_end()
         ended = time.monotonic()
+        n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
-        figures = group_figures(groups) | {"rows": len(rows)}
+        figures = first | group_figures(rolled.made) | rolled.figures | {"rows": len(rows)}
         figures |= rollout_figures(self._maker.figures, self.generator.counters)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
         figures |= {
             "seconds": ended - started,
             "rollout_seconds": made - started,
             "update_seconds": ended - made,
-            "samples_per_s": sum(len(g.rollouts) for g in groups) * self._world / (ended - started),
+            "samples_per_s": n_rollouts * self._world / (ended - started),
         }
         tflop = training_tflop(
             self._parts.decoder.shape, figures["input_tokens"], figures["trained_tokens"]
         )
         figures["update_tflop_s"] = tflop / max(1e-9, ended - made)
-        return StepReport(number + 1, figures, groups)
+        return StepReport(number + 1, figures, rolled.groups)
 
     def evaluate(self) -> dict[str, Any]:
         """Ask the held-out tasks without hints; mean reward with an interval over tasks."""
@@ -214,42 +245,6 @@ class Trainer:
             "step": self.step_number,
         }
 
-    @property
-    def _steps_per_epoch(self) -> int:
-        return max(1, len(self._tasks) // self.config.rollout.tasks_per_step)
-
-    def tasks_of(self, step: int) -> list[Task]:
-        """The tasks of a step: a fresh permutation each epoch, fixed by the seed."""
-        n = min(self.config.rollout.tasks_per_step, len(self._tasks))
-        epoch, position = divmod(step, self._steps_per_epoch)
-        order = np.random.default_rng(derive_seed(self.config.run.seed, "order", epoch))
-        chosen = order.permutation(len(self._tasks))[position * n : (position + 1) * n]
-        return [self._tasks[i] for i in chosen]
-
-    def _groups(self, step: int) -> list[RolloutGroup]:
-        tasks = self.tasks_of(step)[self._rank :: self._world]
-        seed = derive_seed(self.config.run.seed, "step", step)
-        if self._make_groups is not None:
-            groups = self._make_groups(tasks, seed)
-        else:
-            groups = self._maker.make(
-                tasks, self.config.rollout.group_size, seed=seed, hints=self._hints
-            )
-        graded = sum(len(g.graded) for g in groups)
-        if not sum(distributed.gather_objects(graded)):
-            errors = [r.error for g in groups for r in g.rollouts if r.error]
-            raise VerifierError(
-                f"step {step + 1}: none of the rollouts could be graded; the first cause: "
-                f"{errors[0] if errors else 'no rollouts'}"
-            )
-        return groups
-
-    def _rows(self, groups: Sequence[RolloutGroup]) -> list[TrainRow]:
-        graded = graded_of(groups)
-        batch, mine = reward_batch(graded, len(groups))
-        advantages = per_row(advantages_of(batch, self.config), batch.length_R.tolist())
-        return rows_of(graded, advantages[mine])
-
     def _write(self, report: StepReport) -> None:
         if self._rank:
             return
@@ -268,6 +263,8 @@ class Trainer:
         state = {
             "identity": run_state.identity_of(self.config, self._tasks),
             "hints": self._hints.state_dict() if self._hints is not None else {},
+            "curriculum": self.curriculum.state_dict(),
+            "replay": self._replay.state_dict() if self._replay is not None else {},
             "config": self.config.to_json(),
         }
         return run_state.save(
@@ -305,6 +302,9 @@ class Trainer:
             return False
         if self._hints is not None:
             self._hints.load_state_dict(state["hints"])
+        self.curriculum.load_state_dict(state["curriculum"])
+        if self._replay is not None:
+            self._replay.load_state_dict(state["replay"])
         self.step_number = int(state["step"])
         return True
 

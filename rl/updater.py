@@ -19,8 +19,11 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.engines import Mismatch, MismatchLimits, check_mismatch, measure_mismatch
 from tfgrpo.rl.lora import TARGETS, LoraWeights
+from tfgrpo.rl.losses import LOSSES
+from tfgrpo.rl.measure import Tokens, measure_rows
 from tfgrpo.rl.model import Decoder, hf_views
 from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
+from tfgrpo.rl.registry import lookup
 from tfgrpo.rl.update import (
     TrainRow,
     UpdateResult,
@@ -62,42 +65,66 @@ class Updater:
             self.weights,
             AdamSettings(o.lr, o.beta1, o.beta2, weight_decay=o.weight_decay, max_norm=o.max_norm),
         )
-        self._reference = frozen_copy(self.model) if config.loss.kl else None
+        self._loss_needs = frozenset(lookup(LOSSES, "loss", config.loss.name).needs)
+        keeps_reference = config.loss.kl or "reference" in self._loss_needs
+        self._reference = frozen_copy(self.model) if keeps_reference else None
 
-    def update(self, rows: Sequence[TrainRow], number: int) -> Updated:
-        """Use a batch as often as set; `number` is the step, from 0.
+    def update(
+        self, rows: Sequence[TrainRow], number: int, stale: frozenset[int] = frozenset()
+    ) -> Updated:
+        """Use a batch as often as set.
+
+        Args:
+            rows: of the whole step.
+            number: the step, from 0.
+            stale: indices of rows that older weights sampled; their ratio is taken to what their
+                sampler reported, and the gate leaves them out.
 
         Raises:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
         o, settings = self._config.optimiser, self.settings
-        rows = self._with_scores(list(rows), o.epochs_per_batch * o.updates_per_epoch > 1)
+        reuses = o.epochs_per_batch * o.updates_per_epoch > 1
+        rows = self._with_scores(list(rows), reuses, stale)
         done = Updated()
         if settings.temperature != 1.0:
             # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
             done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
         parts = _split(rows, o.updates_per_epoch)
+        gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
+            if gaps is not None:
+                part = gaps.added(part)
             result = accumulate(self.model, part, settings, self._token_weights(part, settings))
             if turn == 0 and settings.temperature == 1.0:
-                done.mismatch = self._gate(part, result.logp, number)
+                fresh = [r for r in part if r.row.index not in stale]
+                done.mismatch = self._gate(fresh, result.logp, number)
             done.results.append(result)
             if distributed.most_over_ranks(result.trained_tokens):
                 done.norms.append(self._move(lr, number))
             # else nothing to learn from: not even momentum moves the weights
         return done
 
-    def _with_scores(self, rows: list[TrainRow], reuses: bool) -> list[TrainRow]:
-        """Add the reference's log-probs and, where a batch is used again, those of its start."""
+    def _with_scores(
+        self, rows: list[TrainRow], reuses: bool, stale: frozenset[int]
+    ) -> list[TrainRow]:
+        """Add the reference's log-probs and, where the ratio is not 1 throughout, log π_old."""
         if self._reference is not None:
             reference = self.score(rows, self._reference)
             rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
-        if reuses:
-            old = self.score(rows)
-            rows = [replace(r, old_logp=old[r.row.index]) for r in rows]
-        return rows
+        if not reuses and not distributed.most_over_ranks(len(stale)):
+            return rows
+        old = self.score(rows)
+        # a decoupled loss has its own place for the sampler's log-probs
+        apart = "behaviour" in self._loss_needs
+
+        def at_start(r: TrainRow) -> tuple[float, ...] | None:
+            is_old = r.row.index in stale and not apart
+            return r.engine_logp if is_old else old[r.row.index]
+
+        return [replace(r, old_logp=at_start(r)) for r in rows]
 
     def _move(self, lr: float, number: int) -> float:
         norm = self.optimiser.step(lr)
@@ -121,9 +148,10 @@ class Updater:
     def settings(self) -> UpdateSettings:
         """What an optimiser batch minimises."""
         loss, o = self._config.loss, self._config.optimiser
+        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
         return UpdateSettings(
             loss=loss.name,
-            options=loss.options,
+            options={**loss.options, **carried},
             aggregation=loss.aggregation,
             kl=loss.kl,
             entropy=loss.entropy,
@@ -151,6 +179,17 @@ class Updater:
             max_tokens=self._config.optimiser.micro_batch_tokens,
             chunk=self._config.optimiser.vocabulary_chunk,
         )
+
+    def mean_logp(self, rows: Sequence[TrainRow]) -> Tokens:
+        """Return, per row index, the mean over the vocabulary of log π at each sampled token."""
+        found = measure_rows(
+            self.model,
+            [r.row for r in rows],
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+        return found.mean_logp
 
     def _gate(
         self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]], number: int
@@ -205,6 +244,29 @@ class Updater:
         )
 
 
+class _Gaps:
+    """For losses that regress to the next position's mean of log π − log π_old (`next_gap`).
+
+    The target is advantage + gap, so the gap travels inside the advantage and the loss itself is
+    given 0. Both means are measured where the next loss-bearing token is predicted.
+    """
+
+    def __init__(self, updater: Updater, rows: Sequence[TrainRow]) -> None:
+        self._updater = updater
+        self._before = updater.mean_logp(rows)
+
+    def added(self, part: Sequence[TrainRow]) -> list[TrainRow]:
+        """Return the rows with the gap as it is now."""
+        now = self._updater.mean_logp(part)
+        return [replace(r, advantage=self._of(r, now[r.row.index])) for r in part]
+
+    def _of(self, r: TrainRow, now_T: tuple[float, ...]) -> tuple[float, ...]:
+        a = r.advantage
+        own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
+        gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
+        return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
+
+
 def like(decoder: Decoder, dtype: torch.dtype) -> Decoder:
     """Return a decoder of the same shape and device with weights that are not set yet."""
     return Decoder(
@@ -231,4 +293,6 @@ def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
     """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
     groups = sorted({r.group for r in rows})
     cuts = np.array_split(np.array(groups), n)
-    return [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts if len(cut)]
+    found = [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts]
+    # a process without groups keeps its empty batches: updates are made by all together
+    return found if distributed.world()[1] > 1 else [part for part in found if part]

@@ -198,7 +198,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(
     tmp_path, monkeypatch
 ) -> None:
     trainer = make(tiny_config(tmp_path))
-    monkeypatch.setattr("tfgrpo.rl.trainer.advantages_of", lambda *_: np.full(12, np.inf))
+    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, np.full(12, np.inf)))
     before = fingerprint(trainer)
     with pytest.raises(ConfigError, match="gradient's norm is"):
         trainer.train()
@@ -304,10 +304,9 @@ def test_hint_state_survives_a_resume(tmp_path) -> None:
 
 
 def test_each_epoch_visits_every_task_once_in_a_new_order(tmp_path) -> None:
-    trainer = make(tiny_config(tmp_path))
-    epochs = [
-        [t.task_id for s in (2 * e, 2 * e + 1) for t in trainer.tasks_of(s)] for e in range(3)
-    ]
+    drawn = make(tiny_config(tmp_path)).curriculum
+    epochs = [[d.task.task_id for _ in range(2) for d in drawn.draw(3)] for _ in range(3)]
+    assert drawn.epoch == 3
     for order in epochs:
         assert sorted(order) == [f"t{i}" for i in range(6)]
     assert epochs[0] != epochs[1] or epochs[1] != epochs[2]
@@ -349,14 +348,13 @@ def test_tokenizer_and_model_are_the_ones_given() -> None:
 
 def test_an_estimator_may_return_one_advantage_a_token(tmp_path, monkeypatch) -> None:
     trainer = make(tiny_config(tmp_path))
-    groups = trainer._groups(0)
+    groups = trainer._roller.roll(0).groups
     lengths = [len(r.steps[0].token_ids) for g in groups for r in g.rollouts]
-    monkeypatch.setattr(
-        "tfgrpo.rl.trainer.advantages_of", lambda *_: np.arange(float(sum(lengths)))
-    )
-    rows = trainer._rows(groups)
+    per_token = np.arange(float(sum(lengths)))
+    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, per_token))
+    rows, _ = trainer._row_maker.rows(groups, 0)
     assert [len(r.advantage) for r in rows] == lengths
     assert [a for r in rows for a in r.advantage] == list(range(sum(lengths)))
-    monkeypatch.setattr("tfgrpo.rl.trainer.advantages_of", lambda *_: np.zeros(5))
+    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, np.zeros(5)))
     with pytest.raises(ConfigError, match="returned 5 advantages for 12 rollouts"):
-        trainer._rows(groups)
+        trainer._row_maker.rows(groups, 0)

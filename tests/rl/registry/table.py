@@ -14,8 +14,9 @@ HEAD = """# Losses, aggregations, advantages, rewards, credit
 
 Every variant is a pure function under one name, with its source, its formula, how sure the formula
 is, and a test that compares it with a closed form or brute force. Choose them in `tfgrpo train` by
-name: `loss.name`, `loss.aggregation`, `loss.advantage`, and options by keyword in `loss.options`
-and `loss.advantage_options`.
+name: `loss.name`, `loss.aggregation`, `loss.advantage`, `rewards.names` (applied in that order)
+and `credit.name` (in place of the advantage), with options by keyword in `loss.options`,
+`loss.advantage_options`, `rewards.options.NAME` and `credit.options`.
 
 **How sure**: *code* = the rule was read in released code; *paper* = in the paper's text;
 *approximation* = our reading of an abstract, a summary or from memory, never a reproduction;
@@ -24,11 +25,27 @@ and `loss.advantage_options`.
 **Needs**: what a function must be given besides log-probs, advantages, rewards and lengths. A
 missing input is an error that names it. `every_row`: rows of advantage 0 have a gradient too and
 are not skipped. `sequence`, `group`: the loss of a token depends on its whole row or group, which
-is kept in one micro-batch. `extra`: columns named in the function's docstring.
+is kept in one micro-batch. `extra:NAME`: a column, described in the function's docstring.
 
-**What `tfgrpo train` supplies.** To a loss everything but `next_gap` (`behaviour` where the engine
-reports log-probs, `reference` where `loss.kl` is above 0); to an advantage rewards, lengths and
-`parts`. Anything else an advantage needs, rewards and credit are for your own loop:
+**What `tfgrpo train` supplies.** Log-probs and entropies cost one pass over the step's rows, and
+only where something in use asks for them. What needs a setting is refused without it, before a
+model is loaded:
+
+| need | set |
+|---|---|
+| `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[play]`: rollouts of several turns |
+| `step_rewards` | `play.environment`, or a verifier function with parts `step_0`, `step_1`, … |
+| `parts` | a verifier of kind `weighted` or `function` |
+| `behaviour`, `extra:ratio_R` | `rollout.temperature = 1`, where samplers tell log-probs |
+| `baseline` | no `[hints]`: one greedy rollout a task is added |
+| `extra:context_R` | `[hints]` |
+| `extra:planning_D` | `credit.phrases` |
+| any other column `NAME_R` | `columns.NAME_R`, a source as below |
+
+A column's source is `task:KEY` or `rollout:KEY` (of the metadata), `part:NAME` (of the score),
+`length`, `entropy` or `logp` (means over the tokens). `answers` are compared as `loss.answer_pattern` finds them. Options called `step`, `steps`,
+`progress` and `max_tokens` are filled in. `logp` is log π at the rollout's temperature,
+`extra:score_norm_R` the norm of ∇log π by the logits. For a loop of your own:
 
 ```python
 from dataclasses import replace

@@ -1,0 +1,245 @@
+"""The groups of a step: draw tasks, roll them, top up, add past groups.
+
+With `curriculum.rounds` above 1 further tasks are rolled until the step is full of groups whose
+rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are dropped and
+counted. All processes see all outcomes, so each decides alike.
+
+Does not know losses or weights. Source: as named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tfgrpo.canonical import derive_seed
+from tfgrpo.errors import ConfigError, VerifierError
+from tfgrpo.protocols import HintScheduler, Sampling
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.curricula import Curriculum, Draw
+from tfgrpo.rl.replay import Replay
+from tfgrpo.rl.rollouts import RolloutFigures
+from tfgrpo.rollout import RolloutGroup, Task
+
+MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
+"""(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
+
+PROFILE_TASKS = 256
+"""Tasks rolled at once in a profiling pass."""
+
+
+class Maker(Protocol):
+    """What makes one group a task: `RolloutMaker`, or `PlayMaker` for several turns."""
+
+    figures: RolloutFigures
+
+    def make(
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        *,
+        seed: int,
+        hints: HintScheduler | None = None,
+        sampling: Sampling | None = None,
+    ) -> list[RolloutGroup]:
+        """Return one group a task, in order."""
+        ...
+
+
+@dataclass(slots=True)
+class Rolled:
+    """What a step trains on."""
+
+    groups: list[RolloutGroup]
+    """This process's, fresh ones first."""
+    made: list[RolloutGroup]
+    """All that were rolled for the step, those left out too."""
+    replayed: frozenset[str] = frozenset()
+    """Ids of rollouts that older weights sampled."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Reward of a greedy rollout, by task id."""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+class Roller:
+    """Makes the groups of each step.
+
+    Args:
+        config: all settings.
+        maker: tasks to groups.
+        curriculum: which tasks.
+        replay: past groups, or None.
+        hints: when a failed task gets which hint.
+        make_groups: a user's own maker, in place of `maker`.
+        greedy: True also rolls each task greedily once, for estimators that need a baseline.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        maker: Maker,
+        curriculum: Curriculum,
+        *,
+        replay: Replay | None,
+        hints: HintScheduler | None,
+        make_groups: MakeGroups | None,
+        sampling: Sampling,
+        greedy: bool,
+    ) -> None:
+        self._config = config
+        self._maker = maker
+        self._curriculum = curriculum
+        self._replay = replay
+        self._hints = hints
+        self._make_groups = make_groups
+        self._sampling = sampling
+        self._greedy = greedy
+        self._rank, self._world = distributed.world()
+
+    def profile(self) -> dict[str, float]:
+        """Roll every training task under the starting weights; return figures."""
+        draws, tasks = self._curriculum.config.profile, list(self._curriculum.tasks)
+        seed = derive_seed(self._config.run.seed, "profile")
+        mine = tasks[self._rank :: self._world]
+        seen: dict[str, list[float]] = {}
+        for at in range(0, len(mine), PROFILE_TASKS):
+            groups = self._maker.make(mine[at : at + PROFILE_TASKS], draws, seed=seed)
+            seen |= {g.task.task_id: list(g.rewards_G) for g in groups}
+        everyone = {t: r for part in distributed.gather_objects(seen) for t, r in part.items()}
+        return self._curriculum.profiled((t.task_id, everyone[t.task_id]) for t in tasks)
+
+    def roll(self, step: int) -> Rolled:
+        """Return the groups of a step, counted from 0.
+
+        Raises:
+            VerifierError: none of the rollouts could be graded.
+            ConfigError: the allocator gave nothing.
+        """
+        seed = derive_seed(self._config.run.seed, "step", step)
+        rolled = self._rounds(step, seed)
+        rolled.baselines = self._baselines(rolled.groups, seed) if self._greedy else {}
+        if self._replay is not None:
+            self._add_past(rolled, step)
+        return rolled
+
+    def _rounds(self, step: int, seed: int) -> Rolled:
+        wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.rounds
+        kept: list[RolloutGroup] = []
+        made: list[RolloutGroup] = []
+        spent = RolloutFigures()
+        taken: dict[str, bool] = {}
+        full = 0
+        rounds = 0
+        while rounds < most and full < wanted:
+            rounds += 1
+            draws = self._curriculum.draw(_next_size(wanted, full, len(taken)), taken)
+            if not draws:
+                break
+            groups = self._make(draws[self._rank :: self._world], seed)
+            _add(spent, self._maker.figures)
+            outcomes = self._share(draws, groups)
+            self._check_graded(step, groups, outcomes)
+            self._curriculum.note((t, r) for t, r, _ in outcomes)
+            made += groups
+            room = wanted - full
+            good = [t for t, _, informative in outcomes if informative]
+            if most == 1:
+                kept, full = groups, len(good)
+            else:
+                kept += [g for g in groups if g.task.task_id in set(good[:room])]
+                full += min(room, len(good))
+            taken |= {t: informative for t, _, informative in outcomes}
+        if not taken:
+            raise ConfigError(
+                f"step {step + 1}: the curriculum gave no task a rollout; look at "
+                "curriculum.allocate and its options"
+            )
+        self._maker.figures = spent
+        figures: dict[str, Any] = {}
+        if most > 1:
+            figures = {
+                "rounds": rounds,
+                "groups_rolled": len(taken),
+                "groups_dropped": len(taken) - full,
+            }
+        return Rolled(kept, made, figures=figures)
+
+    def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
+        if self._make_groups is not None:
+            return self._make_groups([d.task for d in draws], seed)
+        found: dict[str, RolloutGroup] = {}
+        spent = RolloutFigures()
+        for size in sorted({d.size for d in draws}):
+            tasks = [d.task for d in draws if d.size == size]
+            made = self._maker.make(tasks, size, seed=seed, hints=self._hints)
+            _add(spent, self._maker.figures)
+            found |= {g.task.task_id: g for g in made}
+        self._maker.figures = spent
+        return [found[d.task.task_id] for d in draws]
+
+    def _share(
+        self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]
+    ) -> list[tuple[str, tuple[float, ...], bool]]:
+        """(task id, rewards, do they differ) of every process's groups, in the order of draws."""
+        mine = {g.task.task_id: (g.rewards_G, g.is_informative()) for g in groups}
+        everyone = {t: x for part in distributed.gather_objects(mine) for t, x in part.items()}
+        return [(d.task.task_id, *everyone[d.task.task_id]) for d in draws]
+
+    def _check_graded(
+        self, step: int, groups: Sequence[RolloutGroup], outcomes: Sequence[tuple[str, Any, bool]]
+    ) -> None:
+        if any(rewards for _, rewards, _ in outcomes):
+            return
+        errors = [r.error for g in groups for r in g.rollouts if r.error]
+        raise VerifierError(
+            f"step {step + 1}: none of the rollouts could be graded; the first cause: "
+            f"{errors[0] if errors else 'no rollouts'}"
+        )
+
+    def _baselines(self, groups: Sequence[RolloutGroup], seed: int) -> dict[str, float]:
+        """Reward of a greedy rollout of each task; where it was not graded, the group's mean."""
+        kept = self._maker.figures
+        made = self._maker.make(
+            [g.task for g in groups],
+            1,
+            seed=derive_seed(seed, "greedy"),
+            sampling=replace(self._sampling, temperature=0.0),
+        )
+        _add(kept, self._maker.figures)
+        self._maker.figures = kept
+        return {
+            g.task.task_id: (b.rewards_G or (g.mean_reward or 0.0,))[0]
+            for g, b in zip(groups, made, strict=True)
+        }
+
+    def _add_past(self, rolled: Rolled, step: int) -> None:
+        assert self._replay is not None
+        busy = {g.task.task_id for g in rolled.groups}
+        past = self._replay.pick(self._config.curriculum.replay, step, busy)
+        self._replay.add(rolled.groups, step)
+        rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
+        rolled.groups = [*rolled.groups, *past]
+        rolled.figures["groups_replayed"] = len(past)
+
+
+def _next_size(wanted: int, full: int, rolled: int) -> int:
+    """Tasks of the next round: what is missing, over the share of mixed groups seen so far."""
+    if not rolled:
+        return wanted
+    return min(wanted, math.ceil((wanted - full) / max(full / rolled, 0.25)))
+
+
+def _add(total: RolloutFigures, part: RolloutFigures) -> None:
+    """Add a call's figures to a step's."""
+    if total is part:
+        return
+    for name in RolloutFigures.__slots__:
+        value, more = getattr(total, name), getattr(part, name)
+        if isinstance(value, dict):
+            for key, n in more.items():
+                value[key] = value.get(key, 0) + n
+        else:
+            setattr(total, name, value + more)
