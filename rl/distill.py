@@ -37,7 +37,7 @@ from tfgrpo.rl.lora import LoraWeights
 from tfgrpo.rl.model import Decoder, load_hf_weights
 from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
 from tfgrpo.rl.packing import Row, micro_batches, pack
-from tfgrpo.rl.trainer import Parts
+from tfgrpo.rl.parts import Parts
 from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
 
 T = TypeVar("T")

@@ -65,9 +65,10 @@ def verified(full_marks: float) -> Keep:
     return keep
 
 
-def finished(rollout: Rollout) -> bool:
-    """True for a graded reply that was not cut, whatever its reward: the model's distribution."""
-    return rollout.score is not None and not rollout.is_truncated
+def graded(rollout: Rollout) -> bool:
+    """True for any graded reply, also a cut one: for objectives that match distributions token by
+    token, which a missing end does not mislead."""
+    return rollout.score is not None
 
 
 def rows_of_groups(

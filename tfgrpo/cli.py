@@ -49,6 +49,7 @@ _LAZY = {
     "route": ("tfgrpo.routing.command", "app", "Route tasks to models by predicted success."),
     "search": ("tfgrpo.search.command", "search_command", "Search tool plans."),
     "train": ("tfgrpo.rl.command", "train", "Train a model on groups."),
+    "escalate": ("tfgrpo.escalate.command", "escalate", "Train on what a run found; compare."),
 }
 
 

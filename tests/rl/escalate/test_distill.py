@@ -17,7 +17,7 @@ from tfgrpo.rl.distill_rows import (
     DistillRow,
     balanced,
     counts_by_source,
-    finished,
+    graded,
     rows_of_groups,
     verified,
 )
@@ -60,8 +60,8 @@ def test_only_verified_whole_replies_are_kept_and_equal_ones_count() -> None:
     ]
     rows = rows_from([group("a", rollouts)])
     assert [(r.row.suffix_ids, r.count) for r in rows] == [((5, 2), 2)]
-    kept = rows_from([group("a", rollouts)], finished)
-    assert [r.row.suffix_ids for r in kept] == [(5, 2), (6, 2)]
+    kept = rows_from([group("a", rollouts)], graded)
+    assert [r.row.suffix_ids for r in kept] == [(5, 2), (6, 2), (7, 7)]
 
 
 def test_a_row_is_scored_under_the_bare_prompt_and_its_teacher_under_the_library() -> None:

@@ -1,0 +1,31 @@
+"""From learning to training: a finished run's journal trains a local model and says what it won.
+
+Knows the core and `tfgrpo.rl`; neither knows this. Names are loaded on first use. Source: own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfgrpo.escalate.settings import EscalateSettings
+    from tfgrpo.escalate.table import Table
+    from tfgrpo.escalate.verb import Escalated, Preview, escalate, preview
+
+__all__ = ["EscalateSettings", "Escalated", "Preview", "Table", "escalate", "preview"]
+
+_HOME = {
+    "EscalateSettings": "settings",
+    "Escalated": "verb",
+    "Preview": "verb",
+    "Table": "table",
+    "escalate": "verb",
+    "preview": "verb",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
