@@ -31,7 +31,9 @@ def train(
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
     from tfgrpo.rl import distributed
     from tfgrpo.rl.config import TrainConfig
+    from tfgrpo.rl.plug import add_module_folder
 
+    add_module_folder(config.parent)
     settings = TrainConfig.from_toml(config, overrides or [])
     rank, _ = distributed.start()
     try:
@@ -48,6 +50,7 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
     from tfgrpo.rl import distributed
     from tfgrpo.rl.export import write_card
     from tfgrpo.rl.metrics import tensorboard_sink, tracker_sink
+    from tfgrpo.rl.plug import allocator_of, engine_of
     from tfgrpo.rl.trainer import Trainer, load_parts
     from tfgrpo.verifiers import make_verifier
 
@@ -72,6 +75,8 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
         verifier,
         held_out=held_out,
         hints=_scheduler(settings.hints),
+        generator=engine_of(settings, parts),
+        allocate=allocator_of(settings.curriculum),
         sinks=sinks,
     )
     result = trainer.train(on_step)

@@ -62,7 +62,10 @@ class Environment(Protocol):
     """What answers an action; one object a rollout.
 
     Contract: `act` returns the observation turns, or None when the rollout has ended; it raises
-    nothing for a bad action but says so in the observation.
+    nothing for a bad action but says so in the observation. It may also have a method `facts()`,
+    asked at the end, whose mapping becomes the rollout's metadata. Estimators read `tool_calls` and
+    `invalid_actions` (counts), `state_keys` (a text a step: the state before it) and `step_rewards`
+    (a number a step).
     """
 
     async def act(self, action: Message) -> Sequence[Message] | None:
@@ -70,8 +73,8 @@ class Environment(Protocol):
         ...
 
 
-TurnTokens = Callable[[Sequence[Message]], Sequence[int]]
-"""Observation turns to the token ids between the model's last token and its next one."""
+TurnTokens = Callable[[Sequence[Message], Sequence[int]], Sequence[int]]
+"""(observation turns, the model's last turn) to the ids between that turn and its next one."""
 
 SampleTurn = Callable[
     [Sequence[int], int], Awaitable[tuple[tuple[int, ...], tuple[float, ...], bool]]
@@ -124,7 +127,7 @@ async def play(
         sequence.extend(ids)
         if answer is None:
             break
-        sequence.extend(turn_tokens(answer))
+        sequence.extend(turn_tokens(answer, ids))
         if len(sequence) >= limits.max_tokens:
             is_cut = True
             break
@@ -138,4 +141,5 @@ async def play(
         usage=Usage(uncached_tokens=len(sequence) - tokens, text_tokens=tokens, calls=len(steps)),
         seed=seed,
         is_truncated=is_cut,
+        metadata=dict(facts()) if (facts := getattr(environment, "facts", None)) else {},
     )

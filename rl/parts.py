@@ -5,12 +5,13 @@ Does not know training. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.rl import checkpoint
 from tfgrpo.rl.model import Decoder
 
 
@@ -25,6 +26,10 @@ class Parts:
     """Writes the model's config and tokenizer into a folder."""
     eos_ids: tuple[int, ...]
     name: str
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids)))
 
 
 def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None) -> Parts:
@@ -61,3 +66,9 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
         eos_ids=eos_ids_of(model, tokenizer),
         name=name,
     )
+
+
+def write_model(folder: Path, parts: Parts) -> None:
+    """Write the weights as they are, config and tokenizer into an existing folder."""
+    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, checkpoint.model_weights(parts.decoder))
+    parts.save_extras(folder)

@@ -20,12 +20,12 @@ import torch
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import Allocator, Generator, HintScheduler, Sampling, Verifier
-from tfgrpo.rl import checkpoint, distributed, run_state
+from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
+from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.curricula import Curriculum
-from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.lora import LoraWeights
+from tfgrpo.rl.makers import maker_of, own_generator, sampling_of
 from tfgrpo.rl.metrics import (
     MetricsLog,
     Sink,
@@ -34,10 +34,9 @@ from tfgrpo.rl.metrics import (
     training_tflop,
     update_figures,
 )
-from tfgrpo.rl.parts import Parts, load_parts
+from tfgrpo.rl.parts import Parts, load_parts, write_model
 from tfgrpo.rl.replay import Replay
 from tfgrpo.rl.rolling import MakeGroups, Roller
-from tfgrpo.rl.rollouts import Prompter, RolloutMaker
 from tfgrpo.rl.rows import RowMaker
 from tfgrpo.rl.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
@@ -115,24 +114,8 @@ class Trainer:
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
         self.generator = own_generator(config, parts)
-        self._sampling = sampling_of(config)
-        self._maker = RolloutMaker(
-            self.generator if generator is None else _Batches(generator),
-            Prompter(
-                parts.tokenizer,
-                system=config.model.system,
-                template=config.model.template,
-                context_tokens=parts.decoder.shape.context,
-            ),
-            verifier,
-            self._sampling,
-            policy_id=f"train:{parts.name}",
-            on_truncated=config.rollout.on_truncated,
-            verifier_timeout_s=config.rollout.verifier_timeout_s,
-        )
-        self._row_maker = RowMaker(
-            config, parts.decoder, lambda ids: str(parts.tokenizer.decode(list(ids)))
-        )
+        self._maker = maker_of(config, parts, verifier, self.generator, generator)
+        self._row_maker = RowMaker(config, parts.decoder, parts.text_of)
         self._roller = Roller(
             config,
             self._maker,
@@ -140,7 +123,7 @@ class Trainer:
             replay=self._replay,
             hints=hints,
             make_groups=make_groups,
-            sampling=self._sampling,
+            sampling=sampling_of(config),
             greedy="baseline" in self._row_maker.needs,
         )
         self._sinks = sinks or {}
@@ -221,7 +204,7 @@ class Trainer:
         from tfgrpo.statistics import mean_interval
 
         run = self.config.run
-        sampling = replace(self._sampling, temperature=run.evaluate_temperature)
+        sampling = replace(sampling_of(self.config), temperature=run.evaluate_temperature)
         mine = self._held_out[self._rank :: self._world]
         groups = self._maker.make(
             mine,
@@ -278,13 +261,11 @@ class Trainer:
 
     def export(self, folder: Path) -> None:
         """Write the model (and adapters) in Hugging Face form into an existing folder."""
-        weights = checkpoint.model_weights(self._parts.decoder)
-        checkpoint.write_tensors(folder / checkpoint.WEIGHTS, weights)
         if isinstance(self.updater.weights, LoraWeights):
             from tfgrpo.rl.export import write_adapters
 
             write_adapters(folder, self.updater.weights, self._parts.name)
-        self._parts.save_extras(folder)
+        write_model(folder, self._parts)
 
     def resume(self) -> bool:
         """Load the newest checkpoint of the run folder, if there is one.
@@ -307,45 +288,6 @@ class Trainer:
             self._replay.load_state_dict(state["replay"])
         self.step_number = int(state["step"])
         return True
-
-
-def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:
-    """Return the sampler on the trained weights."""
-    r = config.rollout
-    return GroupGenerator(
-        parts.decoder,
-        eos_ids=parts.eos_ids,
-        detokenize=lambda ids: str(parts.tokenizer.decode(list(ids))),
-        max_rows=r.max_rows,
-        poll_steps=r.poll_steps,
-        fixed_rows=r.fixed_rows,
-    )
-
-
-def sampling_of(config: TrainConfig) -> Sampling:
-    """Return how training rollouts are drawn."""
-    r = config.rollout
-    extra = {"ignore_eos": True} if r.ignore_eos else {}
-    return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
-
-
-class _Batches:
-    """A plain `Generator` behind the queue interface: rounds of whole batches."""
-
-    def __init__(self, generator: Generator) -> None:
-        self._generator = generator
-
-    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
-        waiting = list(requests)
-        while waiting:
-            size = len(waiting[0].seeds)
-            batch = [r for r in waiting if len(r.seeds) == size]
-            waiting = [r for r in waiting if len(r.seeds) != size]
-            made = self._generator.generate(
-                [r.prompt_ids for r in batch], size, sampling, [r.seeds for r in batch]
-            )
-            for request, rows in zip(batch, made, strict=True):
-                waiting.extend(on_done(request, rows))
 
 
 class _determinism:

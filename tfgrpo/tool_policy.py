@@ -35,7 +35,7 @@ from tfgrpo.schema import check_arguments, check_schema
 from tfgrpo.tool_calls import parse_action, parse_arguments, resolve_name
 from tfgrpo.tools import Tool
 
-__all__ = ["ToolLimits", "ToolMode", "ToolPolicy"]
+__all__ = ["ToolLimits", "ToolMode", "ToolPolicy", "offer_text", "run_call"]
 
 ToolMode = Literal["auto", "native", "text"]
 """`native`: tools go to the server in its own form; `text`: they stand in the system text;
@@ -178,8 +178,7 @@ class ToolPolicy:
     def _prompt(self, task: Task, context: Context, native: bool) -> tuple[Message, ...]:
         if native:
             return render_messages(task.messages, context, system=self._system)
-        offer = render("react_tools", tools="\n".join(_describe(s) for s in self._specs))
-        system = "\n\n".join(t for t in (self._system, offer) if t)
+        system = "\n\n".join(t for t in (self._system, offer_text(self._specs)) if t)
         turns = render_messages(task.messages, context, system=system)
         return tuple(_as_text(m) for m in turns)
 
@@ -217,7 +216,7 @@ class ToolPolicy:
             # In order, one after the other: a later call may rely on an earlier one's effect.
             if number < most:
                 run.n_calls += 1
-                text = await self._run_call(call, tools)
+                text = (await run_call(call, tools, timeout_s=self._bounds.tool_timeout_s))[0]
             else:
                 text = f"Error: not run; at most {most} calls in one reply are run"
             text = clip(text, self._bounds.max_observation_chars)
@@ -228,30 +227,46 @@ class ToolPolicy:
             last = run.steps[-1]
             run.steps[-1] = replace(last, observations=(*last.observations, message))
 
-    async def _run_call(self, call: ToolCall, tools: Mapping[str, Tool]) -> str:
-        name = resolve_name(call.name, list(tools))
-        if name is None:
-            return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}"
-        tool = tools[name]
-        try:
-            arguments = parse_arguments(call.arguments)
-        except ValueError as exc:
-            return f"Error: the arguments of {name} are not a JSON object: {one_line(exc)}"
-        if reasons := check_arguments(tool.spec.parameters, arguments):
-            return f"Error: {name} was not run: {'; '.join(reasons)}"
-        timeout_s = self._bounds.tool_timeout_s if tool.timeout_s is None else tool.timeout_s
-        try:
-            result = await call_foreign(
-                tool.run,
-                error=PolicyError,
-                where=f"tool {name!r}",
-                timeout_s=timeout_s,
-                **arguments,
-            )
-            with boundary(PolicyError, f"tool {name!r}, result"):
-                return _result_text(result)
-        except (PolicyError, CallTimeout) as exc:
-            return f"Error: {one_line(exc)}"
+
+async def run_call(
+    call: ToolCall, tools: Mapping[str, Tool], *, timeout_s: float
+) -> tuple[str, bool]:
+    """Return what the model is told of a call, and whether the tool was run.
+
+    Whatever goes wrong is told in the text and raises nothing.
+
+    Args:
+        call: as the model made it.
+        tools: by name.
+        timeout_s: limit of a tool without one of its own.
+    """
+    name = resolve_name(call.name, list(tools))
+    if name is None:
+        return f"Error: there is no tool {call.name!r}; the tools are {', '.join(tools)}", False
+    tool = tools[name]
+    try:
+        arguments = parse_arguments(call.arguments)
+    except ValueError as exc:
+        return f"Error: the arguments of {name} are not a JSON object: {one_line(exc)}", False
+    if reasons := check_arguments(tool.spec.parameters, arguments):
+        return f"Error: {name} was not run: {'; '.join(reasons)}", False
+    try:
+        result = await call_foreign(
+            tool.run,
+            error=PolicyError,
+            where=f"tool {name!r}",
+            timeout_s=timeout_s if tool.timeout_s is None else tool.timeout_s,
+            **arguments,
+        )
+        with boundary(PolicyError, f"tool {name!r}, result"):
+            return _result_text(result), True
+    except (PolicyError, CallTimeout) as exc:
+        return f"Error: {one_line(exc)}", True
+
+
+def offer_text(specs: Sequence[ToolSpec]) -> str:
+    """Return the system text that offers tools to a model that writes calls as text."""
+    return render("react_tools", tools="\n".join(_describe(s) for s in specs))
 
 
 @dataclass(slots=True)

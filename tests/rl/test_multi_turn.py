@@ -35,7 +35,7 @@ async def sample(ids, seed):
     return (10 + len(ids) % 5, 20 + seed % 3), (-0.5, -0.25), False
 
 
-def turn_tokens(messages):
+def turn_tokens(messages, last_ids):
     return [40 + len(m.content) for m in messages] + [50]
 
 

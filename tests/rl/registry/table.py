@@ -43,9 +43,10 @@ model is loaded:
 | any other column `NAME_R` | `columns.NAME_R`, a source as below |
 
 A column's source is `task:KEY` or `rollout:KEY` (of the metadata), `part:NAME` (of the score),
-`length`, `entropy` or `logp` (means over the tokens). `answers` are compared as `loss.answer_pattern` finds them. Options called `step`, `steps`,
-`progress` and `max_tokens` are filled in. `logp` is log π at the rollout's temperature,
-`extra:score_norm_R` the norm of ∇log π by the logits. For a loop of your own:
+`length`, `entropy` or `logp` (means over the tokens). `answers` are compared as
+`loss.answer_pattern` finds them. Options called `step`, `steps`, `progress` and `max_tokens` are
+filled in. `logp` is log π at the rollout's temperature, `extra:score_norm_R` the norm of ∇log π by
+the logits. For a loop of your own:
 
 ```python
 from dataclasses import replace

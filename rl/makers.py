@@ -1,0 +1,103 @@
+"""What makes a trainer's groups, put together from settings.
+
+Does not know training. Source: own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tfgrpo.protocols import Generator, Sampling, Verifier
+from tfgrpo.rl import plug
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.generator import GroupGenerator
+from tfgrpo.rl.multi_turn import TurnLimits
+from tfgrpo.rl.parts import Parts
+from tfgrpo.rl.play import STOP, PlayMaker, TurnText
+from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+
+
+def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:
+    """Return the sampler on the trained weights."""
+    r = config.rollout
+    return GroupGenerator(
+        parts.decoder,
+        eos_ids=parts.eos_ids,
+        detokenize=parts.text_of,
+        max_rows=r.max_rows,
+        poll_steps=r.poll_steps,
+        fixed_rows=r.fixed_rows,
+    )
+
+
+def sampling_of(config: TrainConfig) -> Sampling:
+    """Return how training rollouts are drawn."""
+    r = config.rollout
+    extra = {"ignore_eos": True} if r.ignore_eos else {}
+    return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
+
+
+def maker_of(
+    config: TrainConfig,
+    parts: Parts,
+    verifier: Verifier,
+    own: GroupGenerator,
+    engine: Generator | None,
+) -> RolloutMaker | PlayMaker:
+    """Return what makes groups: of one turn, or of several where [play] is set.
+
+    Raises:
+        ConfigError: tools that cannot be loaded, or a chat template that cannot be continued.
+    """
+    tools = plug.tools_of(config.play)
+    prompter = Prompter(
+        parts.tokenizer,
+        system=plug.system_text(config, tools),
+        template=config.model.template,
+        context_tokens=parts.decoder.shape.context,
+    )
+    sampling = sampling_of(config)
+    common: dict[str, Any] = {
+        "policy_id": f"train:{parts.name}",
+        "on_truncated": config.rollout.on_truncated,
+        "verifier_timeout_s": config.rollout.verifier_timeout_s,
+    }
+    if not config.play.is_on:
+        queue = own if engine is None else Batches(engine)
+        return RolloutMaker(queue, prompter, verifier, sampling, **common)
+    if tools:
+        sampling = replace(sampling, stop=(*sampling.stop, STOP))
+    return PlayMaker(
+        engine or own,
+        prompter,
+        verifier,
+        sampling,
+        make_environment=plug.environment_of(config.play, tools),
+        turn_text=TurnText(parts.tokenizer, template=config.model.template, eos_ids=parts.eos_ids),
+        limits=TurnLimits(
+            config.play.max_turns, min(config.play.max_tokens, parts.decoder.shape.context)
+        ),
+        act_timeout_s=config.play.tool_timeout_s,
+        **common,
+    )
+
+
+class Batches:
+    """A plain `Generator` behind the queue interface: rounds of whole batches."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
+        """Serve requests and those that `on_done` adds."""
+        waiting = list(requests)
+        while waiting:
+            size = len(waiting[0].seeds)
+            batch = [r for r in waiting if len(r.seeds) == size]
+            waiting = [r for r in waiting if len(r.seeds) != size]
+            made = self._generator.generate(
+                [r.prompt_ids for r in batch], size, sampling, [r.seeds for r in batch]
+            )
+            for request, rows in zip(batch, made, strict=True):
+                waiting.extend(on_done(request, rows))

@@ -1,0 +1,183 @@
+"""What settings name in words, made: functions, tools, allocators, engines.
+
+Nothing is imported that the settings do not name; modules stand beside the config file or are
+installed. Does not know training. Source: own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import ConfigError, boundary
+from tfgrpo.protocols import Allocator, Generator
+from tfgrpo.rl.config import CurriculumConfig, PlayConfig, TrainConfig
+from tfgrpo.rl.parts import Parts, write_model
+from tfgrpo.rl.play import MakeEnvironment, ToolEnvironment
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.tool_policy import offer_text
+from tfgrpo.tools import Tool, tool
+
+ALLOCATORS: Mapping[str, str] = {
+    "posterior_gain": "tfgrpo.routing.allocate:PosteriorGain",
+    "sgpo": "tfgrpo.routing.allocate:Sgpo",
+    "vade": "tfgrpo.routing.allocate:Vade",
+    "xrpo": "tfgrpo.routing.allocate:Xrpo",
+    "dars": "tfgrpo.routing.allocate:Dars",
+    "gdro": "tfgrpo.routing.allocate:RolloutGdro",
+}
+"""Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
+
+
+def add_module_folder(folder: Path) -> None:
+    """Let `module:name` name a module beside the config file; installed modules come first."""
+    path = str(folder.resolve())
+    if path not in sys.path:
+        sys.path.append(path)
+
+
+def load_object(name: str, where: str) -> Any:
+    """Return the object `module:name`.
+
+    Raises:
+        ConfigError: the form is wrong, or there is no such module or name.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"{where} is {name!r}; give 'module:name'")
+    try:
+        value: Any = import_module(module_name)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"{where}: {name!r} cannot be loaded: {exc}") from exc
+    if not callable(value) and not isinstance(value, Tool):
+        raise ConfigError(f"{where}: {name!r} is a {type(value).__name__}, not a function")
+    return value
+
+
+def tools_of(play: PlayConfig) -> dict[str, Tool]:
+    """Return the tools that [play] names, by name.
+
+    Raises:
+        ConfigError: one cannot be loaded or has no schema, or two share a name.
+    """
+    found: dict[str, Tool] = {}
+    for name in play.tools:
+        value = load_object(name, "play.tools")
+        made = value if isinstance(value, Tool) else tool(value)
+        if made.spec.name in found:
+            raise ConfigError(f"play.tools: two tools are named {made.spec.name!r}")
+        found[made.spec.name] = made
+    return found
+
+
+def environment_of(play: PlayConfig, tools: Mapping[str, Tool]) -> MakeEnvironment:
+    """Return what makes the environment of one rollout."""
+    if play.environment:
+        make: MakeEnvironment = load_object(play.environment, "play.environment")
+        return make
+    return lambda task: ToolEnvironment(
+        tools, timeout_s=play.tool_timeout_s, max_chars=play.max_observation_chars
+    )
+
+
+def system_text(config: TrainConfig, tools: Mapping[str, Tool]) -> str:
+    """Return the system text, tools described where there are some."""
+    offer = offer_text([t.spec for t in tools.values()]) if tools else ""
+    return "\n\n".join(t for t in (config.model.system, offer) if t)
+
+
+def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
+    """Return what gives group sizes, or None.
+
+    Raises:
+        ConfigError: there is no such allocator, or its options are wrong.
+    """
+    if not curriculum.allocate:
+        return None
+    options = dict(curriculum.allocate_options)
+    if curriculum.allocate == "v0":
+        return ValueBudgets(str(options.pop("router", "")), options)
+    name = ALLOCATORS.get(curriculum.allocate, curriculum.allocate)
+    if ":" not in name:
+        raise ConfigError(
+            f"curriculum.allocate is {name!r}; allowed are v0, {', '.join(ALLOCATORS)} or "
+            "'module:name'"
+        )
+    with boundary(ConfigError, f"curriculum.allocate {curriculum.allocate!r}"):
+        made: Allocator = load_object(name, "curriculum.allocate")(**options)
+    return made
+
+
+class ValueBudgets:
+    """V_0 budgets: a fitted router's value model, told this run's outcomes, predicts each task's
+    success, and rollouts go where a mixed group becomes likelier.
+
+    Args:
+        router: folder of a router that `tfgrpo route fit` wrote.
+        options: of `PosteriorGain`.
+    """
+
+    def __init__(self, router: str, options: Mapping[str, Any]) -> None:
+        if not router:
+            raise ConfigError(
+                "curriculum.allocate 'v0' needs allocate_options.router, the folder that `tfgrpo "
+                "route fit` wrote; without one use 'posterior_gain'"
+            )
+        self._rules = import_module("tfgrpo.routing.allocate")
+        self._records = import_module("tfgrpo.routing.records")
+        self._value = import_module("tfgrpo.routing.saved").RouterFiles.load(router).value
+        self._options = dict(options)
+        with boundary(ConfigError, "curriculum.allocate_options"):
+            self._rules.PosteriorGain(**self._options)
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the number of rollouts of each task."""
+        outcomes = self._records.outcomes_of_groups(
+            history,
+            success_at=self._options.get("success_at"),
+            model_of=lambda group: "the trained model",
+        )
+        state = self._value.state(outcomes, model="the trained model")
+        rule = self._rules.PosteriorGain(
+            predict=self._rules.state_predictor(state.predict),
+            error=self._rules.PredictionError.of_state(state),
+            **self._options,
+        )
+        counts: list[int] = rule(tasks, history, budget)
+        return counts
+
+
+def engine_of(config: TrainConfig, parts: Parts) -> Generator | None:
+    """Return another maker of tokens, or None for the trainer's own.
+
+    Raises:
+        ConfigError: the server's folder is not set or is the model's own.
+        MissingExtraError: vLLM is not installed.
+    """
+    e = config.engine
+    if e.kind == "own":
+        return None
+    from tfgrpo.rl.engines import FolderReload, VllmColocated, VllmServer, serving_folder
+
+    is_server = e.kind == "vllm-server"
+    folder = serving_folder(
+        e.folder, config.model.lm, lambda path: write_model(path, parts), must_run=is_server
+    )
+    if not is_server:
+        return VllmColocated(str(folder), **e.options)
+    return VllmServer(
+        e.base_url,
+        e.model or e.folder,
+        reload=FolderReload(folder, e.base_url, timeout_s=e.timeout_s, api_key_env=e.api_key_env),
+        timeout_s=e.timeout_s,
+        concurrency=e.concurrency,
+        context_tokens=parts.decoder.shape.context,
+        api_key_env=e.api_key_env,
+    )
