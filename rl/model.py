@@ -244,7 +244,13 @@ class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
         for layer in self.layers:
             if self.checkpoint_blocks and torch.is_grad_enabled():
                 x, k, v = torch.utils.checkpoint.checkpoint(
-                    layer, x, cos, sin, packed, use_reentrant=False
+                    layer,
+                    x,
+                    cos,
+                    sin,
+                    packed,
+                    use_reentrant=False,
+                    preserve_rng_state=False,  # a block draws nothing
                 )
             else:
                 x, k, v = layer(x, cos, sin, packed)
