@@ -204,12 +204,13 @@ def _contexts(graded: Sequence[Graded]) -> dict[int, int]:
 def state_keys(rollout: Rollout, *, by_history: bool) -> tuple[Hashable, ...]:
     """Return a key of the state before each step.
 
-    An environment's own keys (`state_keys` in the rollout's metadata) come first; else the last
-    observation, or all tokens so far.
+    An environment's own keys (`state_keys` in the rollout's metadata; one more than there are steps
+    is left out) come first; else the last observation, or all tokens so far.
     """
     own = rollout.metadata.get("state_keys")
-    if own is not None and len(own) == len(rollout.steps):
-        return tuple(str(key) for key in own)
+    n = len(rollout.steps)
+    if own is not None and len(own) >= n:
+        return tuple(str(key) for key in own[:n])
     if by_history:
         return tuple(digest(list(s.prompt_token_ids or ()), 16) for s in rollout.steps)
     seen = [[m.content for m in s.observations] for s in rollout.steps[:-1]]
@@ -225,8 +226,8 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
     """
     n = len(rollout.steps)
     own = rollout.metadata.get("step_rewards")
-    if own is not None and len(own) == n:
-        return tuple(float(x) for x in own)
+    if own is not None and len(own) >= n:
+        return tuple(float(x) for x in own[:n])
     parts = {} if rollout.score is None else rollout.score.parts
     if all(f"step_{i}" in parts for i in range(n)):
         return tuple(float(parts[f"step_{i}"]) for i in range(n))
