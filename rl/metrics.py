@@ -24,6 +24,7 @@ from tfgrpo.rl.model import Shape
 from tfgrpo.rollout import RolloutGroup
 
 if TYPE_CHECKING:
+    from tfgrpo.protocols import HintScheduler
     from tfgrpo.rl.generator import Counters
     from tfgrpo.rl.rollouts import RolloutFigures
     from tfgrpo.rl.updater import Updated
@@ -180,16 +181,21 @@ def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     }
 
 
-def rollout_figures(made: RolloutFigures, counters: Counters) -> dict[str, Any]:
-    """What making a step's groups cost."""
+def rollout_figures(
+    made: RolloutFigures, counters: Counters, hints: HintScheduler | None = None
+) -> dict[str, Any]:
+    """What making a step's groups cost, and where the run's hints stand."""
     return {
         "prompt_tokens": made.prompt_tokens,
         "completion_tokens": made.completion_tokens,
+        "rollouts": made.rollouts,
         "hinted_rollouts": made.hinted_rollouts,
+        "hints_too_long": made.hints_too_long,
         "decode_steps": counters.steps,
         "decode_row_steps": counters.row_steps,
         "verify_seconds": made.verify_seconds,
         **{f"groups_{level}": count for level, count in made.levels.items()},
+        **{f"hints_{k}": v for k, v in (hints.figures() if hints else {}).items()},
     }
 
 

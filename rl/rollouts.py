@@ -1,8 +1,9 @@
 """Tasks to graded groups with token ids: prompt, sample, verify, and hint where it failed.
 
-Prompts come from `render_messages`, the function that practice and deployment use too. Each group
-has one context; a hint scheduler may ask for a failed task again under a hint while other rows
-still decode, so that the extra rounds hide in the tail of the step.
+Prompts come from `render_messages`, the function that practice and deployment use too. A hint
+scheduler may ask for a task under several plans, and again under others while other tasks' rows
+still decode, so that extra rounds hide in the tail of the step. Each plan's rollouts have one
+context; what training must know of a plan stands in their metadata.
 
 Does not know losses or weights. Ideas: token-in/token-out (verifiers, prime-rl); escalation
 without a barrier (own; SAGE, arXiv 2602.03143, re-rolls whole batches).
@@ -17,11 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tfgrpo.canonical import derive_seed
-from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart, render_messages
+from tfgrpo.context import EMPTY_CONTEXT, Context, render_messages
 from tfgrpo.errors import ConfigError, VerifierError, boundary
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.generator import GroupRequest, OnDone
+from tfgrpo.rl.hints.shaping import note_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 
 
@@ -57,7 +60,7 @@ class Prompter:
         self.tokenizer = tokenizer
         self._system = system
         self._template = template
-        self._context_tokens = context_tokens
+        self.context_tokens = context_tokens
 
     def ids(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
         """Return the prompt's token ids.
@@ -65,6 +68,16 @@ class Prompter:
         Raises:
             ConfigError: the prompt leaves no room for a reply in the model's context.
         """
+        ids = self.encode(task, context)
+        if not 0 < len(ids) < self.context_tokens:
+            raise ConfigError(
+                f"task {task.task_id!r}: its prompt has {len(ids)} tokens and the model's context "
+                f"{self.context_tokens}; shorten the task or leave it out"
+            )
+        return ids
+
+    def encode(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
+        """Return the prompt's token ids, however many they are."""
         messages = render_messages(task.messages, context, system=self._system)
         if self._template == "chat":
             turns = [{"role": m.role, "content": m.content} for m in messages]
@@ -73,13 +86,13 @@ class Prompter:
             )
         else:
             text = "\n\n".join(m.content for m in messages)
-        ids = tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        if not 0 < len(ids) < self._context_tokens:
-            raise ConfigError(
-                f"task {task.task_id!r}: its prompt has {len(ids)} tokens and the model's context "
-                f"{self._context_tokens}; shorten the task or leave it out"
-            )
-        return ids
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prefix_ids(self, text: str) -> tuple[int, ...]:
+        """Return the ids of a forced start of a reply; its last blanks belong to the next word."""
+        if not text:
+            return ()
+        return tuple(self.tokenizer(text.rstrip(" "), add_special_tokens=False)["input_ids"])
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a reply's text without special tokens."""
@@ -98,16 +111,32 @@ class RolloutFigures:
     """All that were made, those of failed groups included."""
     hinted_rollouts: int = 0
     dropped_rollouts: int = 0
+    hints_too_long: int = 0
+    """Plans that were not rolled, since their prompt fills the model's context."""
     levels: dict[str, int] = field(default_factory=dict)
-    """Accepted groups by hint source; `none` is the bare task."""
+    """Accepted groups by their plan's label; `none` is the bare task, `mixed` several plans."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _Visit:
+    """A task in a call of `make`."""
+
     task: Task
+    made: list[PlannedGroup | None] = field(default_factory=list)
+    """One entry a plan asked for, None while it is rolled."""
+
+
+@dataclass(slots=True)
+class _Set:
+    """The rollouts of one plan in a visit."""
+
+    visit: _Visit
+    number: int
+    """Place in the visit; with it every plan has draws of its own."""
+    plan: HintPlan
     context: Context
-    plan: ContextPart | None
-    tries: int
+    note: dict[str, Any]
+    """The rollouts' `hint` metadata."""
 
 
 class RolloutMaker:
@@ -153,88 +182,89 @@ class RolloutMaker:
         hints: HintScheduler | None = None,
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
-        """Return one group a task, in order; draws are fixed by (seed, task, sample, hint try)."""
-        self.figures = figures = RolloutFigures()
+        """Return one group a task, in order; draws are fixed by (seed, task, sample, plan's place
+        in the visit)."""
+        self.figures = RolloutFigures()
         started = time.monotonic()
-        accepted: dict[str, RolloutGroup] = {}
         sampling = sampling or self._sampling
-
-        def request(opened: _Open) -> GroupRequest:
-            ids = self._prompter.ids(opened.task, opened.context)
-            figures.prompt_tokens += len(ids)
-            seeds = [
-                derive_seed(seed, opened.task.task_id, i, opened.tries) for i in range(group_size)
-            ]
-            return GroupRequest(opened, ids, tuple(seeds), sampling.max_tokens or 0)
-
-        def opening(task: Task, plan: Any, tries: int) -> _Open:
-            given = context if plan is None else context.with_parts(plan)
-            return _Open(task, given, plan, tries)
-
-        def on_done(done: GroupRequest, rows: list[Generated]) -> Iterable[GroupRequest]:
-            opened: _Open = done.key
-            group = self._grade(opened, done, rows, seed, runner.run)
-            figures.completion_tokens += sum(len(r.token_ids) for r in rows)
-            figures.rollouts += len(rows)
-            figures.hinted_rollouts += len(rows) if opened.plan is not None else 0
-            plan = hints.after(opened.task, opened.plan, group) if hints is not None else None
-            if plan is not None:
-                return [request(opening(opened.task, plan, opened.tries + 1))]
-            level = "none" if opened.plan is None else opened.plan.source or "hint"
-            figures.levels[level] = figures.levels.get(level, 0) + 1
-            accepted[opened.task.task_id] = group
-            return []
-
-        first = [opening(t, hints.start(t) if hints is not None else None, 0) for t in tasks]
         with asyncio.Runner() as runner:
-            self._generator.run([request(o) for o in first], sampling, on_done)
-        figures.seconds = time.monotonic() - started
-        return [accepted[t.task_id] for t in tasks]
+            call = _Call(self, group_size, seed, context, hints, sampling, runner.run)
+            requests = [r for task in tasks for r in call.first(task)]
+            self._generator.run(requests, sampling, call.on_done)
+        self.figures.seconds = time.monotonic() - started
+        return [call.accepted[t.task_id] for t in tasks]
 
-    def _grade(
+    def request(self, one: _Set, seeds: Sequence[int], max_tokens: int) -> GroupRequest | None:
+        """Return what the generator is asked, or None where a hinted prompt fills the context.
+
+        Raises:
+            ConfigError: the bare task does.
+        """
+        task, plan = one.visit.task, one.plan
+        if plan.is_bare:
+            ids = self._prompter.ids(task, one.context)
+            one.note = note_of(plan, n_prefix=0, bare_prompt=())
+        else:
+            prefix = self._prompter.prefix_ids(plan.response_prefix)
+            ids = self._prompter.encode(task, one.context) + prefix
+            if len(ids) >= self._prompter.context_tokens:
+                self.figures.hints_too_long += 1
+                return None
+            bare = self._prompter.encode(task) if plan.condition == "original" else ()
+            one.note = note_of(plan, n_prefix=len(prefix), bare_prompt=bare)
+        self.figures.prompt_tokens += len(ids)
+        return GroupRequest(one, ids, tuple(seeds), max_tokens)
+
+    def grade(
         self,
-        opened: _Open,
         request: GroupRequest,
         rows: Sequence[Generated],
         seed: int,
         run: Callable[[Any], Any],
     ) -> RolloutGroup:
-        scope = f"train-{opened.tries}"
-        group_id = group_id_of(opened.task, opened.context, self._policy_id, seed=seed, scope=scope)
-        attempts = [
-            self._attempt(group_id, opened.task, request, i, row) for i, row in enumerate(rows)
-        ]
+        """Return the rows as a graded group."""
+        one: _Set = request.key
+        task, scope = one.visit.task, f"train-{one.number}"
+        group_id = group_id_of(task, one.context, self._policy_id, seed=seed, scope=scope)
+        attempts = [self._attempt(group_id, one, request, i, row) for i, row in enumerate(rows)]
+        figures = self.figures
+        figures.completion_tokens += sum(len(r.token_ids) for r in rows)
+        figures.rollouts += len(rows)
+        figures.hinted_rollouts += 0 if one.plan.is_bare else len(rows)
         started = time.monotonic()
-        graded = run(self._judge_all(attempts, opened.task))
-        self.figures.verify_seconds += time.monotonic() - started
+        graded = run(self._judge_all(attempts, task))
+        figures.verify_seconds += time.monotonic() - started
         return RolloutGroup(
             group_id=group_id,
-            task=opened.task,
+            task=task,
             rollouts=tuple(graded),
-            context=opened.context,
+            context=one.context,
             policy_id=self._policy_id,
             metadata={"prompt_tokens": len(request.prompt_ids)},
         )
 
     def _attempt(
-        self, group_id: str, task: Task, request: GroupRequest, i: int, row: Generated
+        self, group_id: str, one: _Set, request: GroupRequest, i: int, row: Generated
     ) -> Rollout:
+        """Return a row as an ungraded rollout; a forced prefix is part of its text, and of its
+        prompt's tokens."""
+        n = len(request.prompt_ids)
+        forced = request.prompt_ids[n - int(one.note.get("prefix_tokens", 0)) :]
         step = Step(
-            action=Message("assistant", self._prompter.text(row.token_ids)),
+            action=Message("assistant", self._prompter.text((*forced, *row.token_ids))),
             token_ids=row.token_ids,
             logprobs=row.logprobs,
             prompt_token_ids=request.prompt_ids,
         )
         return Rollout(
             rollout_id=f"{group_id}-{i}",
-            task_id=task.task_id,
+            task_id=one.visit.task.task_id,
             steps=(step,),
-            usage=Usage(
-                uncached_tokens=len(request.prompt_ids), text_tokens=len(row.token_ids), calls=1
-            ),
+            usage=Usage(uncached_tokens=n, text_tokens=len(row.token_ids), calls=1),
             sample_index=i,
             seed=request.seeds[i],
             is_truncated=row.finish == "length",
+            metadata={"hint": one.note} if one.note else {},
         )
 
     async def _judge_all(self, attempts: Sequence[Rollout], task: Task) -> list[Rollout]:
@@ -245,6 +275,73 @@ class RolloutMaker:
             self.figures.dropped_rollouts += 1
             return attempt.failed("truncated", "the reply hit its token limit")
         return await judge(attempt, task, self._verifier.score, self._timeout_s)
+
+
+class _Call:
+    """One call of `RolloutMaker.make`: the visits of its tasks."""
+
+    def __init__(
+        self,
+        maker: RolloutMaker,
+        group_size: int,
+        seed: int,
+        context: Context,
+        hints: HintScheduler | None,
+        sampling: Sampling,
+        run: Callable[[Any], Any],
+    ) -> None:
+        self._maker = maker
+        self._group_size = group_size
+        self._seed = seed
+        self._context = context
+        self._hints = hints
+        self._max_tokens = sampling.max_tokens or 0
+        self._run = run
+        self.accepted: dict[str, RolloutGroup] = {}
+
+    def first(self, task: Task) -> list[GroupRequest]:
+        """Return a task's first requests; the bare task where no plan fits the context."""
+        visit = _Visit(task)
+        plans = [BARE] if self._hints is None else self._hints.start(task, self._group_size)
+        return self._ask(visit, plans) or self._ask(visit, [BARE])
+
+    def on_done(self, request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
+        """Grade a set; when its round is whole, ask for what follows or accept."""
+        one: _Set = request.key
+        visit = one.visit
+        group = self._maker.grade(request, rows, self._seed, self._run)
+        visit.made[one.number] = PlannedGroup(one.plan, group)
+        made = [x for x in visit.made if x is not None]
+        if len(made) < len(visit.made):
+            return []
+        following = self._hints.after(visit.task, made) if self._hints is not None else ()
+        requests = self._ask(visit, following)
+        if not requests:
+            self._accept(visit.task, made)
+        return requests
+
+    def _ask(self, visit: _Visit, plans: Sequence[HintPlan]) -> list[GroupRequest]:
+        requests = []
+        for plan in plans:
+            part = plan.part()
+            context = self._context if part is None else self._context.with_parts(part)
+            one = _Set(visit, len(visit.made), plan, context, {})
+            seeds = [
+                derive_seed(self._seed, visit.task.task_id, i, one.number)
+                for i in range(plan.n or self._group_size)
+            ]
+            request = self._maker.request(one, seeds, self._max_tokens)
+            if request is not None:
+                visit.made.append(None)
+                requests.append(request)
+        return requests
+
+    def _accept(self, task: Task, made: Sequence[PlannedGroup]) -> None:
+        group = made[0].group if self._hints is None else self._hints.accept(task, made)
+        label = next((x.plan.label for x in made if x.group is group), "mixed")
+        levels = self._maker.figures.levels
+        levels[label] = levels.get(label, 0) + 1
+        self.accepted[task.task_id] = group
 
 
 async def judge(

@@ -18,9 +18,11 @@ from tfgrpo.rl import distributed, supply
 from tfgrpo.rl.batch import Floats, RewardBatch
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.facts import Graded, RowFacts, Sources, TextOf, batch_of, collect
+from tfgrpo.rl.hints.shaping import by_baseline, shaped
 from tfgrpo.rl.measure import Measured, Tokens, measure_rows
 from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.multi_turn import row_of
+from tfgrpo.rl.packing import Row
 from tfgrpo.rl.update import TrainRow, score_rows
 from tfgrpo.rollout import RolloutGroup
 
@@ -80,6 +82,7 @@ class RowMaker:
             baselines: reward of a greedy rollout by task id, where an entry needs it.
             replayed: ids of rollouts that older weights sampled.
         """
+        groups = by_baseline(groups)
         graded = graded_of(groups)
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
@@ -92,6 +95,7 @@ class RowMaker:
             for g, a, reward in zip(graded, advantages, rewards, strict=True)
             if g.row.n_loss
         ]
+        rows = shaped(rows, {g.row.index: g.rollout for g in graded}, self._entropy)
         stale = frozenset(g.row.index for g in graded if g.rollout.rollout_id in replayed)
         return rows, stale
 
@@ -115,9 +119,15 @@ class RowMaker:
         )
 
     def _measured(self, graded: Sequence[Graded]) -> Measured:
+        return self._measure([g.row for g in graded])
+
+    def _entropy(self, rows: Sequence[Row]) -> Tokens:
+        return self._measure(rows).entropy
+
+    def _measure(self, rows: Sequence[Row]) -> Measured:
         return measure_rows(
             self._decoder,
-            [g.row for g in graded],
+            rows,
             temperature=self._config.rollout.temperature,
             max_tokens=self._config.optimiser.micro_batch_tokens,
             chunk=self._config.optimiser.vocabulary_chunk,

@@ -24,6 +24,7 @@ from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.curricula import Curriculum
+from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.lora import LoraWeights
 from tfgrpo.rl.makers import maker_of, own_generator, sampling_of
 from tfgrpo.rl.metrics import (
@@ -64,6 +65,8 @@ class Trainer:
         held_out: evaluation tasks, asked without hints.
         hints: when a failed task gets which hint.
         generator: another maker of tokens (vLLM); None samples from the trained weights directly.
+        sampler: what samples from them, over the same decoder, such as an earlier trainer's
+            `generator`, whose graphs and cache are used again; None makes one.
         make_groups: another maker of groups, such as a multi-turn agent loop.
         allocate: how many rollouts each task gets.
         sinks: further receivers of metrics.
@@ -79,6 +82,7 @@ class Trainer:
         held_out: Sequence[Task] = (),
         hints: HintScheduler | None = None,
         generator: Generator | None = None,
+        sampler: GroupGenerator | None = None,
         make_groups: MakeGroups | None = None,
         allocate: Allocator | None = None,
         sinks: Mapping[str, Sink] | None = None,
@@ -113,7 +117,7 @@ class Trainer:
         )
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
-        self.generator = own_generator(config, parts)
+        self.generator = sampler or own_generator(config, parts)
         self._maker = maker_of(config, parts, verifier, self.generator, generator)
         self._row_maker = RowMaker(config, parts.decoder, parts.text_of)
         self._roller = Roller(
@@ -185,7 +189,7 @@ class Trainer:
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
         figures = first | group_figures(rolled.made) | rolled.figures | {"rows": len(rows)}
-        figures |= rollout_figures(self._maker.figures, self.generator.counters)
+        figures |= rollout_figures(self._maker.figures, self.generator.counters, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
         figures |= {
             "seconds": ended - started,

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from tfgrpo.context import Context
+from tfgrpo.hint_plan import HintPlan, PlannedGroup
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
 
@@ -293,21 +294,33 @@ class Generator(Protocol):
 
 
 class HintScheduler(Protocol):
-    """When a task gets which hint. Plans carry text; `rl` turns text into token ids.
+    """When a task gets which hint. Plans carry text; whoever rolls them turns text into tokens.
 
-    A plan is a `ContextPart` of kind hint (None is the bare task, level 0).
+    Contract of a visit: `start` names the plans that are rolled at once (`BARE` is the task alone).
+    When they are graded, `after` sees all that was made in this visit, in the order asked for, and
+    names further plans, or none when it is enough. `accept`, called once and last, gives the one
+    group to train on, merged where the method mixes; it may come early, where a hinted prompt was
+    longer than the model's context. Only `accept` and `epoch_end` change the state, which is JSON.
     """
 
-    def start(self, task: Task) -> Any:
-        """Return the first plan for this visit of the task."""
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the first plans of this visit, at least one."""
         ...
 
-    def after(self, task: Task, plan: Any, group: RolloutGroup) -> Any:
-        """Return the next plan, or None to accept the group as it is."""
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return further plans; empty for enough."""
+        ...
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the group to train on."""
         ...
 
     def epoch_end(self) -> None:
         """Update per-task state after an epoch."""
+        ...
+
+    def figures(self) -> dict[str, float]:
+        """Return what the log shows of the run so far."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -315,5 +328,9 @@ class HintScheduler(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state."""
+        """Restore the state.
+
+        Raises:
+            StoreError: the state is another scheduler's.
+        """
         ...

@@ -1,8 +1,8 @@
 """Hint schedulers: when a task gets which hint. Imports no torch.
 
 `make_scheduler` reads the `[hints]` section of a training run; `writer.write_hints` has a model
-write the hints beforehand. Methods that a trainer cannot run yet stand in their files as pure
-functions. Does not know tokens or weights. Sources: named in each file.
+write the hints beforehand; `shaping` tells a training row what its plan asks for. Does not know
+tokens or weights. Sources: named in each file.
 """
 
 from tfgrpo.rl.hints.schedulers import make_scheduler

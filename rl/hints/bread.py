@@ -1,8 +1,7 @@
 """BREAD: the shortest expert prefix from which something succeeds, found by bisection.
 
 Where all of a task's own rollouts fail, prefixes of an expert's solution are tried; rollouts then
-branch from the shortest that works. An immutable search over prefix numbers; does not know texts
-or how a prefix is forced.
+branch from the shortest that works. Does not know how a prefix is forced.
 
 Source: BREAD (arXiv 2506.17211), second hand. Approximation: bisection assumes that a longer
 prefix is no harder; where chance breaks that, the result works but may not be the shortest.
@@ -10,11 +9,15 @@ prefix is no harder; where chance breaks that, the result works but may not be t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import HintPlan
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
+from tfgrpo.rl.hints.record import Record, record_of
+from tfgrpo.rl.hints.texts import steps_of
+from tfgrpo.rollout import RolloutGroup, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class PrefixSearch:
         return self.works if self.next() is None else None
 
 
-def branch_plan(steps: Sequence[str], prefix: int, *, group_key: str, n: int) -> HintPlan:
+def branch_plan(steps: Sequence[str], prefix: int, *, n: int | None = None) -> HintPlan:
     """Return the plan that branches n rollouts after the first `prefix` steps of an expert.
 
     The expert's steps are not trained on; log-probs of what follows stand under the original
@@ -77,6 +80,91 @@ def branch_plan(steps: Sequence[str], prefix: int, *, group_key: str, n: int) ->
         n=n,
         level=prefix,
         source="oracle",
-        group_key=group_key,
         condition="original",
     )
+
+
+class Bread:
+    """A `HintScheduler` that branches a failed task from the shortest prefix that works.
+
+    Each try of a prefix is a whole group; the accepted one is the shortest prefix's, so it has one
+    context. Where no prefix works, the bare group is accepted.
+
+    Args:
+        most_steps: most steps that a solution is cut into, at least 2.
+        steps_key: where steps stand in a task's metadata; else the solution's clauses are taken.
+        solution_key: where the solution stands.
+        missing_is_error: a task without either is an error; False trains it bare.
+        success_above: a rollout with a larger reward is a success.
+    """
+
+    def __init__(
+        self,
+        *,
+        most_steps: int = 8,
+        steps_key: str = "steps",
+        solution_key: str = "solution",
+        missing_is_error: bool = True,
+        success_above: float = 0.0,
+    ) -> None:
+        self._most = most_steps
+        self._keys = (steps_key, solution_key)
+        self._missing_is_error = missing_is_error
+        self.record = Record(success_above)
+
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the bare task.
+
+        Raises:
+            ConfigError: the task has no steps and that is an error.
+        """
+        if self._missing_is_error and not self._steps(task):
+            raise ConfigError(
+                f"task {task.task_id!r} has neither metadata.{self._keys[0]} nor "
+                f"metadata.{self._keys[1]}: give it a solution, or set hints.missing = 'plain'"
+            )
+        return [BARE]
+
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return the next prefix of the bisection where the bare group failed."""
+        if not self.record.has_failed(made[0].group):
+            return ()
+        steps = self._steps(task)
+        following = self._search(made, len(steps) - 1).next()
+        return () if following is None else [branch_plan(steps, following)]
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the group of the shortest prefix that worked, else the bare one."""
+        worked = [one for one in made[1:] if self.record.successes(one.group)]
+        chosen = min(worked, key=lambda one: one.plan.level, default=made[0])
+        self.record.close(made, chosen.plan, chosen.group).level = chosen.plan.level
+        return chosen.group
+
+    def _steps(self, task: Task) -> tuple[str, ...]:
+        return steps_of(task, steps_key=self._keys[0], solution_key=self._keys[1], most=self._most)
+
+    def _search(self, made: Sequence[PlannedGroup], n_prefixes: int) -> PrefixSearch:
+        search = PrefixSearch(max(0, n_prefixes))
+        for one in made[1:]:
+            search = search.told(one.plan.level, succeeded=bool(self.record.successes(one.group)))
+        return search
+
+    def epoch_end(self) -> None:
+        """Count the epoch."""
+        self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        return {"name": "bread", "record": self.record.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            StoreError: the state is another scheduler's.
+        """
+        self.record = Record.from_dict(record_of(state, "bread"))

@@ -1,11 +1,10 @@
 """Groups under several plans made into one group, and what of a forced prefix is trained on.
 
-Three ways: the one accepted group (`single_context`), failures replaced by hinted successes
-(`replace_k`), and two sets side by side with advantages of their own (`side_by_side`). Pure
-functions over groups; does not know schedulers or tokens' texts.
+Failures replaced by hinted successes (`replace_k`), all sets as one (`mixed`), or two sets with
+advantages of their own (`side_by_side`). A group of several contexts says so in its metadata
+(`hint: mixed`). Pure functions over groups; does not know schedulers or tokens.
 
-Sources: SAGE (one context), Scaf-GRPO (replacement), ADHint (side by side, approximation),
-StepHint (no negative gradient on a prefix).
+Sources: Scaf-GRPO (replacement), StepHint (all as one), ADHint (side by side, approximation).
 """
 
 from __future__ import annotations
@@ -16,22 +15,55 @@ from dataclasses import dataclass, replace
 
 from tfgrpo.advantage import advantages_G
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import TrainOn
+from tfgrpo.hint_plan import PlannedGroup
 from tfgrpo.rollout import Rollout, RolloutGroup
 
+MIXED = "mixed"
+"""Stands in the metadata of a group whose rollouts have several contexts."""
 
-def single_context(groups: Sequence[RolloutGroup], *, success_above: float = 0.0) -> RolloutGroup:
-    """Return the first group with a success, else the last; it is given back unchanged.
 
-    Args:
-        groups: the groups of one task, weakest help first.
-        success_above: a larger reward is a success.
+def mixed(made: Sequence[PlannedGroup]) -> RolloutGroup:
+    """Return the rollouts of all sets as one group, numbered anew, in the order of the sets.
+
+    Group id, context and policy are the first set's.
 
     Raises:
-        ConfigError: no groups, or groups of several tasks.
+        ConfigError: no sets, or sets of several tasks.
     """
-    _one_task(groups)
-    return next((g for g in groups if any(r > success_above for r in g.rewards_G)), groups[-1])
+    _one_task([one.group for one in made])
+    rollouts = [r for one in made for r in one.group.rollouts]
+    first = made[0].group
+    if len(made) == 1:
+        return first
+    return replace(
+        first,
+        rollouts=tuple(replace(r, sample_index=i) for i, r in enumerate(rollouts)),
+        metadata={**first.metadata, "hint": MIXED},
+    )
+
+
+def with_advantages(group: RolloutGroup, values_G: Sequence[float]) -> RolloutGroup:
+    """Return the group with an advantage written into each graded rollout, in order.
+
+    Training takes these in place of its estimator's.
+
+    Raises:
+        ValueError: another number of values than of graded rollouts.
+    """
+    if len(values_G) != len(group.graded):
+        raise ValueError(f"{len(values_G)} advantages for {len(group.graded)} graded rollouts")
+    values = iter(values_G)
+    return replace(
+        group,
+        rollouts=tuple(
+            r if r.score is None else _noted(r, advantage=next(values)) for r in group.rollouts
+        ),
+    )
+
+
+def _noted(rollout: Rollout, **notes: float) -> Rollout:
+    hint = {**rollout.metadata.get("hint", {}), **notes}
+    return replace(rollout, metadata={**rollout.metadata, "hint": hint})
 
 
 def replace_k(
@@ -73,7 +105,7 @@ def replace_k(
         replaced[str(index)] = level
     if not replaced:
         return bare
-    metadata = {**bare.metadata, "replaced_from_level": replaced}
+    metadata = {**bare.metadata, "hint": MIXED, "replaced_from_level": replaced}
     return replace(bare, rollouts=tuple(rollouts), metadata=metadata)
 
 
@@ -126,21 +158,6 @@ def side_by_side(bare: RolloutGroup, hinted: RolloutGroup, *, ratio: float = 1.0
 def _weighed(reward: float, mean: float) -> float:
     centred = reward - mean
     return centred * (1 - mean) if centred > 0 else centred * mean
-
-
-def loss_mask_T(
-    train_on: TrainOn, n_prefix: int, n_generated: int, advantage: float
-) -> tuple[float, ...]:
-    """Return 1 for each token of a response that carries a loss: T = n_prefix + n_generated.
-
-    A forced prefix is never pushed down: with a negative advantage it carries none.
-
-    >>> loss_mask_T("generated_and_prefix_if_positive", 2, 1, -0.5)
-    (0.0, 0.0, 1.0)
-    """
-    is_prefix_trained = train_on == "generated_and_prefix_if_positive" and advantage >= 0
-    generated = 0.0 if train_on == "none" else 1.0
-    return (float(is_prefix_trained),) * n_prefix + (generated,) * n_generated
 
 
 def _one_task(groups: Sequence[RolloutGroup]) -> None:

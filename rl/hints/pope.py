@@ -12,14 +12,13 @@ both versions into the data; here one visit is one version, so that a step holds
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tfgrpo.canonical import derive_seed
-from tfgrpo.context import ContextPart
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.prompts import render
-from tfgrpo.rl.hints.plan import HintPlan, level_of
 from tfgrpo.rl.hints.record import Record, record_of
 from tfgrpo.rl.hints.texts import MetadataHints, PlansOf
 from tfgrpo.rollout import RolloutGroup, Task
@@ -57,36 +56,39 @@ class Pope:
         self._instruct = instruct
         self.record = Record(success_above)
 
-    def start(self, task: Task) -> ContextPart | None:
-        """Return the remembered beginning on a guided visit; None on another."""
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the remembered beginning on a guided visit; the bare task on another."""
         plans = self._plans(task)
         state = self.record.of(task.task_id)
         if not plans or not is_guided(task.task_id, state.visits, self._share):
-            return None
+            return [BARE]
         level = max(1, state.level)
-        return next((p for p in plans if p.level >= level), plans[-1]).part()
+        return [next((p for p in plans if p.level >= level), plans[-1])]
 
-    def after(
-        self, task: Task, plan: ContextPart | None, group: RolloutGroup
-    ) -> ContextPart | None:
-        """Return the next longer beginning where a guided group failed; None accepts.
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return the next longer beginning where a guided group failed."""
+        last = made[-1]
+        if last.plan.is_bare or not self.record.has_failed(last.group):
+            return ()
+        longer = [p for p in self._plans(task) if p.level > last.plan.level]
+        return longer[:1]
 
-        Where the longest fails too, the group is accepted and the next guided visit starts there.
-        """
-        state = self.record.rolled(plan, group)
-        level = level_of(plan)
-        if plan is not None:
-            state.level = level
-            if self.record.has_failed(group):
-                for longer in self._plans(task):
-                    if longer.level > level:
-                        return longer.part()
-        self.record.accept(plan, group)
-        return None
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the last group. The next guided visit starts where a guided one ended, also
+        where the longest beginning failed."""
+        last = made[-1]
+        state = self.record.close(made, last.plan, last.group)
+        if not last.plan.is_bare:
+            state.level = last.plan.level
+        return last.group
 
     def epoch_end(self) -> None:
         """Count the epoch."""
         self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""

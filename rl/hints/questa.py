@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import HintPlan, cut_before_leak
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
+from tfgrpo.hint_texts import cut_before_leak
 from tfgrpo.rl.hints.record import Record, record_of
 from tfgrpo.rl.hints.texts import share_of, solution_of
 from tfgrpo.rollout import RolloutGroup, Task
@@ -65,8 +65,8 @@ class Questa:
         """The share of the present stage."""
         return self._shares[sum(self.record.epoch >= e for e in self._epochs)]
 
-    def start(self, task: Task) -> ContextPart | None:
-        """Return the hint of the present stage; None where its share is 0.
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the hint of the present stage; the bare task where its share is 0.
 
         Raises:
             ConfigError: the task has no solution and that is an error.
@@ -82,19 +82,24 @@ class Questa:
         text = cut if len(cut) <= len(safe) else safe
         # The strongest stage has the highest level, as in the other schedulers.
         level = len(self._shares) - self._shares.index(self.share)
-        return HintPlan(text=text, level=level if text else 0, source="reference").part()
+        return [HintPlan(text=text, level=level, source="reference") if text else BARE]
 
-    def after(
-        self, task: Task, plan: ContextPart | None, group: RolloutGroup
-    ) -> ContextPart | None:
-        """Accept always."""
-        self.record.rolled(plan, group)
-        self.record.accept(plan, group)
-        return None
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return nothing: one group a visit."""
+        return ()
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the group."""
+        self.record.close(made, made[-1].plan, made[-1].group)
+        return made[-1].group
 
     def epoch_end(self) -> None:
         """Move on to the next stage where its epoch has come."""
         self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""

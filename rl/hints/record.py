@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import StoreError
-from tfgrpo.rl.hints.plan import level_of
+from tfgrpo.hint_plan import HintPlan, PlannedGroup
 from tfgrpo.rollout import RolloutGroup
 
 EMA = 0.7
@@ -66,19 +65,22 @@ class Record:
         """True when something was graded and nothing succeeded; no verdict is no failure."""
         return bool(group.rewards_G) and self.successes(group) == 0
 
-    def rolled(self, plan: ContextPart | None, group: RolloutGroup) -> TaskState:
-        """Count a group and return its task's state."""
+    def close(self, made: Sequence[PlannedGroup], plan: HintPlan, group: RolloutGroup) -> TaskState:
+        """Count a visit: all that was made, and the group that is trained on under its plan."""
+        for one in made:
+            self._rolled(one.plan, one.group)
+        self._accepted(plan, group)
+        return self.of(group.task.task_id)
+
+    def _rolled(self, plan: HintPlan, group: RolloutGroup) -> None:
         self.rollouts += len(group.rollouts)
-        if plan is None:
+        if plan.is_bare:
             self.bare_rollouts += len(group.rewards_G)
             self.bare_successes += self.successes(group)
-        state = self.of(group.task.task_id)
-        state.attempts += 1
-        return state
+        self.of(group.task.task_id).attempts += 1
 
-    def accept(self, plan: ContextPart | None, group: RolloutGroup) -> None:
-        """Count a group that is trained on."""
-        level = str(level_of(plan))
+    def _accepted(self, plan: HintPlan, group: RolloutGroup) -> None:
+        level = str(plan.level)
         self.accepted[level] = self.accepted.get(level, 0) + 1
         self.accepted_rollouts += len(group.rollouts)
         if group.is_informative():

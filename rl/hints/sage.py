@@ -14,12 +14,11 @@ and lowers above 0.35. With hints cut from a solution into three levels SAGE's c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import level_of
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.rl.hints.record import Record, record_of
 from tfgrpo.rl.hints.texts import MetadataHints, PlansOf
 from tfgrpo.rollout import RolloutGroup, Task
@@ -32,6 +31,10 @@ class Sage:
         plans_of: a task's plans, weakest first.
         max_level: strongest level tried, at least 1.
         restart: each visit starts at the bare task; False starts at the last accepted level.
+        ahead: roll the levels up to the one that is expected to be accepted (the task's last one;
+            for a new task the run's mean) at once. The accepted group is the same as without, since
+            each level's draws are its own; a visit takes one round instead of several, and pays
+            with the rollouts of levels that turn out not to be needed. Own.
         success_above: a rollout with a larger reward is a success.
     """
 
@@ -41,37 +44,50 @@ class Sage:
         *,
         max_level: int = 3,
         restart: bool = True,
+        ahead: bool = False,
         success_above: float = 0.0,
     ) -> None:
         self._plans_of = plans_of if plans_of is not None else MetadataHints(levels=max_level)
         self._max_level = max_level
         self._restart = restart
+        self._ahead = ahead
         self.record = Record(success_above)
 
-    def start(self, task: Task) -> ContextPart | None:
-        """Return None (the bare task), or the stored level's hint."""
-        plans = self._plans_of(task)  # read first, so that a task without help is told early
-        level = 0 if self._restart else self.record.of(task.task_id).level
-        at = [p for p in plans if p.level == level]
-        return at[0].part() if at else None
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the first level's plan, and with `ahead` those that are expected to be needed."""
+        plans = [BARE, *(p for p in self._plans_of(task) if p.level <= self._max_level)]
+        expected = self._expected(task)
+        if not self._restart:
+            return [p for p in plans if p.level == expected] or [BARE]
+        return plans[: expected + 1] if self._ahead else plans[:1]
 
-    def after(
-        self, task: Task, plan: ContextPart | None, group: RolloutGroup
-    ) -> ContextPart | None:
-        """Return the next stronger hint where all failed; None accepts the group."""
-        state = self.record.rolled(plan, group)
-        level = level_of(plan)
-        if self.record.has_failed(group):
-            for stronger in self._plans_of(task):
-                if level < stronger.level <= self._max_level:
-                    return stronger.part()
-        state.level = level
-        self.record.accept(plan, group)
-        return None
+    def _expected(self, task: Task) -> int:
+        state = self.record.of(task.task_id)
+        if state.visits or not self._ahead or not self.record.accepted:
+            return state.level
+        total = sum(int(level) * n for level, n in self.record.accepted.items())
+        return round(total / sum(self.record.accepted.values()))
+
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return the next stronger hint where all failed."""
+        if not all(self.record.has_failed(one.group) for one in made):
+            return ()
+        tried = max(one.plan.level for one in made)
+        return [p for p in self._plans_of(task) if tried < p.level <= self._max_level][:1]
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the weakest level's group that did not fail, else the strongest one's."""
+        chosen = next((one for one in made if not self.record.has_failed(one.group)), made[-1])
+        self.record.close(made, chosen.plan, chosen.group).level = chosen.plan.level
+        return chosen.group
 
     def epoch_end(self) -> None:
         """Count the epoch."""
         self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""
@@ -123,23 +139,23 @@ class SageLight:
         self._top: dict[str, int] = {}
         """Tasks graded in this epoch, and the strongest level there is for each."""
 
-    def start(self, task: Task) -> ContextPart | None:
-        """Return the hint of the task's level; None at level 0."""
-        plans = self._plans_of(task)
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the hint of the task's level."""
         level = self.record.of(task.task_id).level
-        at = [p for p in plans if p.level == level]
-        return at[0].part() if at else None
+        return [p for p in self._plans_of(task) if p.level == level] or [BARE]
 
-    def after(
-        self, task: Task, plan: ContextPart | None, group: RolloutGroup
-    ) -> ContextPart | None:
-        """Accept always; remember how it went."""
-        self.record.rolled(plan, group)
-        self.record.accept(plan, group)
-        if group.rewards_G:
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return nothing: one group a visit."""
+        return ()
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the group and remember how it went."""
+        only = made[-1]
+        self.record.close(made, only.plan, only.group)
+        if only.group.rewards_G:
             strongest = max((p.level for p in self._plans_of(task)), default=0)
             self._top[task.task_id] = min(strongest, self._max_level)
-        return None
+        return only.group
 
     def epoch_end(self) -> None:
         """Move the levels of the tasks that were graded in this epoch."""
@@ -152,6 +168,10 @@ class SageLight:
                 state.level = max(state.level - 1, 0)
         self._top = {}
         self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""

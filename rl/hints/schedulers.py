@@ -1,7 +1,6 @@
 """The `[hints]` section of a training run, checked and made into a scheduler.
 
-Does not know how schedulers work, except which of them a trainer can run: those whose help stands
-in the prompt of a whole group. Source: own.
+Does not know how schedulers work. Source: own.
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tfgrpo.config import _explain
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import HintScheduler
+from tfgrpo.rl.hints.adhint import AdHint
+from tfgrpo.rl.hints.bread import Bread
 from tfgrpo.rl.hints.pope import Pope
 from tfgrpo.rl.hints.questa import Questa
 from tfgrpo.rl.hints.sage import Sage, SageLight
+from tfgrpo.rl.hints.scaf import Scaf
+from tfgrpo.rl.hints.stephint import StepHint
 from tfgrpo.rl.hints.texts import MetadataHints
-
-NOT_RUNNABLE: Mapping[str, str] = {
-    "scaf": "single rollouts under several contexts merged into one group",
-    "adhint": "responses that start with a forced prefix, and two sets of rollouts a group",
-    "stephint": "responses that start with a forced prefix, and several plans a group",
-    "bread": "responses that start with a forced prefix",
-}
-"""Methods that stand here as functions, and what a trainer would need to run them."""
 
 
 class _Common(BaseModel):
@@ -49,6 +44,7 @@ class _Levels(_Common):
 
 class _Sage(_Levels):
     restart: bool = True
+    ahead: bool = False
 
     def make(self) -> HintScheduler:
         """Build the scheduler."""
@@ -56,6 +52,7 @@ class _Sage(_Levels):
             self.plans(),
             max_level=self.max_level,
             restart=self.restart,
+            ahead=self.ahead,
             success_above=self.success_above,
         )
 
@@ -107,11 +104,91 @@ class _Questa(_Common):
         )
 
 
-_SECTIONS: Mapping[str, type[_Sage | _SageLight | _Pope | _Questa]] = {
+class _Scaf(_Levels):
+    max_level: int = Field(default=4, ge=1)
+    scaffold_key: str = "scaffold"
+    replacements: int = Field(default=1, ge=1)
+    warmup_groups: int = Field(default=0, ge=0)
+    original_prompt: bool = False
+
+    def make(self) -> HintScheduler:
+        """Build the scheduler."""
+        return Scaf(
+            self.plans(),
+            scaffold_key=self.scaffold_key,
+            replacements=self.replacements,
+            warmup_groups=self.warmup_groups,
+            original_prompt=self.original_prompt,
+            success_above=self.success_above,
+        )
+
+
+class _AdHint(_Common):
+    bare: int | None = Field(default=None, ge=1)
+    hinted: int | None = Field(default=None, ge=1)
+    w_min: float = Field(default=0.0, ge=0, le=1)
+    w_max: float = Field(default=0.5, ge=0, le=1)
+    noise: float = Field(default=0.0, ge=0, le=1)
+    weigh_prefix: bool = True
+
+    def make(self) -> HintScheduler:
+        """Build the scheduler."""
+        return AdHint(
+            bare=self.bare,
+            hinted=self.hinted,
+            w_min=self.w_min,
+            w_max=self.w_max,
+            noise=self.noise,
+            weigh_prefix=self.weigh_prefix,
+            solution_key=self.solution_key,
+            missing_is_error=self.missing == "error",
+            success_above=self.success_above,
+        )
+
+
+class _Steps(_Common):
+    most_steps: int = Field(default=8, ge=2)
+    steps_key: str = "steps"
+
+
+class _StepHint(_Steps):
+    most_steps: int = Field(default=4, ge=2)
+    bare: int = Field(default=2, ge=1)
+
+    def make(self) -> HintScheduler:
+        """Build the scheduler."""
+        return StepHint(
+            most_steps=self.most_steps,
+            bare=self.bare,
+            steps_key=self.steps_key,
+            solution_key=self.solution_key,
+            missing_is_error=self.missing == "error",
+            success_above=self.success_above,
+        )
+
+
+class _Bread(_Steps):
+    def make(self) -> HintScheduler:
+        """Build the scheduler."""
+        return Bread(
+            most_steps=self.most_steps,
+            steps_key=self.steps_key,
+            solution_key=self.solution_key,
+            missing_is_error=self.missing == "error",
+            success_above=self.success_above,
+        )
+
+
+_Section = _Sage | _SageLight | _Pope | _Questa | _Scaf | _AdHint | _StepHint | _Bread
+_SECTIONS: Mapping[str, type[_Section]] = {
     "sage": _Sage,
     "sage_light": _SageLight,
     "pope": _Pope,
     "questa": _Questa,
+    "scaf": _Scaf,
+    "adhint": _AdHint,
+    "stephint": _StepHint,
+    "bread": _Bread,
 }
 
 
@@ -119,24 +196,17 @@ def make_scheduler(config: Mapping[str, Any]) -> HintScheduler:
     """Return the scheduler of a `[hints]` section.
 
     Args:
-        config: `name` (`sage`, `sage_light`, `pope`, `questa`) and the method's options; see
-            docs/hints.md.
+        config: `name` of the method and its options; see docs/hints.md.
 
     Raises:
-        ConfigError: no such method, one that a trainer cannot run yet, or a wrong option.
+        ConfigError: no such method, or a wrong option.
 
     >>> make_scheduler({"name": "sage", "max_level": 2}).state_dict()["name"]
     'sage'
     """
     name = str(config.get("name", ""))
-    if name in NOT_RUNNABLE:
-        raise ConfigError(
-            f"hints.name = {name!r}: training cannot run it yet, because it needs "
-            f"{NOT_RUNNABLE[name]}; its parts are functions in tfgrpo.rl.hints. "
-            f"Runnable are {', '.join(_SECTIONS)}"
-        )
     if name not in _SECTIONS:
-        near = difflib.get_close_matches(name, [*_SECTIONS, *NOT_RUNNABLE], n=1)
+        near = difflib.get_close_matches(name, _SECTIONS, n=1)
         told = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"hints.name is {name!r}; allowed are {', '.join(_SECTIONS)}{told}")
     section = _SECTIONS[name]

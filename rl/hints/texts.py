@@ -10,15 +10,17 @@ is own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import HintPlan, HintSource
 from tfgrpo.hint_texts import cut_before_leak, leaks
 from tfgrpo.hint_texts import share_of as share_of
 from tfgrpo.hint_texts import solution_of as solution_of
-from tfgrpo.rl.hints.plan import HintPlan, HintSource
 from tfgrpo.rollout import Task
 
 PlansOf = Callable[[Task], tuple[HintPlan, ...]]
@@ -78,6 +80,46 @@ class MetadataHints:
             f"first) or metadata.{self.solution_key} (a worked solution), or set "
             "hints.missing = 'plain' to train such tasks without hints"
         )
+
+
+def steps_of(
+    task: Task, *, steps_key: str = "steps", solution_key: str = "solution", most: int = 4
+) -> tuple[str, ...]:
+    """Return a solution cut into at most `most` texts whose concatenation it is; empty for none.
+
+    `metadata.steps` names the steps; else the solution is cut after lines, sentences and clauses,
+    or after words where it is a single clause.
+    Steps from the first one on that states the answer are one, the last: it is never given away.
+
+    Raises:
+        ConfigError: `metadata.steps` is no list of texts.
+
+    >>> steps_of(Task("a", "?", 145, {"solution": "46 + 55 = 101, 101 + 44 = 145"}))
+    ('46 + 55 = 101, ', '101 + 44 = 145')
+    """
+    given = task.metadata.get(steps_key)
+    if given is None:
+        solution = solution_of(task, solution_key)
+        clauses = re.findall(r".+?(?:[.;,!?]\s+|\n+|$)", solution, re.DOTALL)
+        given = clauses if len(clauses) > 1 else re.findall(r"\S+\s*", solution)
+    if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
+        raise ConfigError(
+            f"task {task.task_id!r}: metadata.{steps_key} is {given!r:.80}; it must be a list of "
+            "texts, in order"
+        )
+    steps = [x for x in given if x]
+    safe = len(cut_before_leak("".join(steps), task))
+    ends = list(accumulate(len(x) for x in steps))
+    whole = [
+        x for x, end in zip(steps, ends, strict=True) if len(x.rstrip()) + end - len(x) <= safe
+    ]
+    rest = "".join(steps[len(whole) :])
+    groups = len(whole) if len(whole) < most else most - 1
+    cuts = [round(i * len(whole) / groups) for i in range(groups + 1)] if groups else [0]
+    joined = ["".join(whole[a:b]) for a, b in pairwise(cuts)]
+    if not rest and joined:
+        return tuple(joined)
+    return (*joined, rest) if rest else ()
 
 
 _WRITERS = ("self", "teacher", "reference", "oracle")

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tfgrpo.canonical import derive_seed
+from tfgrpo.hint_plan import HintSource
+from tfgrpo.hint_texts import leaks
 from tfgrpo.messages import Message
 from tfgrpo.prompts import render
 from tfgrpo.protocols import LM, Request, Sampling
-from tfgrpo.rl.hints.plan import HintSource, leaks
 from tfgrpo.rl.hints.texts import MetadataHints, solution_of
 from tfgrpo.rollout import Task
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tfgrpo.context import EMPTY_CONTEXT, ContextPart
+from tfgrpo.context import EMPTY_CONTEXT
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.protocols import HintScheduler
-from tfgrpo.rl.hints.plan import level_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 SOLUTION = "First add the tens, then add the ones, then carry what is over and read it off."
@@ -21,18 +21,39 @@ def hinted_task(task_id: str = "t", n: int = 3) -> Task:
 
 
 def group(
-    of: Task, rewards: Sequence[float | None], plan: ContextPart | None = None
+    of: Task, rewards: Sequence[float | None], plan: HintPlan = BARE, number: int = 0
 ) -> RolloutGroup:
     """A group with these rewards; None is a rollout that was not graded."""
     rollouts = []
     for i, reward in enumerate(rewards):
-        rollout = Rollout(f"{of.task_id}-{level_of(plan)}-{i}", of.task_id, sample_index=i)
+        rollout = Rollout(f"{of.task_id}-{number}-{i}", of.task_id, sample_index=i)
         if reward is None:
             rollouts.append(rollout.failed("verifier_failed", "no score"))
         else:
             rollouts.append(rollout.graded(Score(reward)))
-    context = EMPTY_CONTEXT if plan is None else EMPTY_CONTEXT.with_parts(plan)
-    return RolloutGroup("g", of, tuple(rollouts), context)
+    part = plan.part()
+    context = EMPTY_CONTEXT if part is None else EMPTY_CONTEXT.with_parts(part)
+    return RolloutGroup(f"g{number}", of, tuple(rollouts), context)
+
+
+def rounds(
+    scheduler: HintScheduler,
+    of: Task,
+    rewards_of: Callable[[HintPlan], Sequence[float | None]],
+    group_size: int = 4,
+) -> tuple[list[list[HintPlan]], RolloutGroup]:
+    """Visit a task as the rollout maker does; return the plans of each round and what is accepted.
+
+    A plan's group has as many of the rewards as the plan asks for.
+    """
+    made: list[PlannedGroup] = []
+    asked = [list(scheduler.start(of, group_size))]
+    while asked[-1]:
+        for plan in asked[-1]:
+            rewards = rewards_of(plan)[: plan.n or None]
+            made.append(PlannedGroup(plan, group(of, rewards, plan, len(made))))
+        asked.append(list(scheduler.after(of, made)))
+    return asked[:-1], scheduler.accept(of, made)
 
 
 def visit(
@@ -40,15 +61,9 @@ def visit(
     of: Task,
     rewards_at: Callable[[int], Sequence[float | None]],
 ) -> list[int]:
-    """Visit a task as the rollout maker does; return the levels tried, the last one accepted."""
-    plan = scheduler.start(of)
-    levels = []
-    while True:
-        levels.append(level_of(plan))
-        following = scheduler.after(of, plan, group(of, rewards_at(levels[-1]), plan))
-        if following is None:
-            return levels
-        plan = following
+    """Visit a task; return the levels tried in order."""
+    asked, _ = rounds(scheduler, of, lambda plan: rewards_at(plan.level))
+    return [plan.level for plans in asked for plan in plans]
 
 
 def solved_from(level: int, size: int = 4) -> Callable[[int], list[float | None]]:

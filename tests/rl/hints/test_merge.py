@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 
 from tests.rl.hints.groups import SOLUTION, group, task
 from tfgrpo.advantage import advantages_G
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.messages import Message
 from tfgrpo.rl.hints.adhint import consistency_weights_T, difficulty, hint_ratio, prefix_plan
 from tfgrpo.rl.hints.bread import PrefixSearch, branch_plan
-from tfgrpo.rl.hints.merge import loss_mask_T, replace_k, side_by_side, single_context
-from tfgrpo.rl.hints.scaf import ladder, wants_ladder
+from tfgrpo.rl.hints.merge import mixed, replace_k, side_by_side, with_advantages
+from tfgrpo.rl.hints.scaf import ladder
 from tfgrpo.rl.hints.stephint import cut_points, step_plans
 from tfgrpo.rollout import Rollout, Step
 
-PART = ContextPart("hint", "x", source="hint:teacher:1")
+PLAN = HintPlan(text="x", level=1, source="teacher")
 
 
 def hinted(level: int, reward: float) -> tuple[int, Rollout]:
     """A rollout at a level, with prompt tokens of its own."""
-    made = group(task(), [reward], ContextPart("hint", "x", source=f"hint:teacher:{level}"))
+    made = group(task(), [reward], HintPlan(text="x", level=level, source="teacher"))
     step = Step(Message("assistant", "y"), token_ids=(1,), prompt_token_ids=(level, level))
     rollout = made.rollouts[0]
     scored = Rollout(rollout.rollout_id, "t", (step,), sample_index=0)
@@ -34,15 +34,31 @@ def hinted(level: int, reward: float) -> tuple[int, Rollout]:
     return level, scored.graded(rollout.score)
 
 
-def test_the_first_group_with_a_success_is_the_accepted_one() -> None:
+def test_sets_become_one_group_numbered_anew_that_says_so() -> None:
     one = task()
-    tried = [group(one, [0.0, 0.0]), group(one, [0.0, 1.0], PART), group(one, [1.0, 1.0], PART)]
-    assert single_context(tried) is tried[1]
-    assert single_context(tried[:1]) is tried[0]
-    with pytest.raises(ConfigError, match="tasks"):
-        single_context([group(one, [1.0]), group(task("other"), [1.0])])
+    made = [
+        PlannedGroup(BARE, group(one, [0.0, None])),
+        PlannedGroup(PLAN, group(one, [1.0], PLAN, 1)),
+    ]
+    merged = mixed(made)
+    assert [r.sample_index for r in merged.rollouts] == [0, 1, 2]
+    assert len({r.rollout_id for r in merged.rollouts}) == 3
+    assert merged.rewards_G == (0.0, 1.0)
+    assert merged.metadata["hint"] == "mixed"
+    assert mixed(made[:1]) is made[0].group
     with pytest.raises(ConfigError, match="one task"):
-        single_context([])
+        mixed([made[0], PlannedGroup(BARE, group(task("other"), [1.0]))])
+
+
+def test_advantages_are_written_into_graded_rollouts_in_order() -> None:
+    noted = with_advantages(group(task(), [0.0, None, 1.0]), [-0.5, 0.5])
+    assert [r.metadata.get("hint") for r in noted.rollouts] == [
+        {"advantage": -0.5},
+        None,
+        {"advantage": 0.5},
+    ]
+    with pytest.raises(ValueError, match="1 advantages for 2"):
+        with_advantages(group(task(), [0.0, 1.0]), [0.5])
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -93,24 +109,15 @@ def test_a_ladder_goes_from_idea_to_solution_in_growing_parts() -> None:
         (2, "carry\ntens"),
         (3, "add 7 and 5"),
     ]  # rung 4 holds the answer
-    assert {(p.n, p.source, p.group_key, p.condition) for p in plans} == {
-        (1, "teacher", "t", "as_rolled")
-    }
+    assert {(p.n, p.source, p.condition) for p in plans} == {(1, "teacher", "as_rolled")}
     grafted = ladder(task(), [["carry"]], original_prompt=True)
     assert grafted[0].condition == "original"
-
-
-def test_a_ladder_is_offered_after_the_warm_up_to_failed_groups_only() -> None:
-    failed, solved = group(task(), [0.0, 0.0]), group(task(), [0.0, 1.0])
-    assert [wants_ladder(failed, step=s, warmup_steps=5) for s in (0, 4, 5)] == [False, False, True]
-    assert not wants_ladder(solved, step=9)
-    assert not wants_ladder(group(task(), [None]), step=9)
 
 
 def test_side_by_side_matches_a_hand_computed_case() -> None:
     # b = 1/4, h = 3/4: bare 1 -> 9/16, bare 0 -> -1/16; hinted 1 -> 1/16, hinted 0 -> -9/16.
     found = side_by_side(
-        group(task(), [1.0, 0.0, 0.0, 0.0]), group(task(), [1.0, 1.0, 1.0, 0.0], PART)
+        group(task(), [1.0, 0.0, 0.0, 0.0]), group(task(), [1.0, 1.0, 1.0, 0.0], PLAN)
     )
     size = math.sqrt((2 * 81 + 6 * 1) / 256 / 8)
     assert found.bare_G == pytest.approx([9 / 16 / size] + [-1 / 16 / size] * 3)
@@ -125,7 +132,7 @@ def test_side_by_side_matches_a_hand_computed_case() -> None:
 def test_a_bare_success_never_ranks_below_a_hinted_one(
     bare: list[float], with_hint: list[float]
 ) -> None:
-    found = side_by_side(group(task(), bare), group(task(), with_hint, PART))
+    found = side_by_side(group(task(), bare), group(task(), with_hint, PLAN))
     best_bare = [a for a, r in zip(found.bare_G, bare, strict=True) if r == 1.0]
     best_hinted = [a for a, r in zip(found.hinted_G, with_hint, strict=True) if r == 1.0]
     assert not best_bare or not best_hinted or min(best_bare) >= max(best_hinted) - 1e-12
@@ -145,14 +152,6 @@ def test_without_a_hint_side_by_side_is_grpo() -> None:
         side_by_side(group(task(), [2.0]), same)
     with pytest.raises(ConfigError, match="0 hinted"):
         side_by_side(bare, group(task(), [None]))
-
-
-@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
-def test_a_forced_prefix_is_never_pushed_down(advantage: float) -> None:
-    mask = loss_mask_T("generated_and_prefix_if_positive", 3, 2, advantage)
-    assert mask == ((1.0,) * 3 if advantage >= 0 else (0.0,) * 3) + (1.0, 1.0)
-    assert loss_mask_T("generated", 3, 2, advantage) == (0.0, 0.0, 0.0, 1.0, 1.0)
-    assert loss_mask_T("none", 3, 2, advantage) == (0.0,) * 5
 
 
 def test_the_hint_ratio_rises_with_difficulty_from_zero() -> None:
@@ -209,12 +208,12 @@ def test_bisection_refuses_an_answer_it_did_not_ask_for() -> None:
 
 
 def test_a_branch_never_gets_the_whole_solution() -> None:
-    plan = branch_plan(["a ", "b ", "c"], 2, group_key="t", n=8)
+    plan = branch_plan(["a ", "b ", "c"], 2, n=8)
     assert (plan.response_prefix, plan.level, plan.n) == ("a b ", 2, 8)
     assert plan.train_on == "generated"
     for wrong in (0, 3):
         with pytest.raises(ConfigError, match="give 1 to 2"):
-            branch_plan(["a ", "b ", "c"], wrong, group_key="t", n=8)
+            branch_plan(["a ", "b ", "c"], wrong, n=8)
 
 
 def test_a_chain_is_cut_at_its_highest_peaks_that_lie_apart() -> None:

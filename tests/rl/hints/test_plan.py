@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.rl.hints.groups import SOLUTION, hinted_task, task
 from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.hints.plan import HintPlan, answers_of, cut_before_leak, leaks, level_of
+from tfgrpo.hint_plan import HintPlan, level_of
+from tfgrpo.hint_texts import answers_of, cut_before_leak, leaks
 from tfgrpo.rl.hints.texts import MetadataHints, share_of
 from tfgrpo.rollout import Task
 
@@ -91,9 +92,11 @@ def test_a_plan_becomes_a_context_part_and_its_level_is_read_back() -> None:
     assert HintPlan().is_bare
 
 
-def test_a_response_prefix_cannot_stand_in_a_context() -> None:
-    with pytest.raises(ConfigError, match="start of the response"):
-        HintPlan(response_prefix="So", level=1).part()
+def test_a_response_prefix_stays_in_the_plan() -> None:
+    plan = HintPlan(response_prefix="So", level=1, source="oracle")
+    assert plan.part() is None
+    assert not plan.is_bare
+    assert plan.label == "prefix:oracle:1"
 
 
 def test_a_foreign_part_has_no_level() -> None:

@@ -9,13 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from tests.rl.hints.groups import hinted_task, task
 from tests.rl.tiny import CharTokenizer
+from tfgrpo.context import EMPTY_CONTEXT
+from tfgrpo.hint_plan import BARE, level_of
+from tfgrpo.hint_texts import leaks
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generator import GroupRequest, OnDone
 from tfgrpo.rl.hints import make_scheduler
-from tfgrpo.rl.hints.plan import leaks, level_of
 from tfgrpo.rl.hints.sage import Sage
+from tfgrpo.rl.hints.texts import MetadataHints
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
@@ -54,15 +58,10 @@ class ByLevel:
     def __init__(self, prompter: Prompter, tasks: list[Task]) -> None:
         self._level: dict[tuple[str, tuple[int, ...]], int] = {}
         for one in tasks:
-            sage = Sage()
-            plan = sage.start(one)
-            context = RolloutGroup("", one, ()).context
-            while True:
-                given = context if plan is None else context.with_parts(plan)
-                self._level[one.task_id, prompter.ids(one, given)] = level_of(plan)
-                plan = sage.after(one, plan, failed_group(one))
-                if plan is None:
-                    break
+            for plan in (BARE, *MetadataHints()(one)):
+                part = plan.part()
+                given = EMPTY_CONTEXT if part is None else EMPTY_CONTEXT.with_parts(part)
+                self._level[one.task_id, prompter.ids(one, given)] = plan.level
 
     def check_task(self, task: Task) -> None:
         """Every task will do."""
@@ -71,10 +70,6 @@ class ByLevel:
         level = self._level[task.task_id, rollout.steps[0].prompt_token_ids or ()]
         needed = LEVEL_NEEDED[task.task_id]
         return Score(float(level >= needed and rollout.sample_index == 0))
-
-
-def failed_group(one: Task) -> RolloutGroup:
-    return RolloutGroup("", one, (Rollout("r", one.task_id).graded(Score(0.0)),))
 
 
 def roll(

@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rl.hints.groups import SOLUTION, group, hinted_task, solved_from, task, visit
+from tests.rl.hints.groups import SOLUTION, group, hinted_task, rounds, solved_from, task, visit
 from tfgrpo.canonical import canonical_json
 from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.hint_plan import BARE
 from tfgrpo.rl.hints import make_scheduler
-from tfgrpo.rl.hints.plan import level_of
 from tfgrpo.rl.hints.pope import Pope, hard_tasks, is_guided
 from tfgrpo.rl.hints.questa import Questa, is_kept
 from tfgrpo.rl.hints.record import Record, reliance
 from tfgrpo.rl.hints.sage import Sage, SageLight
-from tfgrpo.rl.hints.schedulers import NOT_RUNNABLE
 
 
 @pytest.mark.parametrize(
@@ -67,11 +66,8 @@ def test_no_verdict_is_no_failure() -> None:
 def test_a_hint_that_leaks_is_never_tried() -> None:
     one = task(hints=["add", "the answer is 42", "carry"])
     sage = Sage()
-    seen = []
-    plan = sage.start(one)
-    while (plan := sage.after(one, plan, group(one, [0.0], plan))) is not None:
-        seen.append(plan.text)
-    assert seen == ["add", "carry"]
+    asked, _ = rounds(sage, one, lambda _: [0.0])
+    assert [plan.text for plans in asked for plan in plans] == ["", "add", "carry"]
 
 
 def test_a_real_valued_reward_succeeds_above_the_threshold() -> None:
@@ -149,13 +145,11 @@ def test_pope_leaves_the_bare_version_alone() -> None:
 def test_removing_popes_instruction_changes_only_the_prompt() -> None:
     one = task(solution=SOLUTION)
     told, plain = Pope(guided_share=1.0), Pope(guided_share=1.0, instruct=False)
-    with_instruction, without = told.start(one), plain.start(one)
-    assert with_instruction is not None
-    assert without is not None
+    (with_instruction,), (without,) = told.start(one, 4), plain.start(one, 4)
     assert with_instruction.text != without.text
     assert with_instruction.text.endswith(without.text)
     assert SOLUTION.startswith(without.text)
-    assert with_instruction.source == without.source
+    assert with_instruction.label == without.label == "hint:reference:1"
     assert visit(told, one, solved_from(2)) == visit(plain, one, solved_from(2)) == [1, 2]
 
 
@@ -169,8 +163,8 @@ def test_questa_gives_a_share_of_the_characters_that_falls_with_the_epoch() -> N
     one = task(solution=SOLUTION)
     seen = []
     for _ in range(4):
-        part = questa.start(one)
-        seen.append((questa.share, level_of(part), len(part.text) if part else 0))
+        (plan,) = questa.start(one, 4)
+        seen.append((questa.share, plan.level, len(plan.text)))
         visit(questa, one, solved_from(9))
         questa.epoch_end()
     assert [s for s, _, _ in seen] == [0.5, 0.25, 0.25, 0.0]
@@ -182,12 +176,12 @@ def test_questa_gives_a_share_of_the_characters_that_falls_with_the_epoch() -> N
 
 
 def test_questa_ends_before_the_answer_and_names_a_task_without_solution() -> None:
-    part = Questa(shares=(0.9,), epochs=()).start(task(solution="It is 42 since " + SOLUTION))
-    assert part is not None
-    assert part.text == "It is"
+    questa = Questa(shares=(0.9,), epochs=())
+    (plan,) = questa.start(task(solution="It is 42 since " + SOLUTION), 4)
+    assert plan.text == "It is"
     with pytest.raises(ConfigError, match=r"task 't' has no metadata\.solution"):
-        Questa().start(task())
-    assert Questa(missing_is_error=False).start(task()) is None
+        Questa().start(task(), 4)
+    assert Questa(missing_is_error=False).start(task(), 4) == [BARE]
 
 
 def test_questa_keeps_groups_strictly_between_its_bounds() -> None:
@@ -217,6 +211,11 @@ ALL = [
     {"name": "sage_light"},
     {"name": "pope", "hints_key": "hints"},
     {"name": "questa", "epochs": [1]},
+    {"name": "sage", "ahead": True},
+    {"name": "scaf", "warmup_groups": 3},
+    {"name": "adhint", "noise": 0.2},
+    {"name": "stephint"},
+    {"name": "bread"},
 ]
 
 
@@ -304,23 +303,17 @@ def test_the_sections_options_reach_the_scheduler() -> None:
     light.epoch_end()
     assert light.record.of("t").level == 1
     keyed = make_scheduler({"name": "questa", "solution_key": "worked"})
-    assert keyed.start(task(worked=SOLUTION)) is not None
+    assert keyed.start(task(worked=SOLUTION), 4)[0].text
     pope = make_scheduler({"name": "pope", "guided_share": 1.0, "instruct": False})
-    part = pope.start(task(solution=SOLUTION))
-    assert part is not None
-    assert SOLUTION.startswith(part.text)
-
-
-@pytest.mark.parametrize("name", sorted(NOT_RUNNABLE))
-def test_a_method_that_training_cannot_run_says_what_is_missing(name: str) -> None:
-    with pytest.raises(ConfigError, match=NOT_RUNNABLE[name][:30]):
-        make_scheduler({"name": name})
+    (plan,) = pope.start(task(solution=SOLUTION), 4)
+    assert plan.text
+    assert SOLUTION.startswith(plan.text)
 
 
 @pytest.mark.parametrize(
     ("section", "told"),
     [
-        ({}, "allowed are sage"),
+        ({}, "allowed are sage, sage_light, pope, questa, scaf, adhint, stephint, bread"),
         ({"name": "sagelight"}, "did you mean 'sage_light'"),
         ({"name": "sage", "max_levels": 2}, "did you mean 'max_level'"),
         ({"name": "sage", "max_level": 0}, "greater than or equal to 1"),

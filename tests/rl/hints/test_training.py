@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ pytest.importorskip("torch")
 
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
 from tfgrpo.rl.command import _scheduler
-from tfgrpo.rl.hints.plan import level_of
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Task
 
@@ -19,7 +19,14 @@ SECTIONS = [
     {"name": "sage_light", "success_above": 0.9},
     {"name": "pope", "success_above": 0.9, "max_level": 2, "instruct": False},
     {"name": "questa", "epochs": [1]},
+    {"name": "sage", "max_level": 2, "success_above": 0.9, "ahead": True},
+    {"name": "scaf", "success_above": 0.7},
+    {"name": "adhint"},
+    {"name": "stephint"},
+    {"name": "bread", "success_above": 0.7},
 ]
+MIXED = {"scaf", "adhint", "stephint"}
+"""Methods whose groups hold several contexts by definition."""
 
 
 def trainer_of(folder: Path, section: dict[str, object]) -> Trainer:
@@ -42,8 +49,12 @@ def test_training_goes_on_after_a_stop_with_the_same_hints(
     def seen(trainer: Trainer, n: int) -> list[dict[str, object]]:
         made = []
         for _ in range(n):
-            for group in trainer.step().groups:
-                assert len({r.steps[0].prompt_token_ids for r in group.rollouts}) == 1
+            report = trainer.step()
+            assert math.isfinite(report.figures["loss"])
+            for group in report.groups:
+                prompts = {r.steps[0].prompt_token_ids for r in group.rollouts}
+                assert len(prompts) == 1 or group.metadata["hint"] == "mixed"
+                assert len(prompts) == 1 or section["name"] in MIXED
                 made.append(group.to_dict())
         return made
 
@@ -58,5 +69,4 @@ def test_training_goes_on_after_a_stop_with_the_same_hints(
     assert second._hints is not None
     assert whole._hints is not None
     assert second._hints.state_dict() == whole._hints.state_dict()
-    levels = {level_of(part) for g in whole.step().groups for part in g.context.of_kind("hint")}
-    assert levels, "no group was hinted, so this shows nothing"
+    assert "'prefix_tokens':" in str(expected) or "'label':" in str(expected), "nothing was hinted"

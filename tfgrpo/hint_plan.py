@@ -1,8 +1,8 @@
-"""One record for every kind of help: `HintPlan`. The leak check is in `tfgrpo.hint_texts`.
+"""One record for every kind of help, and a group that was made under it.
 
-A plan carries text; whoever rolls it turns text into token ids. A plan whose help stands in the
-prompt becomes a `ContextPart`; help forced at the start of a response stays in the plan, because a
-context cannot hold it. Does not know when a plan is used (schedulers do), models or tokens.
+A plan carries text; whoever rolls it turns text into token ids. Help that stands in the prompt
+becomes a `ContextPart`; help forced at the start of a response stays in the plan, because a context
+cannot hold it. Does not know when a plan is used (schedulers do), models or tokens.
 
 Idea: the seven axes on which SAGE, Scaf-GRPO, ADHint, POPE, QuestA, BREAD and StepHint differ, as
 one record (own).
@@ -16,10 +16,9 @@ from typing import Literal
 
 from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.hint_texts import answers_of as answers_of
-from tfgrpo.hint_texts import cut_before_leak as cut_before_leak
-from tfgrpo.hint_texts import leak_position as leak_position
-from tfgrpo.hint_texts import leaks as leaks
+from tfgrpo.rollout import RolloutGroup
+
+__all__ = ["BARE", "Condition", "HintPlan", "HintSource", "PlannedGroup", "TrainOn", "level_of"]
 
 HintSource = Literal["none", "self", "teacher", "reference", "oracle", "given"]
 """Who wrote the help; `given` stood in the task's metadata without a writer's name."""
@@ -44,11 +43,13 @@ class HintPlan:
     """Strength index; 0 is the bare task."""
     source: HintSource = "none"
     group_key: str = ""
-    """Plans of equal key share a baseline."""
+    """Rollouts of a group whose plans have equal keys share a baseline."""
     weight: float = 1.0
     """Loss weight of the plan's rows, at least 0."""
     train_on: TrainOn = "generated"
     condition: Condition = "as_rolled"
+    weigh_prefix: bool = False
+    """Trained prefix tokens weigh less where their entropy is unlike the policy's own (ADHint)."""
 
     def __post_init__(self) -> None:
         if self.level < 0 or self.weight < 0 or (self.n is not None and self.n < 1):
@@ -62,23 +63,40 @@ class HintPlan:
         """True when the policy is given nothing but the task."""
         return not self.text and not self.response_prefix
 
-    def part(self) -> ContextPart | None:
-        """Return the plan as a part of a context, or None for the bare task.
+    @property
+    def label(self) -> str:
+        """`none` for the bare task, else kind, writer and level, as figures count it.
 
-        Raises:
-            ConfigError: the plan forces a response prefix, which a context cannot hold.
+        >>> HintPlan(text="x", level=2, source="self").label, HintPlan().label
+        ('hint:self:2', 'none')
+        >>> HintPlan(response_prefix="x", level=1, source="oracle").label
+        'prefix:oracle:1'
+        """
+        if self.is_bare:
+            return "none"
+        return f"{'hint' if self.text else 'prefix'}:{self.source}:{self.level}"
+
+    def part(self) -> ContextPart | None:
+        """Return the help in the prompt as a part of a context, or None where there is none.
 
         >>> HintPlan(text="Factor it.", level=2, source="self").part().source
         'hint:self:2'
         """
-        if self.response_prefix:
-            raise ConfigError(
-                "this hint plan forces the start of the response; a context can only add to the "
-                "prompt, so roll it with a generator that takes response prefixes"
-            )
         if not self.text:
             return None
         return ContextPart("hint", self.text, source=f"hint:{self.source}:{self.level}")
+
+
+BARE = HintPlan()
+"""The task alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A plan and the graded rollouts that were made under it."""
+
+    plan: HintPlan
+    group: RolloutGroup
 
 
 def level_of(part: ContextPart | None) -> int:
