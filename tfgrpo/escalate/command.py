@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from tfgrpo.config import read_tasks
 from tfgrpo.display import printable
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
@@ -37,6 +38,9 @@ def escalate(
         int | None, typer.Option(help="Steps of GRPO after that; 0 leaves it out.", min=0)
     ] = None,
     folder: Annotated[str, typer.Option(help="Where to write; else RUN/escalate.")] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="The run's task file, where it drew no groups of some.")
+    ] = None,
     modules: Annotated[
         Path, typer.Option(help="Folder of the verifier's module, where it names one.")
     ] = Path("."),
@@ -61,11 +65,12 @@ def escalate(
     add_module_folder(modules)
     values: dict[str, object] = {"model": model, "method": method, "grpo_steps": grpo_steps}
     settings = EscalateSettings.of(**values, **_extra(set_ or []))
+    given = None if tasks is None else read_tasks(tasks)
     if dry:
-        found = verb.preview(run, settings)
+        found = verb.preview(run, settings, tasks=given)
         typer.echo(json.dumps(found.to_dict()) if as_json else printable("\n".join(found.lines())))
         return
-    result = verb.escalate(run, settings, folder=folder, say=_quiet if quiet else _say)
+    result = verb.escalate(run, settings, folder=folder, say=_quiet if quiet else _say, tasks=given)
     typer.echo(json.dumps(result.to_dict()) if as_json else printable("\n".join(result.lines())))
     raise typer.Exit(result.exit_code)
 

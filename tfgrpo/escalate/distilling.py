@@ -48,6 +48,8 @@ from tfgrpo.rl.rollouts import judge
 from tfgrpo.rollout import Rollout, RolloutGroup, Step
 from tfgrpo.statistics import Scores, mean_interval
 
+DRAWING = ("nudge", "icpo")
+"""Objectives that draw their own rollouts at every step."""
 STRATEGIES = 2
 """Contexts that the library is dealt into for NudgeRL, the released trainer's number."""
 
@@ -93,11 +95,13 @@ def distil(
     folder: Path,
     full_marks: float,
     say: Say,
-) -> Distilled:
+) -> Distilled | None:
     """Train the student as the plan says and return its best look; goes on where it was cut.
 
+    Returns None where no reply was fit to be trained on.
+
     Raises:
-        ConfigError: nothing to distil, or a gradient that is not finite.
+        ConfigError: a gradient that is not finite.
         StoreError: the folder cannot be written or holds another run's checkpoints.
     """
     done = folder / "distilled.json"
@@ -106,6 +110,9 @@ def distil(
         gate = {t: tuple(r) for t, r in row.pop("gate").items()}
         return Distilled(gate=gate, **row)
     rows = _rows(student, material, settings, plan, journal, verifier, full_marks)
+    if not rows and plan.distil not in DRAWING:
+        say("distil: left out, no reply of a practice task was fit to be trained on")
+        return None
     counts = counts_by_source(rows)
     tasks = len({r.task_id for r in rows}) if rows else len(material.practice)
     if rows:
@@ -222,7 +229,7 @@ def _rows(
     full_marks: float,
 ) -> list[DistillRow]:
     """Return the rows of the offline objectives; none for those that draw their own."""
-    if plan.distil in ("nudge", "icpo"):
+    if plan.distil in DRAWING:
         return []
     practice = {t.task_id for t in material.practice}
     rows: list[DistillRow] = []

@@ -92,13 +92,18 @@ class Material:
         return digest([tasks, groups, self.version_id, self.library.to_dict()], 16)
 
 
-def read_material(folder: Path | str) -> Material:
+def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Material:
     """Read a learning run.
+
+    Args:
+        folder: of the run.
+        tasks: the tasks that the run was given; needed only where it drew no groups of some, as
+            with a gate that was switched off or a budget that ended before the test.
 
     Raises:
         StoreError: there is no journal, or it cannot be read.
-        ConfigError: it is no finished learning run, has no test split, or its policy is not a
-            plain chat.
+        ConfigError: it is no finished learning run, has no test split, its policy is not a plain
+            chat, or the given tasks are not the run's.
     """
     path = Path(folder)
     with RunStore.open(path, readonly=True) as store:
@@ -114,19 +119,23 @@ def read_material(folder: Path | str) -> Material:
                 f"the policy of {str(path)!r} is of kind {config.policy.kind!r}: only single "
                 "replies (kind 'chat') can be trained on"
             )
-        tasks, groups = _read_groups(store, ids)
+        known, groups = _read_groups(store, ids)
         libraries = dict(store.libraries())
+        if tasks is not None:
+            known |= _given(tasks, (store.config or {})["tasks"].get("content"), path)
     for split in SPLITS:
-        missing = [t for t in ids.get(split, ()) if t not in tasks]
+        missing = [t for t in ids.get(split, ()) if t not in known]
         if missing or not ids.get(split):
-            lack = f"{len(missing)} {split} tasks without groups, such as {missing[0]!r}"
+            lack = f"{len(missing)} {split} tasks without groups, such as {missing[:1]}"
             raise ConfigError(
-                f"{str(path)!r} has {lack if missing else f'no {split} tasks'}: a run that "
-                "practised on tasks, has a gate and a test split and went to its end is needed"
+                f"{str(path)!r} has {lack}: give its task file (--tasks FILE)"
+                if missing
+                else f"{str(path)!r} has no {split} tasks: a run that practised on tasks and has a "
+                "gate and a test split is needed"
             )
     version = str(final.get("version_id") or "empty")
     library, selector = _library(version, libraries, config)
-    practice, gate, test = (tuple(tasks[t] for t in ids[s]) for s in SPLITS)
+    practice, gate, test = (tuple(known[t] for t in ids[s]) for s in SPLITS)
     return Material(
         folder=path,
         config=config,
@@ -139,6 +148,16 @@ def read_material(folder: Path | str) -> Material:
         settings=experience_settings(config),
         selector=selector,
     )
+
+
+def _given(tasks: Sequence[Task], content: Any, path: Path) -> dict[str, Task]:
+    """Return tasks by id, after checking that they are those that the run was given."""
+    if digest([t.to_dict() for t in tasks], 16) != content:
+        raise ConfigError(
+            f"the {len(tasks)} tasks given are not those of {str(path)!r}: name the very file that "
+            "the run learnt from, unchanged"
+        )
+    return {t.task_id: t for t in tasks}
 
 
 def _newest(store: RunStore, kind: str) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampli
 from tfgrpo.escalate.table import Table, make_table
 from tfgrpo.protocols import LM, Verifier
 from tfgrpo.roles import Roles
+from tfgrpo.rollout import Task
 from tfgrpo.statistics import Scores
 
 T = TypeVar("T")
@@ -145,7 +146,7 @@ def preview(run: Path | str, settings: EscalateSettings | None = None, **parts: 
     Args:
         run: the learning run's folder.
         settings: see `EscalateSettings`.
-        parts: `verifier` in place of the run's.
+        parts: `verifier` in place of the run's; `tasks` as for `escalate`.
 
     Raises:
         ConfigError: the run cannot be used, or names no model with weights.
@@ -155,7 +156,7 @@ def preview(run: Path | str, settings: EscalateSettings | None = None, **parts: 
 
 
 def _preview(run: Path | str, settings: EscalateSettings, parts: dict[str, Any]) -> Preview:
-    material = read_material(run)
+    material = read_material(run, parts.get("tasks"))
     spec = model_spec(material.config, settings)
     verifier = parts.get("verifier") or _plain_verifier(material)
     student = Student(spec, material.config, settings, verifier, "base")
@@ -169,6 +170,7 @@ def escalate(
     folder: Path | str = "",
     say: Say | None = None,
     verifier: Verifier | None = None,
+    tasks: Sequence[Task] | None = None,
 ) -> Escalated:
     """Train a local model on what a learning run found, and compare all four arms.
 
@@ -178,6 +180,7 @@ def escalate(
         folder: where to write; empty is RUN/escalate.
         say: shows progress, one line a call.
         verifier: in place of the run's.
+        tasks: those that the run was given, where it drew no groups of some of them.
 
     Raises:
         ConfigError: as `preview`, or the folder holds an escalation with other settings.
@@ -186,7 +189,7 @@ def escalate(
     """
     chosen = settings or EscalateSettings()
     place = Path(folder) if folder else Path(run) / "escalate"
-    return _off_loop(lambda: _escalate(run, chosen, place, say or _quiet, verifier))
+    return _off_loop(lambda: _escalate(run, chosen, place, say or _quiet, verifier, tasks))
 
 
 def _escalate(
@@ -195,8 +198,9 @@ def _escalate(
     folder: Path,
     say: Say,
     verifier: Verifier | None,
+    tasks: Sequence[Task] | None,
 ) -> Escalated:
-    material = read_material(run)
+    material = read_material(run, tasks)
     spec = model_spec(material.config, settings)
     plain = verifier or _plain_verifier(material)
     identity = {
@@ -279,9 +283,10 @@ class _Escalation:
         trained = _Trained(found, {"base": base}, {"base": self._spec})
         if plan.distil != "none":
             distilled = self._timed("distil", lambda: self._distil(student, plan))
-            trained.distilled = distilled
-            trained.gate["distilled"] = distilled.gate
-            trained.specs["distilled"] = distilled.spec
+            if distilled is not None:
+                trained.distilled = distilled
+                trained.gate["distilled"] = distilled.gate
+                trained.specs["distilled"] = distilled.spec
         if plan.grpo_steps:
             start, _ = choose(trained.gate)
             practised = self._timed("grpo", lambda: self._practise(trained.specs[start], plan))
@@ -317,7 +322,7 @@ class _Escalation:
             )
         )
 
-    def _distil(self, student: Student, plan: Plan) -> Distilled:
+    def _distil(self, student: Student, plan: Plan) -> Distilled | None:
         return distil(
             student,
             self._material,
@@ -344,17 +349,22 @@ class _Escalation:
         )
 
     def _table(self, spec: str, kept: str) -> Table:
-        """Draw the test tasks in all arms; where nothing trained was kept, the arms are equal."""
-        scores: dict[str, Scores] = {}
-        for name, version in (("base", self._spec), ("trained", spec)):
-            label = "base" if version == self._spec else kept
-            student: list[Student] = []
-            scores[name] = self._arm(name, label, version, bare, student)
-            if self._material.has_library:
-                scores[f"{name}_library"] = self._arm(
-                    f"{name}_library", label, version, self._material.context, student
-                )
+        """Draw the test tasks in all arms; where nothing trained was kept, trained is the base."""
+        scores = self._arms("base", "base", self._spec)
+        if spec == self._spec:
+            scores |= {n.replace("base", "trained"): s for n, s in scores.items()}
+        else:
+            scores |= self._arms("trained", kept, spec)
         return make_table(scores, seed=self._settings.seed)
+
+    def _arms(self, name: str, label: str, spec: str) -> dict[str, Scores]:
+        """Scores of one version of the weights, without the library and with it."""
+        loaded: list[Student] = []
+        scores = {name: self._arm(name, label, spec, bare, loaded)}
+        if self._material.has_library:
+            told = f"{name}_library"
+            scores[told] = self._arm(told, label, spec, self._material.context, loaded)
+        return scores
 
     def _arm(
         self, name: str, label: str, spec: str, context_of: ContextOf, loaded: list[Student]
