@@ -16,7 +16,7 @@ from tfgrpo.canonical import derive_seed, digest
 from tfgrpo.context import Context
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.batch import Floats, RewardBatch
-from tfgrpo.rl.distill import PassSettings
+from tfgrpo.rl.distill_objectives import PassSettings
 from tfgrpo.rl.multi_turn import row_of
 from tfgrpo.rl.packing import Row
 from tfgrpo.rl.rollouts import RolloutMaker

@@ -20,7 +20,6 @@ from torch import Tensor
 from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.rl.advantages_group import grpo
-from tfgrpo.rl.distill import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
 from tfgrpo.rl.distill_draws import (
     ContextsOf,
     Draw,
@@ -33,6 +32,7 @@ from tfgrpo.rl.distill_draws import (
     reward_figures,
     update_settings,
 )
+from tfgrpo.rl.distill_objectives import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
 from tfgrpo.rl.logprob import one_pass_loss
 from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.packing import micro_batches, pack
@@ -118,14 +118,14 @@ class Icpo:
 
     @property
     def identity(self) -> str:
-        """See `distill.Objective`."""
+        """See `distill_objectives.Objective`."""
         return identity_of(
             "icpo", self._tasks, self._contexts_of, self._size, self._seed, self._settings,
             self._passes,
         )  # fmt: skip
 
     def accumulate(self, decoder: Decoder, step: int) -> dict[str, float]:
-        """See `distill.Objective`."""
+        """See `distill_objectives.Objective`."""
         s = self._settings
         wanted: list[Wanted] = []
         owners: list[int] = []

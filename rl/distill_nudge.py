@@ -18,7 +18,6 @@ import numpy as np
 from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.rl.advantages_weighted import nudge
-from tfgrpo.rl.distill import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
 from tfgrpo.rl.distill_draws import (
     ContextsOf,
     Draw,
@@ -31,6 +30,7 @@ from tfgrpo.rl.distill_draws import (
     reward_figures,
     update_settings,
 )
+from tfgrpo.rl.distill_objectives import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
 from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.update import TrainRow, accumulate
 from tfgrpo.rollout import Task
@@ -91,7 +91,7 @@ class Nudge:
 
     @property
     def identity(self) -> str:
-        """See `distill.Objective`."""
+        """See `distill_objectives.Objective`."""
         return identity_of(
             "nudge", self._tasks, self._contexts_of, self._size, self._seed, self._settings,
             self._passes,
@@ -120,7 +120,7 @@ class Nudge:
         return wanted, owners, numbers
 
     def accumulate(self, decoder: Decoder, step: int) -> dict[str, float]:
-        """See `distill.Objective`."""
+        """See `distill_objectives.Objective`."""
         wanted, owners, numbers = self.wanted(step)
         groups = self._draw(wanted, derive_seed(self._seed, "nudge", step))
         drawn = drawn_rows(groups, owners, numbers, self._bare_ids)

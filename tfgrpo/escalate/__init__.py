@@ -9,16 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfgrpo.escalate.result import Escalated, Preview
     from tfgrpo.escalate.settings import EscalateSettings
     from tfgrpo.escalate.table import Table
-    from tfgrpo.escalate.verb import Escalated, Preview, escalate, preview
+    from tfgrpo.escalate.verb import escalate, preview
 
 __all__ = ["EscalateSettings", "Escalated", "Preview", "Table", "escalate", "preview"]
 
 _HOME = {
     "EscalateSettings": "settings",
-    "Escalated": "verb",
-    "Preview": "verb",
+    "Escalated": "result",
+    "Preview": "result",
     "Table": "table",
     "escalate": "verb",
     "preview": "verb",

@@ -27,15 +27,10 @@ from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.escalate.student import Student
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Verifier
-from tfgrpo.rl.distill import (
-    Distiller,
-    DistillSettings,
-    Imitation,
-    NearTeacher,
-    PassSettings,
-)
+from tfgrpo.rl.distill import Distiller, DistillSettings
 from tfgrpo.rl.distill_icpo import Icpo, IcpoSettings
 from tfgrpo.rl.distill_nudge import Nudge
+from tfgrpo.rl.distill_objectives import Imitation, NearTeacher, PassSettings
 from tfgrpo.rl.distill_rows import (
     DistillRow,
     balanced,

@@ -12,7 +12,8 @@ from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.messages import Message
 from tfgrpo.rl import checkpoint
-from tfgrpo.rl.distill import Distiller, DistillSettings, Imitation, NearTeacher, batch_of
+from tfgrpo.rl.distill import Distiller, DistillSettings
+from tfgrpo.rl.distill_objectives import Imitation, NearTeacher, batch_of
 from tfgrpo.rl.distill_rows import (
     DistillRow,
     balanced,

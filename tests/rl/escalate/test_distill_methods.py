@@ -12,7 +12,7 @@ from tfgrpo.context import Context, ContextPart
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.advantages_group import grpo
 from tfgrpo.rl.batch import RewardBatch
-from tfgrpo.rl.distill import Distiller, DistillSettings, PassSettings
+from tfgrpo.rl.distill import Distiller, DistillSettings
 from tfgrpo.rl.distill_draws import Drawn, drawer
 from tfgrpo.rl.distill_icpo import (
     Icpo,
@@ -23,6 +23,7 @@ from tfgrpo.rl.distill_icpo import (
     shaped_ratio,
 )
 from tfgrpo.rl.distill_nudge import Nudge, NudgeSettings, accumulate_nudge
+from tfgrpo.rl.distill_objectives import PassSettings
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.packing import Row
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
