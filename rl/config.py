@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tfgrpo.config import _apply_override, _explain
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl import supply
+from tfgrpo.rl.replay import NO_RATIO
 
 
 class _Section(BaseModel):
@@ -287,6 +288,7 @@ class TrainConfig(_Section):
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
         supply.check(self)
+        self._check_curriculum()
         if self.rollout.top_p < 1:
             raise ConfigError(
                 f"rollout.top_p is {self.rollout.top_p}: a truncated draw comes from another "
@@ -301,6 +303,33 @@ class TrainConfig(_Section):
                 f"optimiser.updates_per_epoch {self.optimiser.updates_per_epoch} is more than the "
                 f"{self.rollout.tasks_per_step} groups of a step; groups are never split"
             )
+
+    def _check_curriculum(self) -> None:
+        c = self.curriculum
+        low, high = c.band
+        if not 0 <= low <= high <= 1:
+            raise ConfigError(
+                f"curriculum.band is {list(c.band)}; give two shares, 0 ≤ low ≤ high ≤ 1"
+            )
+        if c.order == "easy_first" and not c.profile:
+            raise ConfigError(
+                "curriculum.order 'easy_first' needs curriculum.profile, draws a task"
+            )
+        if c.candidates == "all" and not c.allocate:
+            raise ConfigError("curriculum.candidates 'all' needs curriculum.allocate")
+        if c.replay and self.loss.name in NO_RATIO:
+            raise ConfigError(
+                f"curriculum.replay with loss {self.loss.name!r}: that loss has no ratio to the "
+                "weights that sampled, so old rollouts would give a wrong gradient; use clip, "
+                "cispo or another loss with a ratio"
+            )
+        if c.replay and self.rollout.temperature != 1.0:
+            raise ConfigError(
+                f"curriculum.replay with rollout.temperature {self.rollout.temperature}: samplers "
+                "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
+            )
+        if self.hints and self.play.is_on:
+            raise ConfigError("[hints] with [play] is not built: leave one of the sections out")
 
     def to_json(self) -> dict[str, Any]:
         """Return the resolved settings as JSON."""

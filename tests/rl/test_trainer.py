@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError, StoreError, VerifierError
+from tfgrpo.hint_plan import BARE, HintPlan
 from tfgrpo.rl import checkpoint
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.trainer import Trainer
@@ -27,6 +27,12 @@ def fingerprint(trainer: Trainer) -> dict[str, str]:
 
 def metrics(folder) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def comparable(row: dict) -> dict:
+    """A step's figures without timings."""
+    timings = {"seconds", "samples_per_s", "update_tflop_s"}
+    return {k: v for k, v in row.items() if k not in timings and not k.endswith("_seconds")}
 
 
 @pytest.mark.real
@@ -67,11 +73,6 @@ def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(tmp_path, extra) -> 
 
     assert second.step_number == whole.step_number == 4
     assert fingerprint(second) == fingerprint(whole)
-    timings = {"seconds", "samples_per_s", "update_tflop_s"}
-
-    def comparable(row):
-        return {k: v for k, v in row.items() if k not in timings and not k.endswith("_seconds")}
-
     assert list(map(comparable, metrics(folder))) == list(
         map(comparable, metrics(tmp_path / "whole"))
     )
@@ -258,14 +259,20 @@ class OneHint:
         self.asked: list[str] = []
         self.epochs = 0
 
-    def start(self, task):
-        return None
+    def start(self, task, group_size):
+        return [BARE]
 
-    def after(self, task, plan, group):
-        if plan is not None:
-            return None
+    def after(self, task, made):
+        if len(made) > 1:
+            return []
         self.asked.append(task.task_id)
-        return ContextPart("hint", "use even ones", source="hint:1")
+        return [HintPlan(text="use even ones", level=1, source="teacher")]
+
+    def accept(self, task, made):
+        return made[-1].group
+
+    def figures(self):
+        return {"asked": float(len(self.asked))}
 
     def epoch_end(self):
         self.epochs += 1
@@ -289,7 +296,8 @@ def test_a_hinted_group_has_one_context_and_is_trained_under_it(tmp_path) -> Non
         bare = trainer._maker._prompter.ids(group.task)
         assert len(prompts.pop()) > len(bare)
     assert report.figures["hinted_rollouts"] == 3 * 4
-    assert report.figures["groups_hint:1"] == 3
+    assert report.figures["groups_hint:teacher:1"] == 3
+    assert report.figures["hints_asked"] == 3
 
 
 def test_hint_state_survives_a_resume(tmp_path) -> None:
