@@ -36,7 +36,7 @@ class NudgeConfig(BaseModel):
     kind: NudgeKind = "off"
     success_above: float = Field(default=0.0, allow_inf_nan=False)
     """A rollout with a larger reward is a success."""
-    max_share: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    max_share: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     """Extra rollouts of a step, those of the recheck included, over its practice rollouts."""
     levels: int | None = Field(default=None, ge=1)
     """Most rounds a task; None is 3 for hints, 1 for drafts and examples, no limit of its own for
@@ -70,10 +70,11 @@ class NudgeConfig(BaseModel):
     def _belongs(self) -> Self:
         if self.kind == "off":
             return self
-        for name in sorted(self.model_fields_set & _OPTIONS.keys()):
-            if self.kind not in _OPTIONS[name]:
+        for name, kinds in _OPTIONS.items():
+            is_set = getattr(self, name) != type(self).model_fields[name].default
+            if is_set and self.kind not in kinds:
                 raise ValueError(
-                    f"{name} belongs to kind {' or '.join(map(repr, _OPTIONS[name]))}, and kind "
+                    f"{name} belongs to kind {' or '.join(map(repr, kinds))}, and kind "
                     f"is {self.kind!r}: leave it out"
                 )
         if self.strategies and self.writer is not None:

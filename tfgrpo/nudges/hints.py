@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import HintPlan, HintSource
 from tfgrpo.hint_texts import cut_before_leak, leaks, share_of, solution_of
 from tfgrpo.nudge_settings import NudgeConfig
 from tfgrpo.nudges.plan import Nudge, Seen, has_failed
@@ -34,6 +35,7 @@ class Hints:
         self._config = config
         self._levels = config.most_rounds or 1
         self._writer = writer
+        self._author: HintSource = "self" if config.writer == "policy" else "teacher"
         self._parts: dict[str, tuple[ContextPart, ...]] = {}
         self.books: Counter[str] = Counter()
 
@@ -50,17 +52,16 @@ class Hints:
             written = await self._writer.hints(wanted, self._levels, self._config.solution_key)
         for task in new:
             found = self._reads(task)
-            source, texts = found or (self._config.writer or "", written.get(task.task_id, ()))
+            source, texts = found or (self._author, written.get(task.task_id, ()))
             if not texts and self._writer is not None:
                 source, texts = "reference", cuts_of(task, self._levels, self._config.solution_key)
             safe = [t for t in dict.fromkeys(texts) if t.strip() and not leaks(t, task)]
             self.books["leaks"] += sum(leaks(t, task) for t in texts)
-            self._parts[task.task_id] = tuple(
-                ContextPart("hint", text, source=f"hint:{source}:{level}")
-                for level, text in enumerate(safe[: self._levels], 1)
-            )
+            plans = [HintPlan(t, level=i, source=source) for i, t in enumerate(safe, 1)]
+            parts = (plan.part() for plan in plans[: self._levels])
+            self._parts[task.task_id] = tuple(p for p in parts if p is not None)
 
-    def _reads(self, task: Task) -> tuple[str, tuple[str, ...]] | None:
+    def _reads(self, task: Task) -> tuple[HintSource, tuple[str, ...]] | None:
         """Return writer and texts that stand in the task; with an LM as writer, no cuts."""
         written = hints_of(task, self._config.hints_key)
         if written is not None:
@@ -78,7 +79,7 @@ class Hints:
         return Nudge((parts[level - 1],)) if level <= len(parts) else None
 
 
-def hints_of(task: Task, key: str = "hints") -> tuple[str, tuple[str, ...]] | None:
+def hints_of(task: Task, key: str = "hints") -> tuple[HintSource, tuple[str, ...]] | None:
     """Return who wrote a task's hints and the texts, weakest first, or None where it has none.
 
     Raises:
@@ -95,11 +96,11 @@ def hints_of(task: Task, key: str = "hints") -> tuple[str, tuple[str, ...]] | No
             f"task {task.task_id!r}: metadata.{key} is {value!r:.80}; it must be a list of texts, "
             "weakest first"
         )
-    writer = task.metadata.get(f"{key}_source")
-    return writer if writer in _WRITERS else "given", tuple(value)
+    told = task.metadata.get(f"{key}_source")
+    return next((w for w in _WRITERS if w == told), "given"), tuple(value)
 
 
-_WRITERS = ("self", "teacher", "reference", "oracle")
+_WRITERS: tuple[HintSource, ...] = ("self", "teacher", "reference", "oracle")
 
 
 def cuts_of(task: Task, levels: int, key: str = "solution") -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def make_method(
         case "examples":
             return Examples(config)
         case "scheduler" if scheduler is not None:
-            return Scheduled(config, scheduler)
+            return Scheduled(config, scheduler, group_size)
         case "scheduler":
             raise ConfigError(
                 "nudge.kind is 'scheduler': name one in nudge.scheduler as 'module:name', or give "
@@ -140,10 +140,10 @@ def named_scheduler(config: NudgeConfig, load: Callable[[str], Any]) -> HintSche
         return None
     value = load(config.scheduler)
     made = value if hasattr(value, "after") and not isinstance(value, type) else value()
-    if not all(callable(getattr(made, name, None)) for name in ("start", "after", "epoch_end")):
+    if not all(callable(getattr(made, name, None)) for name in ("start", "after", "accept")):
         raise ConfigError(
             f"nudge.scheduler {config.scheduler!r} is a {type(made).__name__} without start, after "
-            "and epoch_end: name a hint scheduler or a function that makes one"
+            "and accept: name a hint scheduler or a function that makes one"
         )
     scheduler: HintScheduler = made
     return scheduler

@@ -1,23 +1,34 @@
 """A given `HintScheduler` as a method: the schedulers of training work here without training.
 
-It sees each practice group as a bare one. Where it starts a failed task with a hint, that hint is
-rolled; otherwise it is told of the failure and asked for the next. Its state lives as long as the
-run's process: a resume runs the same steps again and brings a fresh scheduler to the same state.
-Source: own.
+Every practice task is a visit. Where a scheduler asks for the bare task, the practice group is the
+answer; help is asked for only where that group failed. A visit is accepted once, at the latest
+before the next step. The scheduler's state lives as long as the process: a resume runs the same
+steps again and brings a fresh scheduler to the same state. Source: own.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
-from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.nudge_settings import NudgeConfig
 from tfgrpo.nudges.plan import Nudge, Seen, has_failed
 from tfgrpo.protocols import HintScheduler
 from tfgrpo.rollout import RolloutGroup
+
+
+@dataclass(slots=True)
+class _Visit:
+    """One task in one step, as its scheduler sees it."""
+
+    bare: RolloutGroup
+    waiting: list[HintPlan] = field(default_factory=list)
+    made: list[PlannedGroup] = field(default_factory=list)
+    now: HintPlan = BARE
+    """The plan that is being rolled."""
 
 
 class Scheduled:
@@ -32,7 +43,8 @@ class Scheduled:
         self._config = config
         self._scheduler = scheduler
         self._epoch: int | None = None
-        self._plans: dict[str, Any] = {}
+        self._plans: dict[str, list[HintPlan]] = {}
+        """Per task, the plan of each group tried in this step."""
         self.books: Counter[str] = Counter()
 
     async def prepare(self, seen: Seen) -> None:
@@ -42,51 +54,24 @@ class Scheduled:
         self._epoch = seen.epoch
         for group in seen.groups:
             if group.rewards_G and not has_failed(group, self._config.success_above):
-                self._scheduler.start(group.task)
-                self._scheduler.after(group.task, None, group)
+                self._scheduler.accept(group.task, [PlannedGroup(BARE, group)])
 
     def next(self, tried: Sequence[RolloutGroup], epoch: int) -> Nudge | None:
-        """Return the scheduler's next plan.
-
-        Raises:
-            ConfigError: it returned something that is no plan for a prompt.
-        """
-        rounds = self._config.most_rounds
-        if rounds is not None and len(tried) > rounds:
-            return None
+        """Return the scheduler's next plan whose help stands in the prompt; None where the visit
+        is over, of which the scheduler is told."""
         task = tried[0].task
-        if len(tried) == 1:
-            plan = self._scheduler.start(task)
-            if plan is None:
-                plan = self._scheduler.after(task, None, tried[0])
-        else:
-            plan = self._scheduler.after(task, self._plans[task.task_id], tried[-1])
-        if plan is None:
-            return None
-        self._plans[task.task_id] = plan
-        return Nudge((part_of(plan),), getattr(plan, "n", None))
-
-
-def part_of(plan: Any) -> ContextPart:
-    """Return a scheduler's plan as a part of a context.
-
-    Args:
-        plan: a `ContextPart`; or a record with `part()`; or one with `text`, and perhaps `source`
-            and `level`.
-
-    Raises:
-        ConfigError: none of these, or no text.
-    """
-    if isinstance(plan, ContextPart):
-        return plan
-    part = plan.part() if callable(getattr(plan, "part", None)) else None
-    if isinstance(part, ContextPart):
-        return part
-    text = getattr(plan, "text", "")
-    if isinstance(text, str) and text:
-        source, level = getattr(plan, "source", "given"), getattr(plan, "level", 1)
-        return ContextPart("hint", text, source=f"hint:{source}:{level}")
-    raise ConfigError(
-        f"the scheduler's plan is a {type(plan).__name__} without help for a prompt: return a "
-        "ContextPart, or a record with text; None means no help"
-    )
+        plans = self._plans.setdefault(task.task_id, []) if len(tried) > 1 else []
+        self._plans[task.task_id] = plans = plans or [BARE]
+        made = [PlannedGroup(p, g) for p, g in zip(plans, tried, strict=True)]
+        rounds = self._config.most_rounds
+        if rounds is None or len(tried) <= rounds:
+            asked = [
+                *(self._scheduler.start(task, len(tried[0].rollouts)) if len(tried) == 1 else ()),
+                *self._scheduler.after(task, made),
+            ]
+            for plan in asked:
+                if plan.text:
+                    plans.append(plan)
+                    return Nudge(tuple(p for p in [plan.part()] if p), plan.n)
+        self._scheduler.accept(task, made)
+        return None

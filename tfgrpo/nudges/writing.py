@@ -99,7 +99,8 @@ def read_texts(reply: str, most: int) -> tuple[str, ...]:
     >>> read_texts("Level 1: Add.\\n\\n**2.** Add two.", 3)
     ('Add.', 'Add two.')
     """
-    texts = _listed(reply) or _numbered(strip_thinking(reply))
+    listed, lines = _listed(reply), _numbered(strip_thinking(reply))
+    texts = listed if len(listed) >= len(lines) else lines  # brackets in prose are short lists
     kept = [t for t in (" ".join(t.split()) for t in texts) if t and len(t) <= _MOST_CHARACTERS]
     if not kept:
         raise ReplyError("there is no JSON list of texts in it, and no numbered lines")
@@ -136,7 +137,7 @@ def _only_text(row: Any) -> str:
 
 def _numbered(reply: str) -> list[str]:
     marks = list(_NUMBERED.finditer(reply))
-    ends = [m.start() for m in marks[1:]] + [len(reply)]
+    ends = [*(m.start() for m in marks[1:]), len(reply)][: len(marks)]
     return [reply[m.end() : end].strip().strip("*_") for m, end in zip(marks, ends, strict=True)]
 
 
