@@ -17,6 +17,7 @@ from tfgrpo.config import _apply_override, _explain
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl import supply
 from tfgrpo.rl.replay import NO_RATIO
+from tfgrpo.rl.trust import check_engine_options
 
 
 class _Section(BaseModel):
@@ -289,6 +290,7 @@ class TrainConfig(_Section):
         """Raise `ConfigError` for settings that contradict each other."""
         supply.check(self)
         self._check_curriculum()
+        check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:
             raise ConfigError(
                 f"rollout.top_p is {self.rollout.top_p}: a truncated draw comes from another "

@@ -13,6 +13,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl import checkpoint
 from tfgrpo.rl.model import Decoder
+from tfgrpo.rl.trust import check_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
     """Load a model by its `local:` spec.
 
     Raises:
-        ConfigError: another kind of spec, or a family that cannot be trained.
+        ConfigError: another kind of spec, a family that cannot be trained, or a folder with
+            pickled weights or code of its own.
     """
     from tfgrpo.lm.local import load_model
     from tfgrpo.rl.generator import eos_ids_of
@@ -48,6 +50,9 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
             f"model.lm is {spec!r}: training needs the weights, so it must be 'local:PATH', "
             "'local:ORG/NAME' or 'local:smollm2-135m'"
         )
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        check_folder(folder)
     loaded = load_model(name, device=device, dtype=dtype)
     model, tokenizer = loaded.model, loaded.tokenizer
 

@@ -86,8 +86,12 @@ def load_model(
     kind = _dtype(torch, name, device, dtype)
     place = _place(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=kind).to(device).eval()
+        # without an explicit False, transformers asks on the terminal whether to run foreign code
+        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=kind, trust_remote_code=False, use_safetensors=True
+        )
+        model = model.to(device).eval()
     except (OSError, ValueError, RuntimeError) as exc:
         raise ProviderError(
             redact(f"local model {name!r} cannot be loaded: {type(exc).__name__}: {exc!s:.300}"),
