@@ -31,6 +31,8 @@ from tfgrpo.rl.packing import Packed
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Row counts that the step is run with (one CUDA graph each, made on first use)."""
 PREFILL_TOKENS = 16_384
+LENGTH_STEP = 128
+"""A cache's length is a multiple of this, so that a somewhat longer prompt needs no new graphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,15 @@ class _Cache:
     angles: tuple[Tensor, Tensor]
     capacity: int
     graphs: dict[tuple[int, float], Any] = field(default_factory=dict)
+
+    @property
+    def new(self) -> int:
+        """Longest continuation."""
+        return int(self.slots.uniform.shape[1])
+
+    def holds(self, length: int, new: int) -> bool:
+        """True when a sequence of these lengths fits in."""
+        return self.capacity >= length and self.new >= new
 
 
 class GroupGenerator:
@@ -175,34 +186,56 @@ class GroupGenerator:
         with torch.no_grad():
             return _Run(self, sampling, on_done).serve(requests)
 
+    def reserve(self, rows: int, length: int, new: int) -> None:
+        """Allocate for at least these sizes: what fits in later costs no new cache and no graphs.
+
+        Args:
+            rows: decoded at once, up to `max_rows`.
+            length: tokens of a prompt and its continuation.
+            new: tokens of a continuation.
+        """
+        self._prepare(min(rows, self._max_rows), length, new)
+
     def _prepare(self, rows: int, length: int, new: int) -> _Cache:
         """Return a cache for at least these sizes; an existing one is kept when it is enough."""
         cache = self._cache
-        enough = (
-            cache is not None
-            and len(cache.slots.token) >= rows
-            and cache.capacity >= length
-            and cache.slots.uniform.shape[1] >= new
-        )
-        if cache is not None and enough:
-            return cache
         if cache is not None:
+            if cache.holds(length, new) and len(cache.slots.token) >= rows:
+                return cache
             rows = max(rows, len(cache.slots.token))
-            length = max(length, cache.capacity)
-            new = max(new, cache.slots.uniform.shape[1])
+            length, new = max(length, cache.capacity), max(new, cache.new)
         self.release()
+        self._cache = self._empty(rows, length, new)
+        return self._cache
+
+    def _grow(self, length: int, new: int) -> _Cache:
+        """Return a longer cache with all that the present one holds; graphs are made again."""
+        old = self._cache
+        assert old is not None
+        self.release()
+        made = self._empty(len(old.slots.token), max(length, old.capacity), max(new, old.new))
+        old.graphs.clear()
+        for name in ("k", "v"):
+            for layer, before in zip(getattr(made, name), getattr(old, name), strict=True):
+                layer[:, :, : old.capacity] = before
+        for state, before in zip(made.slots.per_row(), old.slots.per_row(), strict=True):
+            state[..., : before.shape[-1]] = before
+        made.slots.eos.copy_(old.slots.eos)
+        self._cache = made
+        return made
+
+    def _empty(self, rows: int, length: int, new: int) -> _Cache:
         shape, device = self.decoder.shape, self.decoder.embed.device
-        length = -(-length // 32) * 32
+        length = -(-length // LENGTH_STEP) * LENGTH_STEP
         size = (rows, shape.kv_heads, length, shape.head_dim)
         cos, sin = self.decoder.angles(torch.arange(length, device=device))
-        self._cache = _Cache(
+        return _Cache(
             k=[self.decoder.embed.new_zeros(size) for _ in range(shape.layers)],
             v=[self.decoder.embed.new_zeros(size) for _ in range(shape.layers)],
             slots=Slots.empty(rows, new, len(self.eos_ids), device),
             angles=(cos.squeeze(1).contiguous(), sin.squeeze(1).contiguous()),
             capacity=length,
         )
-        return self._cache
 
     def _step(self, cache: _Cache, rows: int, top_p: float, mask: Tensor | None) -> None:
         """Decode one token in the first `rows` slots."""
@@ -273,6 +306,10 @@ class _Run:
             raise ConfigError("stop strings need a generator made with a tokenizer")
         self.ignore_eos = bool(sampling.extra.get("ignore_eos", False))
         self.waiting: deque[tuple[_Open, int]] = deque()
+        self.needs = (0, 0)
+        """Longest sequence and longest continuation asked for so far."""
+        self.complete: list[_Open] = []
+        """Groups whose rows have all ended and that were not handed over yet."""
         self.held: list[tuple[_Open, int] | None] = []
         self.made: list[int] = []
         """Tokens made by the row in each slot, as last polled."""
@@ -281,8 +318,10 @@ class _Run:
         owner = self.owner
         owner.counters = counters = Counters()
         self._enqueue(requests)
-        if not self.waiting:
-            return counters
+        while not self.waiting:
+            if not self.complete:
+                return counters
+            self._hand_over()
         cache = self._prepare()
         cache.slots.alive.zero_()
         cache.slots.eos.fill_(-1)
@@ -292,17 +331,22 @@ class _Run:
         self.made = [0] * len(self.held)
         while True:
             if self.waiting:
-                cache = self._fit(cache)
+                if not cache.holds(*self.needs):
+                    cache = owner._grow(*self.needs)
                 self._admit(cache)
             living = [s for s, held in enumerate(self.held) if held is not None]
             if not living:
-                return counters
+                if not self.complete:
+                    return counters
+                self._hand_over()
+                continue
             rows = self._choose_rows(cache, living)
             living = [s for s, held in enumerate(self.held) if held is not None]
             left = max(self._limit(s) - self.made[s] for s in living)
             n = min(owner._poll_steps, left)
             longest = max(self._prompt(s) + self.made[s] for s in living) + n - 1
             owner._steps(cache, rows, n, self.top_p, longest)
+            self._hand_over()  # whoever grades works while the device decodes
             counters.steps += n
             counters.row_steps += n * rows
             self._collect(cache, living)
@@ -320,35 +364,27 @@ class _Run:
                 raise ConfigError(f"max_tokens is {request.max_tokens}; set it to 1 or more")
             entry = _Open(request, [None] * len(request.seeds))
             if not request.seeds:
-                self._enqueue(self.on_done(request, []))
+                self.complete.append(entry)
             self.waiting.extend((entry, i) for i in range(len(request.seeds)))
+            allowed = self._allowed(request)
+            self.needs = (max(self.needs[0], n + allowed), max(self.needs[1], allowed))
+
+    def _hand_over(self) -> None:
+        """Give complete groups to `on_done` and queue what it asks for."""
+        complete, self.complete = self.complete, []
+        for entry in complete:
+            rows = [row for row in entry.done if row is not None]
+            self._enqueue(self.on_done(entry.request, rows))
 
     def _allowed(self, request: GroupRequest) -> int:
         context = self.owner.decoder.shape.context
         return min(request.max_tokens, context - len(request.prompt_ids))
 
-    def _needs(self) -> tuple[int, int]:
-        """Longest sequence and longest continuation among the waiting rows."""
-        sizes = [(len(e.request.prompt_ids), self._allowed(e.request)) for e, _ in self.waiting]
-        return max(p + a for p, a in sizes), max(a for _, a in sizes)
-
     def _prepare(self) -> _Cache:
-        length, new = self._needs()
+        length, new = self.needs
         wanted = min(len(self.waiting), self.owner._max_rows)
         rows = self.owner._max_rows if self.owner._fixed_rows else _bucket(wanted)
         return self.owner._prepare(min(rows, self.owner._max_rows), length, new)
-
-    def _fit(self, cache: _Cache) -> _Cache:
-        """Grow the cache between rows when a later request is longer than it allows."""
-        length, new = self._needs()
-        if cache.capacity >= length and cache.slots.uniform.shape[1] >= new:
-            return cache
-        if any(held is not None for held in self.held):
-            return cache
-        eos = cache.slots.eos.clone()
-        cache = self.owner._prepare(len(self.held), length, new)
-        cache.slots.eos.copy_(eos)
-        return cache
 
     def _limit(self, slot: int) -> int:
         held = self.held[slot]
@@ -364,12 +400,7 @@ class _Run:
         """Put waiting rows into free slots and prefill their prompts."""
         free = [s for s, held in enumerate(self.held) if held is None]
         taken: list[int] = []
-        new = cache.slots.uniform.shape[1]
         while free and self.waiting:
-            request = self.waiting[0][0].request
-            allowed = self._allowed(request)
-            if allowed > new or len(request.prompt_ids) + allowed > cache.capacity:
-                break
             slot = free.pop(0)
             self.held[slot] = self.waiting.popleft()
             self.made[slot] = 0
@@ -389,7 +420,9 @@ class _Run:
         fill(cache.slots.position, [len(r.prompt_ids) - 1 for r, _ in opened])
         fill(cache.slots.limit, [self._allowed(r) for r, _ in opened])
         fill(cache.slots.inv_temperature, [self.inv_temperature] * len(opened))
-        fill(cache.slots.uniform, uniforms([r.seeds[i] for r, i in opened], 0, new))
+        width = max(self._allowed(r) for r, _ in opened)
+        drawn = uniforms([r.seeds[i] for r, i in opened], 0, width)
+        cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
         fill(cache.slots.count, [0] * len(opened))
         fill(cache.slots.alive, [1] * len(opened))
 
@@ -497,9 +530,8 @@ class _Run:
             )
             self.owner.counters.new_tokens += n
             self.held[slot] = None
-            finished = [g for g in held[0].done if g is not None]
-            if len(finished) == len(held[0].done):
-                self._enqueue(self.on_done(held[0].request, finished))
+            if all(row is not None for row in held[0].done):
+                self.complete.append(held[0])
 
     def _stopped(self, cache: _Cache, living: Sequence[int]) -> dict[int, int]:
         """Rows whose text holds a stop string, with the tokens up to and including it."""

@@ -5,10 +5,10 @@ same start for every arm): as released it rambles at temperature 1, and no promp
 Then a hard split is made of the first family of `FAMILIES` that is hard (fresh pass@8 at most 0.05)
 and where the strongest hint helps (pass@8 at least 0.25). Hints are cut from worked solutions. All
 arms spend the same number of rollouts, hinted ones counted, and are evaluated without hints on
-held-out tasks of the same hard distribution. One seed a call:
+held-out tasks of the same hard distribution. Start and split are made once for all seeds. `--have`
+names rows of earlier calls whose arms are not run again.
 
-    python -m tests.benchmarks.hints_h100 --out rows.jsonl --seed 0 --seconds 480
-    python -m tests.benchmarks.hints_h100 --out look.jsonl --explore --rollouts 7680 --arms grpo
+    python -m tests.benchmarks.hints_h100 --out rows.jsonl --seeds 0 1 2 --seconds 560
     python -m tests.benchmarks.hints_h100 --collect rows.jsonl
 """
 
@@ -20,7 +20,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,15 @@ import torch
 from tests.benchmarks.hints_tasks import FAMILIES, LastNumber, hard_ones, pass_at, pool
 from tests.benchmarks.record import record
 from tests.benchmarks.rl_h100 import model_folder
-from tfgrpo.context import ContextPart
-from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
+from tfgrpo.hint_texts import solution_of
+from tfgrpo.prompts import render
 from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.hints.texts import MetadataHints
+from tfgrpo.rl.hints.writer import parse_levels
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
 from tfgrpo.rl.trainer import Parts, Trainer, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
@@ -45,6 +48,7 @@ from tfgrpo.statistics import paired_difference, seeds_difference
 ARMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "sage": {"name": "sage"},
+    "sage_ahead": {"name": "sage", "ahead": True},
     "sage_light": {"name": "sage_light"},
     "scaf": {"name": "scaf"},
     "pope": {"name": "pope", "max_level": 3},
@@ -67,17 +71,19 @@ class Size:
     lr: float = 1e-5
     warm: int = 80
     """Most steps of the warm start."""
-    warm_reward: float = 0.6
+    warm_reward: float = 0.5
     """Mean reward of five steps at which the warm start ends."""
-    candidates: int = 900
-    draws: int = 24
+    candidates: int = 600
+    draws: int = 16
     """Draws that must all fail for a task to be hard."""
-    train: int = 192
-    held_out: int = 300
-    rollouts: int = 30_720
+    train: int = 128
+    held_out: int = 200
+    rollouts: int = 20_480
     """Budget of an arm."""
     rows: int = 512
     """Slots of the generator."""
+    written: int = 16
+    """Tasks for which the model itself writes hints."""
 
 
 TINY = Size(
@@ -90,27 +96,36 @@ TINY = Size(
     train=4,
     held_out=2,
     rollouts=12,
+    written=1,
     rows=8,
 )
 
 
 class Fixed:
-    """A `HintScheduler` that always gives the cut solution's level k; 0 is the bare task."""
+    """A `HintScheduler` that always gives the cut solution's level k."""
 
     def __init__(self, level: int) -> None:
         self._level = level
         self._plans_of = MetadataHints()
 
-    def start(self, task: Task) -> ContextPart | None:
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
         """The level's hint."""
-        found = [p for p in self._plans_of(task) if p.level == self._level]
-        return found[0].part() if found else None
+        return [p for p in self._plans_of(task) if p.level == self._level] or [BARE]
 
-    def after(self, task: Task, plan: Any, group: RolloutGroup) -> None:
-        """Accept."""
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """One round."""
+        return ()
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """The group."""
+        return made[0].group
 
     def epoch_end(self) -> None:
         """Nothing changes."""
+
+    def figures(self) -> dict[str, float]:
+        """There are none."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """There is no state."""
@@ -130,6 +145,17 @@ class Bench:
         self._start: dict[str, torch.Tensor] = {}
         self.keep()
         self._raw = self._start
+        self.generator = GroupGenerator(
+            self.parts.decoder,
+            eos_ids=self.parts.eos_ids,
+            detokenize=self.parts.text_of,
+            max_rows=size.rows,
+            poll_steps=4,
+        )
+        self.generator.reserve(size.rows, 256 + 8 * size.new, 8 * size.new)
+        self.prompter = Prompter(
+            self.parts.tokenizer, context_tokens=self.parts.decoder.shape.context
+        )
 
     def keep(self) -> None:
         """Take the weights as they are for the start of every arm."""
@@ -168,7 +194,15 @@ class Bench:
                 "run": {"folder": str(self.folder), "seed": seed, "deterministic": False},
             }
         )
-        return Trainer(config, self.parts, tasks, LastNumber(), held_out=held_out, hints=hints)
+        return Trainer(
+            config,
+            self.parts,
+            tasks,
+            LastNumber(),
+            held_out=held_out,
+            hints=hints,
+            sampler=self.generator,
+        )
 
     def sample(
         self,
@@ -180,20 +214,20 @@ class Bench:
         new: int = 0,
     ) -> list[RolloutGroup]:
         """Groups of the present weights under a level of the cut solution."""
-        generator = GroupGenerator(
-            self.parts.decoder, eos_ids=self.parts.eos_ids, max_rows=self.size.rows, poll_steps=4
-        )
-        prompter = Prompter(self.parts.tokenizer, context_tokens=self.parts.decoder.shape.context)
         sampling = Sampling(temperature=temperature, max_tokens=new or self.size.new)
-        maker = RolloutMaker(generator, prompter, LastNumber(), sampling, policy_id="bench")
+        maker = RolloutMaker(
+            self.generator, self.prompter, LastNumber(), sampling, policy_id="bench"
+        )
         return maker.make(tasks, draws, seed=seed, hints=Fixed(level) if level else None)
 
-    def raw_pass8(self, tasks: Sequence[Task]) -> dict[str, float]:
-        """The same of the model as released, with 96 tokens, since it needs more words."""
+    @contextmanager
+    def as_released(self) -> Iterator[None]:
+        """The weights before the warm start, for a block."""
         self._put(self._raw)
-        found = self.pass8(tasks, new=3 * self.size.new)
-        self.restore()
-        return found
+        try:
+            yield
+        finally:
+            self._put(self._start)
 
     def pass8(self, tasks: Sequence[Task], level: int = 0, new: int = 0) -> dict[str, float]:
         """pass@1 and pass@8 of fresh draws at temperature 1."""
@@ -220,6 +254,7 @@ def warm_start(bench: Bench) -> dict[str, Any]:
     return {
         "steps": len(rewards),
         "seconds": round(time.perf_counter() - began, 1),
+        "is_reached": statistics.mean(rewards[-5:]) >= s.warm_reward,
         "reward_first": round(rewards[0], 3),
         "reward_last": round(statistics.mean(rewards[-5:]), 3),
     }
@@ -234,21 +269,22 @@ def look_at(bench: Bench, family: str) -> dict[str, Any]:
         "family": family,
         "candidates": len(tasks),
         "hard": len(hard),
-        "all_bare": bench.pass8(tasks[:200]),
+        "all_bare": bench.pass8(tasks[:100]),
         "hard_ids": [t.task_id for t in hard],
     }
     if hard:
-        row |= {f"level_{k}": bench.pass8(hard[:200], k) for k in range(4)}
+        row |= {f"level_{k}": bench.pass8(hard[:100], k) for k in range(4)}
     return row
 
 
-def choose(bench: Bench, looks: list[dict[str, Any]], whole: bool) -> dict[str, Any]:
+def choose(bench: Bench, whole: bool, log: Log) -> dict[str, Any]:
     """The first family that is hard enough, large enough and helped by its strongest hint; where
     none is, the one that its strongest hint helps most, and the row says so.
 
     `whole` looks at every family.
     """
     found: dict[str, Any] | None = None
+    looks: list[dict[str, Any]] = []
     for family in FAMILIES:
         if family == WARM_FAMILY:
             continue
@@ -259,6 +295,7 @@ def choose(bench: Bench, looks: list[dict[str, Any]], whole: bool) -> dict[str, 
             and look["level_0"]["pass8"] <= MOST_BARE
             and look["level_3"]["pass8"] >= LEAST_HINTED
         )
+        log("look", look)
         found = found or (look if look["is_fit"] else None)
         if found and not whole:
             break
@@ -281,10 +318,7 @@ def run_arm(
     if method == "questa":  # the second stage is the second half of the budget
         steps = size.rollouts // (size.prompts * size.group)
         section["epochs"] = [max(1, steps // (2 * max(1, len(train) // size.prompts)))]
-    try:
-        hints = make_scheduler(section) if section else None
-    except ConfigError as exc:
-        return {**row, "error": str(exc)}
+    hints = make_scheduler(section) if section else None
     bench.restore()
     trainer = bench.trainer(train, held_out, hints, seed)
     steps_s: list[float] = []
@@ -296,19 +330,20 @@ def run_arm(
     began = time.perf_counter()
     while rollouts < size.rollouts and time.perf_counter() - began < seconds:
         figures = trainer.step().figures
-        rollouts += trainer._maker.figures.rollouts
+        rollouts += figures["rollouts"]
         updates += figures["trained_tokens"] > 0
         steps_s.append(figures["seconds"])
         signal.append(figures["informative_share"])
         rewards.append(figures["reward_mean"])
         for name in sums:
             sums[name] += figures[name]
-        for level, n in trainer._maker.figures.levels.items():
-            levels[level] = levels.get(level, 0) + n
+        for name, n in figures.items():
+            if name.startswith("groups_"):
+                levels[name] = levels.get(name, 0) + n
     training_s = time.perf_counter() - began
     after = trainer.evaluate()
     drawn = bench.sample(held_out, 8, 1.0, 99, 0)
-    kept = hints.record.figures() if hints is not None and hasattr(hints, "record") else {}
+    kept = hints.figures() if hints is not None else {}
     return row | {
         "heldout": after["mean"],
         "ci_low": after["low"],
@@ -338,24 +373,16 @@ def _quarters(values: Sequence[float]) -> list[float]:
     return [round(statistics.mean(c), 4) for c in cuts if c]
 
 
-def self_written(folder: str, n: int = 16) -> dict[str, Any]:
-    """How many replies of the model itself hold three hints, asked once a task."""
-    import asyncio
-
-    from tfgrpo.lm.local import LocalLM
-    from tfgrpo.rl.hints.writer import write_hints
-
-    lm = LocalLM(folder, max_tokens=256)
-    tasks = pool("sum_of_three", n, 3, "write")
-    sampling = Sampling(temperature=0.7, max_tokens=256)
-    made = asyncio.run(write_hints(tasks, lm, retries=0, sampling=sampling))
-    return {
-        "replies": made.replies,
-        "parsed": made.parsed,
-        "parse_rate": made.parse_rate,
-        "leaked": made.leaked,
-        "fallbacks": len(made.fallbacks),
-    }
+def self_written(bench: Bench) -> dict[str, Any]:
+    """How many replies of the model as released hold three hints, asked once a task."""
+    asked = [
+        replace(t, prompt=render("hint_write", task=t.text, solution=solution_of(t)))
+        for t in pool("word_problem", bench.size.written, 3, "write")
+    ]
+    with bench.as_released():
+        groups = bench.sample(asked, 1, 0.7, 3, 0, 8 * bench.size.new)
+    parsed = sum(parse_levels(r.answer) is not None for g in groups for r in g.rollouts)
+    return {"replies": len(groups), "parsed": parsed, "parse_rate": parsed / len(groups)}
 
 
 def ratio_at_equal_steps(mine: Mapping[str, Any], base: Mapping[str, Any]) -> float | None:
@@ -367,32 +394,46 @@ def ratio_at_equal_steps(mine: Mapping[str, Any], base: Mapping[str, Any]) -> fl
     return sum(mine["step_seconds"][span]) / sum(base["step_seconds"][span])
 
 
-def run_seed(
-    size: Size, seed: int, seconds: float, out: Path, arms: Sequence[str], whole: bool
-) -> None:
-    """All arms of one seed; rows are written as they are made."""
-    end = time.monotonic() + seconds
-    card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+class Log:
+    """Rows to a file and, in short, to the console, each with the seconds since the last one."""
 
-    def write(row: dict[str, Any]) -> None:
-        row = {**row, "card": card}
-        with out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        short = {k: v for k, v in row.items() if k not in ("scores", "step_seconds", "hard_ids")}
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        self._last = time.perf_counter()
+
+    def __call__(self, kind: str, row: Mapping[str, Any]) -> None:
+        now = time.perf_counter()
+        whole = {"kind": kind, **row, "phase_s": round(now - self._last, 1), "card": self._card}
+        self._last = now
+        with self._out.open("a") as file:
+            file.write(json.dumps(whole) + "\n")
+        short = {k: v for k, v in whole.items() if k not in ("scores", "step_seconds", "hard_ids")}
         print(json.dumps(short), flush=True)
 
+
+def run(size: Size, given: argparse.Namespace) -> None:
+    """All arms of all seeds; rows are written as they are made."""
+    end = time.monotonic() + given.seconds
+    log = Log(given.out)
+    have = {
+        (r["method"], r["seed"])
+        for p in given.have
+        for r in map(json.loads, p.read_text().splitlines())
+        if r["kind"] == "arm" and r.get("is_whole")
+    }
+    todo = [(m, s) for s in given.seeds for m in given.arms if (m, s) not in have]
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(size, Path(folder))
-        looks: list[dict[str, Any]] = []
-        raw = bench.pass8(pool("sum_of_three", min(200, size.candidates), 2, "raw"))
-        row: dict[str, Any] = {"kind": "start", "seed": seed, "raw_sum_of_three": raw}
-        row["warm_start"] = warm_start(bench)
-        look = choose(bench, looks, whole)
-        write(row | {"looks": [{k: v for k, v in x.items() if k != "hard_ids"} for x in looks]})
+        log("load", {})
+        log("warm_start", warm_start(bench))
+        look = choose(bench, given.explore, log)
         tasks = {t.task_id: t for t in pool(look["family"], size.candidates, 1, look["family"])}
         hard = [tasks[i] for i in look["hard_ids"]]
         n_train = min(size.train, len(hard) // 2)
         train, held_out = hard[:n_train], hard[n_train:][: size.held_out]
+        with bench.as_released():
+            released = bench.pass8(train, new=3 * size.new)
         split = {
             "family": look["family"],
             "is_fit": look["is_fit"],
@@ -400,20 +441,19 @@ def run_seed(
             "held_out_tasks": len(held_out),
             "train": bench.pass8(train),
             "held_out": bench.pass8(held_out),
-            "as_released": bench.raw_pass8(train),
+            "as_released": released,
         }
-        write({"kind": "split", "seed": seed, **split})
-        written = self_written(str(model_folder("smollm2")), 2 if size is TINY else 16)
-        write({"kind": "self_written", "seed": seed, **written})
-        for i, method in enumerate(arms):
-            cap = (end - time.monotonic() - 10) / (len(arms) - i)
-            write({"kind": "arm", **run_arm(bench, method, train, held_out, seed, cap)})
+        log("split", split)
+        log("self_written", self_written(bench))
+        for i, (method, seed) in enumerate(todo):
+            cap = (end - time.monotonic() - 5) / (len(todo) - i)
+            log("arm", run_arm(bench, method, train, held_out, seed, cap))
 
 
 def collect(paths: Sequence[Path]) -> None:
     """Turn rows into the recorded figures."""
     rows = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
-    arms = [r for r in rows if r["kind"] == "arm" and "error" not in r]
+    arms = [r for r in rows if r["kind"] == "arm"]
     base = {r["seed"]: r for r in arms if r["method"] == "grpo"}
     figures: dict[str, Any] = {"against_grpo": {}}
     for method in ARMS:
@@ -436,7 +476,7 @@ def collect(paths: Sequence[Path]) -> None:
     dropped = ("scores", "step_seconds", "card")
     figures["rows"] = [{k: v for k, v in r.items() if k not in dropped} for r in rows]
     card = next((r["card"] for r in rows), "")
-    record("hints_h100", figures, "python -m tests.benchmarks.hints_h100 --seed 0|1|2", card)
+    record("hints_h100", figures, "python -m tests.benchmarks.hints_h100", card)
 
 
 def _scores(row: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -447,8 +487,9 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--have", type=Path, nargs="+", default=[])
+    parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--rollouts", type=int)
     parser.add_argument("--explore", action="store_true", help="look at every family first")
@@ -461,7 +502,7 @@ def main() -> None:
     size = TINY if given.tiny else Size()
     if given.rollouts:
         size = replace(size, rollouts=given.rollouts)
-    run_seed(size, given.seed, given.seconds, given.out, given.arms, given.explore)
+    run(size, given)
 
 
 if __name__ == "__main__":

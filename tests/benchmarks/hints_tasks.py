@@ -60,7 +60,7 @@ def _product(draw: random.Random) -> tuple[str, int, str]:
 
 
 def _sum_of_two(draw: random.Random) -> tuple[str, int, str]:
-    a, b = draw.randint(10, 199), draw.randint(10, 99)
+    a, b = draw.randint(10, 99), draw.randint(10, 99)
     return f"What is {a} + {b}? Give only the number.", a + b, f"{a} + {b} = {a + b}"
 
 
