@@ -48,11 +48,11 @@ from tfgrpo.statistics import paired_difference, seeds_difference
 ARMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "sage": {"name": "sage"},
-    "sage_ahead": {"name": "sage", "ahead": True},
     "sage_light": {"name": "sage_light"},
     "scaf": {"name": "scaf"},
     "pope": {"name": "pope", "max_level": 3},
     "questa": {"name": "questa"},
+    "sage_ahead": {"name": "sage", "ahead": True},
 }
 WARM_FAMILY = "sum_of_two"
 MOST_BARE, LEAST_HINTED = 0.05, 0.25
@@ -84,6 +84,8 @@ class Size:
     """Slots of the generator."""
     written: int = 16
     """Tasks for which the model itself writes hints."""
+    arm_s: float = 75.0
+    """Longest training of an arm; one that is stopped by it says so (`is_whole`)."""
 
 
 TINY = Size(
@@ -445,9 +447,15 @@ def run(size: Size, given: argparse.Namespace) -> None:
         }
         log("split", split)
         log("self_written", self_written(bench))
-        for i, (method, seed) in enumerate(todo):
-            cap = (end - time.monotonic() - 5) / (len(todo) - i)
-            log("arm", run_arm(bench, method, train, held_out, seed, cap))
+        took = 0.0
+        for method, seed in todo:
+            left = end - time.monotonic()
+            if left < 1.2 * took + 5:
+                log("stopped", {"not_run": todo[todo.index((method, seed)) :]})
+                break
+            began = time.monotonic()
+            log("arm", run_arm(bench, method, train, held_out, seed, min(left, size.arm_s)))
+            took = max(took, time.monotonic() - began)
 
 
 def collect(paths: Sequence[Path]) -> None:
