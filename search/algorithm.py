@@ -14,7 +14,9 @@ unless the path is finished, ask for next actions and score them. The contract:
 2. For each visit exactly one of `on_children`, `on_leaf`, `on_fail` is called, in commit order.
 3. `on_children` may come with no child at all; the algorithm then treats the node as a dead end.
 4. `finished` returns why the search may stop, or "". Visits in flight are committed all the same.
-5. `dump` is JSON; `load` on the same tree continues as if nothing had happened.
+5. An algorithm with `reads_rows = True` is given children as `Children`, whose numbers can be read
+   without making nodes; all others get nodes.
+6. `dump` is JSON; `load` on the same tree continues as if nothing had happened.
 
 Does not know models, tools, budgets, asyncio. Idea: ask and tell, as in TreeQuest's stateless
 algorithms, but without a copy of the tree and with visits in flight accounted for (own).
@@ -90,7 +92,7 @@ class Algorithm(Protocol):
 
 def best_goal(tree: Tree) -> Node | None:
     """Return the goal of highest reward, then lowest cost, then first found; None without one."""
-    goals = [n for n in tree.nodes if n.is_goal and n.status == "terminal"]
+    goals = [n for n in tree.touched() if n.is_goal and n.status == "terminal"]
     return min(goals, key=_goodness) if goals else None
 
 
@@ -110,7 +112,7 @@ def best_so_far(tree: Tree) -> int:
     finished = tree.with_status("terminal")
     if finished:
         return min(finished, key=_goodness).id
-    alive = [n for n in tree.nodes if n.status not in ("dead", "pruned") and n.id > 0]
+    alive = [n for n in tree if n.status not in ("dead", "pruned") and n.id > 0]
     if not alive:
         return 0
     if any(n.value is not None for n in alive):

@@ -17,11 +17,21 @@ from typing import Any
 
 from tfgrpo.search.algorithm import Work, best_goal, best_so_far
 from tfgrpo.search.node import Node
-from tfgrpo.search.tree import Tree
+from tfgrpo.search.tree import Children, Tree
 
 __all__ = ["BestFirst"]
 
 _EPS = 1e-12
+
+
+_Entry = tuple[float, float, int]
+"""(f, −g, id)."""
+
+
+def _is_current(tree: Tree, entry: _Entry) -> bool:
+    """Return False for an entry whose node has closed or has got a cheaper path since."""
+    node = tree.peek(entry[2])
+    return node is None or (node.status == "open" and node.g == -entry[1])
 
 
 class BestFirst:
@@ -36,6 +46,7 @@ class BestFirst:
     """
 
     merges_siblings = True
+    reads_rows = True
     lookahead = 1
 
     def __init__(
@@ -50,7 +61,7 @@ class BestFirst:
         self.path_weight, self.weight = path_weight, weight
         self.anytime, self.use_value, self.max_open = anytime, use_value, max_open
         self.pruned_open = 0
-        self._heap: list[tuple[float, float, int]] = [(0.0, 0.0, 0)]
+        self._heap: list[_Entry] = [(0.0, 0.0, 0)]
         self._flying: set[int] = set()
         self._goal_g: float | None = None
         self._schedule = weight
@@ -70,22 +81,21 @@ class BestFirst:
         """f = h, whatever the path cost so far."""
         return cls(path_weight=0.0, **options)
 
-    def _f(self, node: Node) -> float:
-        if self.use_value and node.value is not None:
-            return self.path_weight * node.g - node.value
-        return self.path_weight * node.g + self._schedule * node.h
+    def _f(self, g: float, h: float, value: float | None) -> float:
+        if self.use_value and value is not None:
+            return self.path_weight * g - value
+        return self.path_weight * g + self._schedule * h
 
     def select(self, tree: Tree, room: int) -> list[Work]:
         """Pop the nodes of least f; entries of nodes that moved or closed are skipped."""
         found: list[Work] = []
-        heap, nodes = self._heap, tree.nodes
-        while heap and len(found) < room:
-            _, minus_g, node_id = heapq.heappop(heap)
-            node = nodes[node_id]
-            if node.status != "open" or node_id in self._flying or -minus_g != node.g:
+        while self._heap and len(found) < room:
+            entry = heapq.heappop(self._heap)
+            node_id = entry[2]
+            if node_id in self._flying or not _is_current(tree, entry):
                 continue
-            if self._is_hopeless(node):
-                node.status = "pruned"
+            if self.anytime and self._is_hopeless(tree[node_id]):
+                tree[node_id].status = "pruned"
                 continue
             self._flying.add(node_id)
             found.append(Work(node_id))
@@ -93,19 +103,25 @@ class BestFirst:
 
     def _is_hopeless(self, node: Node) -> bool:
         """In anytime search: nothing below can be cheaper than the goal that we have."""
-        return self.anytime and self._goal_g is not None and node.g + node.h >= self._goal_g - _EPS
+        return self._goal_g is not None and node.g + node.h >= self._goal_g - _EPS
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Put the children into the open list."""
         self._flying.discard(node.id)
-        heap = self._heap
-        for child in children:
-            heapq.heappush(heap, (self._f(child), -child.g, child.id))
+        heap, push = self._heap, heapq.heappush
+        if isinstance(children, Children) and not self.use_value:  # as below, without their nodes
+            path_weight, weight, node_id = self.path_weight, self._schedule, children.brood.first
+            for g, h, _, _ in children.brood.rows:
+                push(heap, (path_weight * g + weight * h, -g, node_id))
+                node_id += 1
+        else:
+            for child in children:
+                push(heap, (self._f(child.g, child.h, child.value), -child.g, child.id))
         if self.max_open is not None and len(heap) > self.max_open + self.max_open // 4:
             self._shrink(tree, self.max_open)
 
     def _shrink(self, tree: Tree, keep: int) -> None:
-        alive = [e for e in self._heap if tree[e[2]].status == "open" and -e[1] == tree[e[2]].g]
+        alive = [e for e in self._heap if _is_current(tree, e)]
         alive.sort()
         for _, _, node_id in alive[keep:]:
             tree[node_id].status = "pruned"
@@ -131,7 +147,8 @@ class BestFirst:
         """Enter the moved node and what is open below it under their new costs."""
         for found in (node, *tree.descendants(node)):
             if found.status == "open":
-                heapq.heappush(self._heap, (self._f(found), -found.g, found.id))
+                f = self._f(found.g, found.h, found.value)
+                heapq.heappush(self._heap, (f, -found.g, found.id))
 
     def finished(self, tree: Tree) -> str:
         """Return `goal` once no open or running node could lead to a better one."""
@@ -142,16 +159,16 @@ class BestFirst:
         if self.anytime:
             return "" if self._flying or self._heap else "goal"
         bound = self.path_weight * self._goal_g
-        if any(self._f(tree[i]) < bound - _EPS for i in self._flying):
+        flying = (tree[i] for i in self._flying)
+        if any(self._f(n.g, n.h, n.value) < bound - _EPS for n in flying):
             return ""
-        heap = self._heap
-        while heap and tree[heap[0][2]].status != "open":
-            heapq.heappop(heap)
-        return "" if heap and heap[0][0] < bound - _EPS else "goal"
+        while self._heap and not _is_current(tree, self._heap[0]):
+            heapq.heappop(self._heap)
+        return "" if self._heap and self._heap[0][0] < bound - _EPS else "goal"
 
     def best(self, tree: Tree) -> int:
         """Return the cheapest goal, else the best so far."""
-        goals = [n for n in tree.nodes if n.is_goal and n.status == "terminal"]
+        goals = [n for n in tree.touched() if n.is_goal and n.status == "terminal"]
         if goals and self.path_weight > 0:
             return min(goals, key=lambda n: (n.g, -(n.reward or 0.0), n.id)).id
         goal = best_goal(tree)
@@ -159,9 +176,9 @@ class BestFirst:
 
     def _rebuild(self, tree: Tree) -> None:
         self._heap = [
-            (self._f(n), -n.g, n.id)
-            for n in tree.nodes
-            if n.status == "open" and n.id not in self._flying
+            (self._f(g, h, value), -g, node_id)
+            for node_id, (g, h, value, _) in tree.open_rows()
+            if node_id not in self._flying
         ]
         heapq.heapify(self._heap)
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
 from tfgrpo.search.algorithm import Algorithm, Work
 from tfgrpo.search.environment import Outcome
-from tfgrpo.search.node import Node, NodeScore, Proposal, action_key
-from tfgrpo.search.tree import Tree
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key
+from tfgrpo.search.tree import Brood, Children, Row, Tree
 
 __all__ = ["Fold", "Merge", "Visit", "explore"]
 
@@ -81,6 +81,7 @@ class Fold:
         self.merge = merge
         self.max_depth = max_depth
         self.goal_reward = goal_reward
+        self._is_lazy = getattr(algorithm, "reads_rows", False)
         self.commits = 0
         self.expansions = 0
         if merge != "off" and self.tree.root.state_key is not None:
@@ -91,10 +92,11 @@ class Fold:
         works = self.algorithm.select(self.tree, 1)
         if not works:
             return None
-        node = self.tree[works[0].node]
+        work = works[0]
+        node = self.tree[work.node]
         if node.status == "open":
             node.status = "in_flight"
-        return works[0]
+        return work
 
     def wants_children(self, node: Node) -> bool:
         """Return whether a visit asks for next actions once the node's own action has worked."""
@@ -176,14 +178,77 @@ class Fold:
             node.reward = visit.reward
             node.is_goal = visit.reward >= self.goal_reward
 
-    def _grow(self, node: Node, visit: Visit) -> list[Node]:
+    def _grow(self, node: Node, visit: Visit) -> Sequence[Node]:
+        """Make the children; in one go where they are new, distinct and have only been scored."""
+        proposals, scores = visit.proposals, visit.scores
+        if not proposals or not scores or visit.outcomes is not None:
+            return self._grow_nodes(node, visit)
+        if node.children or self.merge != "off" or len(scores) != len(proposals):
+            return self._grow_nodes(node, visit)
+        grow = self._grow_brood if self._is_lazy else self._grow_fresh
+        children: Sequence[Node] | None = grow(node, proposals, scores)
+        return self._grow_nodes(node, visit) if children is None else children
+
+    def _grow_brood(
+        self, node: Node, proposals: Sequence[Proposal], scores: Sequence[NodeScore]
+    ) -> Children | None:
+        """Keep new children as a brood; None where two of them are the same."""
+        tree, above, is_plain = self.tree, node.g, True
+        rows: list[Row] = []
+        seen, total = set(), 0
+        for proposal, (cost, to_go, value, parts, memo) in zip(proposals, scores):
+            seen.add(action_key(proposal.action))
+            total += proposal.count
+            if not cost >= 0:
+                _refuse_cost(cost, proposal.action)
+            if parts is not NO_PARTS or memo is not None:
+                is_plain = False
+            rows.append((above + cost, to_go, value, cost))
+        if len(seen) < len(proposals) and self.algorithm.merges_siblings:
+            return None
+        tree.merged_siblings += total - len(proposals)
+        kept = None if is_plain else scores
+        return tree.add_brood(
+            node, Brood(node, len(tree.places), self.commits, proposals, tuple(rows), kept)
+        )
+
+    def _grow_fresh(
+        self, node: Node, proposals: Sequence[Proposal], scores: Sequence[NodeScore]
+    ) -> list[Node] | None:
+        """Make new children in one go; None where two of them are the same."""
+        tree, seq, above = self.tree, self.commits, node.g
+        parent, depth, first = node.id, node.depth + 1, len(tree.places)
+        made: list[Node] = []
+        seen, total = set(), 0
+        for proposal in proposals:
+            total += proposal.count
+        for proposal, (cost, to_go, value, parts, memo) in zip(proposals, scores):
+            action, count, prior = proposal.action, proposal.count, proposal.prior
+            key = action_key(action)
+            if not cost >= 0:
+                _refuse_cost(cost, action)
+            seen.add(key)
+            child = Node(first + len(made), parent, depth, action, key, count)
+            child.prior = count / total if prior is None else prior
+            child.step_cost, child.g, child.h, child.value = cost, above + cost, to_go, value
+            child.seq, child.proposal, child.parts, child.memo = seq, proposal, parts, memo
+            made.append(child)
+        if len(seen) < len(made) and self.algorithm.merges_siblings:
+            return None
+        tree.merged_siblings += total - len(made)
+        tree.places += made
+        node.children = range(first, first + len(made))
+        return made
+
+    def _grow_nodes(self, node: Node, visit: Visit) -> list[Node]:
+        """Make the children one by one: their actions have run, or some are known already."""
         tree, seq, merge = self.tree, self.commits, self.merge != "off"
         provisional = self.provisional(node, visit.proposals or ())
         outcomes, scores = visit.outcomes, visit.scores
         _check_length(len(provisional), outcomes, "outcomes")
         _check_length(len(provisional), scores, "scores")
         check_twins = bool(node.children) and self.algorithm.merges_siblings
-        nodes, ids = tree.nodes, tree.children_of(node)
+        places, ids = tree.places, tree.children_of(node)
         fresh: list[Node] = []
         for i, child in enumerate(provisional):
             if outcomes is not None and (outcome := outcomes[i]) is not None:
@@ -199,8 +264,8 @@ class Fold:
             tree.merged_siblings += child.count - 1
             if merge and child.state_key is not None and self._merged(node, child):
                 continue
-            child.id = len(nodes)  # as `Tree.add` does; a call a node would show here
-            nodes.append(child)
+            child.id = len(places)  # as `Tree.add` does; a call a node would show here
+            places.append(child)
             ids.append(child.id)
             if child.error:
                 child.status = "dead"
@@ -214,7 +279,7 @@ class Fold:
         assert child.state_key is not None
         known_id = tree.by_state.get(child.state_key)
         if known_id is None:
-            tree.by_state[child.state_key] = len(tree.nodes)
+            tree.by_state[child.state_key] = len(tree)
             return False
         tree.merged_states += 1
         known = tree[known_id]
@@ -229,16 +294,20 @@ def _check_length(children: int, rows: Sequence[Any] | None, what: str) -> None:
         raise ConfigError(f"{len(rows)} {what} for {children} children: give one a child")
 
 
+def _refuse_cost(cost: float, action: Any) -> NoReturn:
+    raise ConfigError(
+        f"step cost {cost!r} of {action!r:.80}: costs must be at least 0, or cheaper paths could "
+        "never be ruled out"
+    )
+
+
 def _take_score(node: Node, child: Node, score: NodeScore | None) -> None:
     if score is None:  # the scorer failed: as promising as the parent
         child.step_cost, child.h, child.value = 1.0, node.h, node.value
     else:
         child.step_cost, child.h, child.value, child.parts, child.memo = score
-        if child.step_cost < 0:
-            raise ConfigError(
-                f"step cost {score.step_cost!r} of {child.action_key!r:.80}: costs must be at "
-                "least 0, or cheaper paths could never be ruled out"
-            )
+        if not child.step_cost >= 0:
+            _refuse_cost(child.step_cost, child.action)
     child.g = node.g + child.step_cost
 
 

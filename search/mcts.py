@@ -23,6 +23,36 @@ from tfgrpo.search.tree import Tree
 __all__ = ["MCTS"]
 
 
+_KNOWN = 1 << 12
+_ROOTS = [1.0, *(n**-0.5 for n in range(1, _KNOWN))]
+_SPREAD = [0.0, *(math.sqrt(math.log(n)) for n in range(1, _KNOWN))]
+"""1/sqrt(n) and sqrt(ln n) of the counts that most nodes have: a walk needs two or more a level."""
+
+
+def _by_uct(family: Sequence[Node], wide: float) -> Node:
+    """Return the child of largest mean + c·sqrt(ln N) / sqrt(n) that has leaves to visit."""
+    best, found = -math.inf, family[0]
+    for child in family:
+        if child.leaves:
+            n = child.visits  # at least 1: its own score
+            bound = child.value_sum / n + wide * n**-0.5
+            if bound > best:
+                best, found = bound, child
+    return found
+
+
+def _by_puct(family: Sequence[Node], wide: float) -> Node:
+    """Return the child of largest mean + c·prior·sqrt(N) / (1 + n) that has leaves to visit."""
+    best, found = -math.inf, family[0]
+    for child in family:
+        if child.leaves:
+            n = child.visits
+            bound = child.value_sum / n + child.prior * wide / (1 + n)
+            if bound > best:
+                best, found = bound, child
+    return found
+
+
 class MCTS:
     """UCT or PUCT.
 
@@ -46,82 +76,77 @@ class MCTS:
     ) -> None:
         self.exploration, self.rule = exploration, rule
         self.stop_at_goal, self.unscored = stop_at_goal, unscored
-        self._free: list[int] = [1]
+        self._families: dict[int, list[Node]] = {}
+        """Id to the children that can be visited."""
         self._has_goal = False
 
     def select(self, tree: Tree, room: int) -> list[Work]:
         """Walk down `room` times; each walk ends at another leaf."""
         found: list[Work] = []
-        while len(found) < room and self._free[0] > 0:
+        while len(found) < room and tree.root.leaves > 0:
             found.append(Work(self._walk(tree)))
         return found
 
     def _walk(self, tree: Tree) -> int:
         """Go down to a leaf by the rule; each node on the way gets a visit of value 0."""
-        nodes, free, sqrt = tree.nodes, self._free, math.sqrt
-        explore, is_puct = self.exploration, self.rule == "puct"
-        node = nodes[0]
+        families, explore, is_puct = self._families, self.exploration, self.rule == "puct"
+        roots, spread = _ROOTS, _SPREAD
+        node = tree.root
         while True:
-            visits = node.visits
-            node.visits = visits + 1
-            free[node.id] -= 1
-            if node.status != "expanded":
+            n = node.visits
+            node.visits = n + 1
+            node.leaves -= 1
+            family = families.get(node.id)
+            if family is None:
                 return node.id
             if is_puct:
-                wide = explore * sqrt(visits)
-            else:
-                wide = explore * sqrt(math.log(visits)) if visits > 1 else 0.0
-            best = -math.inf
-            for child_id in node.children:
-                if not free[child_id]:
-                    continue
-                child = nodes[child_id]
-                n = child.visits
-                if is_puct:
-                    mean = child.value_sum / n if n else 0.0
-                    bound = mean + child.prior * wide / (1 + n)
-                else:
-                    bound = child.value_sum / n + wide / sqrt(n) if n else math.inf
-                if bound > best:
-                    best, node = bound, child
+                node = _by_puct(family, explore * math.sqrt(n))
+            elif n >= _KNOWN:
+                node = _by_uct(family, explore * math.sqrt(math.log(n)))
+            else:  # as `_by_uct`, by table: a child has no more visits than its parent
+                wide, best = explore * spread[n], -1e308
+                for child in family:
+                    if child.leaves:
+                        n = child.visits
+                        bound = child.value_sum / n + wide * roots[n]
+                        if bound > best:
+                            best, node = bound, child
 
-    def _add_up(self, tree: Tree, node_id: int, leaves: int, value: float) -> None:
+    def _add_up(self, tree: Tree, node: Node, leaves: int, value: float) -> None:
         """Back up what a visit found: leaves that are free, the visits to them, and their values.
 
         The visit itself was counted on the way down as one of value 0; it becomes the first.
         """
-        nodes, free = tree.nodes, self._free
+        places: list[Any] = tree.places  # above a node there are only nodes
         more = leaves - 1 if leaves else 0
-        while node_id >= 0:
-            node = nodes[node_id]
-            free[node_id] += leaves
+        while True:
+            node.leaves += leaves
             node.visits += more
             node.value_sum += value
-            node_id = node.parent
+            if node.parent < 0:
+                return
+            node = places[node.parent]
 
-    def _worth(self, node: Node) -> float:
-        if node.value is not None:
-            return node.value
+    def _unscored(self, node: Node) -> float:
         return 1.0 - node.step_cost if self.unscored is None else self.unscored
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Back up the children's values in one walk."""
-        free = self._free
-        if len(free) < len(tree.nodes):
-            free.extend([0] * (len(tree.nodes) - len(free)))
+        family = self._families[node.id] = list(children)
         total = 0.0
-        for child in children:
-            free[child.id] = 1
-            worth = self._worth(child)
+        for child in family:
+            worth = child.value
+            if worth is None:
+                worth = self._unscored(child)
             child.visits, child.value_sum = 1, worth
             total += worth
-        self._add_up(tree, node.id, len(children), total)
+        self._add_up(tree, node, len(family), total)
 
     def on_leaf(self, tree: Tree, node: Node) -> None:
         """Back up the reward of a finished path; the leaf is closed already."""
         self._has_goal = self._has_goal or node.is_goal
         reward = node.reward if node.reward is not None else (1.0 if node.is_goal else 0.0)
-        self._add_up(tree, node.id, 0, reward)
+        self._add_up(tree, node, 0, reward)
 
     def on_fail(self, tree: Tree, node: Node) -> None:
         """Leave the visit of value 0 where it is: the failure counts against the path."""
@@ -148,9 +173,14 @@ class MCTS:
             node = max(alive, key=lambda n: (n.visits, n.mean_value, -n.id))
 
     def dump(self) -> dict[str, Any]:
-        """Return what is free and the statistics that stand on the nodes."""
-        return {"free": self._free, "has_goal": self._has_goal}
+        """Return whether a goal was found; the statistics stand on the nodes."""
+        return {"has_goal": self._has_goal}
 
     def load(self, tree: Tree, state: Mapping[str, Any]) -> None:
-        """Restore the state; visits and values are on the tree's nodes."""
-        self._free, self._has_goal = list(state["free"]), state["has_goal"]
+        """Restore the state; visits, values and leaves are on the tree's nodes."""
+        self._has_goal = state["has_goal"]
+        self._families = {
+            node.id: [c for i in node.children if not (c := tree[i]).error or c.is_executed]
+            for node in tree.touched()
+            if node.children
+        }

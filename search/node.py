@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -19,6 +19,7 @@ from tfgrpo.rollout import Usage
 
 __all__ = [
     "FINISH",
+    "NO_PARTS",
     "Node",
     "NodeScore",
     "Proposal",
@@ -54,6 +55,8 @@ def action_key(action: Any) -> str:
     False
     """
     if type(action) is str:
+        if action.isascii():
+            return action.strip()
         return unicodedata.normalize("NFC", action).strip()
     return json.dumps(_normal(action), sort_keys=True, separators=(",", ":"))
 
@@ -146,7 +149,8 @@ class Proposal:
         return cls(**fields)
 
 
-_NO_PARTS: Mapping[str, float] = MappingProxyType({})
+NO_PARTS: Mapping[str, float] = MappingProxyType({})
+"""What a score without components has; one object for all."""
 
 
 class NodeScore(NamedTuple):
@@ -161,7 +165,7 @@ class NodeScore(NamedTuple):
     """Estimated cost from here to a finish; becomes `h`."""
     value: float | None = None
     """How good the node is, where the scorer judges values."""
-    parts: Mapping[str, float] = _NO_PARTS
+    parts: Mapping[str, float] = NO_PARTS
     """Named components, kept for views."""
     memo: Any = None
     """Whatever the scorer wants to find again at the children; not saved."""
@@ -203,11 +207,16 @@ class Node:
     value: float | None = None
     visits: int = 0
     value_sum: float = 0.0
+    leaves: int = 1
+    """Places at or below it that can still be visited, where the algorithm counts visits."""
     seq: int = 0
     """Number of the visit that made it."""
-    children: list[int] = ()  # type: ignore[assignment]  # leaves share the empty tuple
-    """Ids; `Tree` makes the list with the first child, as most nodes stay leaves."""
+    children: Sequence[int] = ()
+    """Ids; only `Tree` changes them. Leaves share the empty tuple."""
     parts: Mapping[str, float] | None = None
+    proposal: Proposal | None = None
+    memo: Any = None
+    """The scorer's own notes, such as LCS rows."""
     state: Any = None
     """The environment's handle; opaque."""
     state_key: str | None = None
@@ -219,11 +228,8 @@ class Node:
     reward: float | None = None
     observation: str = ""
     error: str = ""
-    proposal: Proposal | None = None
     usage: Usage | None = None
     """What its own expansion cost."""
-    memo: Any = None
-    """The scorer's own notes, such as LCS rows."""
 
     @property
     def mean_value(self) -> float:

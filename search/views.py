@@ -125,7 +125,7 @@ def to_graphviz(tree: Tree, *, best: int | None = None, max_nodes: int = 500) ->
     """Return the tree in Graphviz's language."""
     on_path = {n.id for n in tree.path(tree[best])} if best is not None else set()
     lines = ["digraph search {", '  node [shape=box, style=filled, fontname="sans-serif"];']
-    for node in tree.nodes[:max_nodes]:
+    for node in tree.first(max_nodes):
         text = _escaped(f"{_label(node)}\n{_numbers(node)}").replace("\n", "\\n")
         colour = "#f5dd90" if node.is_goal else _COLOURS.get(node.status, "#ffffff")
         wide = ", penwidth=3" if node.id in on_path else ""
@@ -143,7 +143,7 @@ def to_mermaid(tree: Tree, *, best: int | None = None, max_nodes: int = 200) -> 
     """Return the tree in Mermaid's language."""
     on_path = {n.id for n in tree.path(tree[best])} if best is not None else set()
     lines = ["flowchart TD"]
-    for node in tree.nodes[:max_nodes]:
+    for node in tree.first(max_nodes):
         text = f"{_label(node)}<br/>{_numbers(node)}"
         for sign, code in (("&", "#amp;"), ('"', "#quot;"), ("[", "#91;"), ("]", "#93;")):
             text = text.replace(sign, code)

@@ -9,10 +9,12 @@ import networkx
 import pytest
 
 from tests.benchmarks.environments import blocksworld, shared
+from tfgrpo.errors import ConfigError
 from tfgrpo.search import BestFirst, Fold, Node, explore
 from tfgrpo.search.fold import Visit
 from tfgrpo.search.graph import check_heuristic, to_networkx
-from tfgrpo.search.node import NodeScore, Proposal
+from tfgrpo.search.node import NO_PARTS, NodeScore, Proposal
+from tfgrpo.search.views import tree_rows
 
 Edges = dict[str, list[tuple[str, str, float]]]
 
@@ -186,3 +188,43 @@ def test_a_state_reached_more_cheaply_moves_with_all_below_it() -> None:
     assert isinstance(best, Node)
     assert fold.tree.plan(best) == ["short", "y", "z"]
     assert best.g == 4.0
+
+
+class EagerBestFirst(BestFirst):
+    """The same search, given nodes at once."""
+
+    reads_rows = False
+
+
+@pytest.mark.parametrize("options", [{}, {"weight": 3.0, "anytime": True}, {"max_open": 25}])
+def test_children_kept_as_numbers_make_the_same_tree_as_nodes(options: dict[str, Any]) -> None:
+    folds = [Fold(BestFirst.astar(**options)), Fold(EagerBestFirst.astar(**options))]
+    for fold in folds:
+        rng = random.Random(7)
+        for turn in range(120):
+            work = fold.select()
+            assert work is not None
+            actions = [rng.choice("abcdef") + str(rng.randrange(9)) for _ in range(4)]
+            proposals = [Proposal(a, count=rng.randrange(1, 4), prior=None) for a in actions]
+            names = dict.fromkeys(actions)  # equal siblings become one
+            parts = {"g1": 0.5} if turn % 2 else NO_PARTS
+            scores = [
+                NodeScore(rng.random(), rng.random(), rng.random(), parts, [turn]) for _ in names
+            ]
+            fold.commit(work, Visit(proposals=proposals, scores=scores))
+    lazy, eager = folds
+    unmade = len(lazy.tree) - sum(1 for _ in lazy.tree.touched())
+    assert unmade > 20 and sum(1 for _ in eager.tree.touched()) == len(eager.tree)
+    assert lazy.algorithm.best(lazy.tree) == eager.algorithm.best(eager.tree)
+    assert tree_rows(lazy.tree) == tree_rows(eager.tree)
+    assert [n.memo for n in lazy.tree] == [n.memo for n in eager.tree]
+    assert lazy.tree[-1] is lazy.tree[len(lazy.tree) - 1]
+
+
+def test_a_cost_that_is_no_number_is_refused() -> None:
+    for cost in (-1.0, float("nan")):
+        fold = Fold(BestFirst.astar())
+        work = fold.select()
+        assert work is not None
+        with pytest.raises(ConfigError, match="at least 0"):
+            fold.commit(work, Visit(proposals=[Proposal("a")], scores=[NodeScore(cost)]))
