@@ -25,7 +25,7 @@ from tfgrpo.messages import Message
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.multi_turn import Environment, TurnLimits, play
-from tfgrpo.rl.rollouts import Prompter, RolloutFigures, judge
+from tfgrpo.rl.rollouts import Prompter, RolloutFigures, judge, sizes_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.tool_calls import parse_action
 from tfgrpo.tool_policy import run_call
@@ -227,7 +227,7 @@ class PlayMaker:
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int,
+        group_size: int | Sequence[int],
         *,
         seed: int,
         hints: HintScheduler | None = None,
@@ -240,26 +240,29 @@ class PlayMaker:
         started = time.monotonic()
         if sampling is not None:  # the turns' own stop strings stay
             sampling = replace(sampling, stop=self._sampling.stop)
-        draws = _Draws(self._generator, sampling or self._sampling, len(tasks) * group_size)
+        sizes = sizes_of(tasks, group_size)
+        draws = _Draws(self._generator, sampling or self._sampling, sum(sizes.values()))
         with asyncio.Runner() as runner:
-            groups = runner.run(self._groups(tasks, group_size, seed, draws))
+            groups = runner.run(self._groups(tasks, sizes, seed, draws))
         self.figures.seconds = time.monotonic() - started
         return groups
 
     async def _groups(
-        self, tasks: Sequence[Task], group_size: int, seed: int, draws: _Draws
+        self, tasks: Sequence[Task], sizes: Mapping[str, int], seed: int, draws: _Draws
     ) -> list[RolloutGroup]:
         async def group(task: Task) -> RolloutGroup:
             group_id = group_id_of(task, EMPTY_CONTEXT, self._policy_id, seed=seed, scope="play")
             prompt = self._prompter.ids(task)
             played = await asyncio.gather(
-                *(self._one(task, prompt, f"{group_id}-{i}", i, seed, draws) for i in range(size))
+                *(
+                    self._one(task, prompt, f"{group_id}-{i}", i, seed, draws)
+                    for i in range(sizes[task.task_id])
+                )
             )
             return RolloutGroup(
                 group_id, task, tuple(played), policy_id=self._policy_id, metadata={"play": True}
             )
 
-        size = group_size
         return list(await asyncio.gather(*(group(t) for t in tasks)))
 
     async def _one(

@@ -39,13 +39,13 @@ class Maker(Protocol):
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int,
+        group_size: int | Sequence[int],
         *,
         seed: int,
         hints: HintScheduler | None = None,
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
-        """Return one group a task, in order."""
+        """Return one group a task, in order; `group_size` is one number or one a task."""
         ...
 
 
@@ -170,15 +170,9 @@ class Roller:
     def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
         if self._make_groups is not None:
             return self._make_groups([d.task for d in draws], seed)
-        found: dict[str, RolloutGroup] = {}
-        spent = RolloutFigures()
-        for size in sorted({d.size for d in draws}):
-            tasks = [d.task for d in draws if d.size == size]
-            made = self._maker.make(tasks, size, seed=seed, hints=self._hints)
-            _add(spent, self._maker.figures)
-            found |= {g.task.task_id: g for g in made}
-        self._maker.figures = spent
-        return [found[d.task.task_id] for d in draws]
+        return self._maker.make(
+            [d.task for d in draws], [d.size for d in draws], seed=seed, hints=self._hints
+        )
 
     def _share(
         self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,8 +23,8 @@ from tfgrpo.errors import ConfigError, VerifierError, boundary
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
-from tfgrpo.rl.generator import GroupRequest, OnDone
 from tfgrpo.rl.hints.shaping import note_of
+from tfgrpo.rl.serving import GroupRequest, OnDone
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 
 
@@ -175,7 +175,7 @@ class RolloutMaker:
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int,
+        group_size: int | Sequence[int],
         *,
         seed: int,
         context: Context = EMPTY_CONTEXT,
@@ -183,14 +183,14 @@ class RolloutMaker:
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
         """Return one group a task, in order; draws are fixed by (seed, task, sample, plan's place
-        in the visit)."""
+        in the visit). `group_size` is one number, or one a task."""
         self.figures = RolloutFigures()
         started = time.monotonic()
         sampling = sampling or self._sampling
         with asyncio.Runner() as runner:
             # the loop itself: `Runner.run` sets up signals anew for each group, a third of the time
             run = runner.get_loop().run_until_complete
-            call = _Call(self, group_size, seed, context, hints, sampling, run)
+            call = _Call(self, sizes_of(tasks, group_size), seed, context, hints, sampling, run)
             requests = [r for task in tasks for r in call.first(task)]
             self._generator.run(requests, sampling, call.on_done)
         self.figures.seconds = time.monotonic() - started
@@ -285,7 +285,7 @@ class _Call:
     def __init__(
         self,
         maker: RolloutMaker,
-        group_size: int,
+        sizes: Mapping[str, int],
         seed: int,
         context: Context,
         hints: HintScheduler | None,
@@ -293,7 +293,7 @@ class _Call:
         run: Callable[[Any], Any],
     ) -> None:
         self._maker = maker
-        self._group_size = group_size
+        self._sizes = sizes
         self._seed = seed
         self._context = context
         self._hints = hints
@@ -304,7 +304,9 @@ class _Call:
     def first(self, task: Task) -> list[GroupRequest]:
         """Return a task's first requests; the bare task where no plan fits the context."""
         visit = _Visit(task)
-        plans = [BARE] if self._hints is None else self._hints.start(task, self._group_size)
+        plans = (
+            [BARE] if self._hints is None else self._hints.start(task, self._sizes[task.task_id])
+        )
         return self._ask(visit, plans) or self._ask(visit, [BARE])
 
     def on_done(self, request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
@@ -330,7 +332,7 @@ class _Call:
             one = _Set(visit, len(visit.made), plan, context, {})
             seeds = [
                 derive_seed(self._seed, visit.task.task_id, i, one.number)
-                for i in range(plan.n or self._group_size)
+                for i in range(plan.n or self._sizes[visit.task.task_id])
             ]
             request = self._maker.request(one, seeds, self._max_tokens)
             if request is not None:
@@ -344,6 +346,12 @@ class _Call:
         levels = self._maker.figures.levels
         levels[label] = levels.get(label, 0) + 1
         self.accepted[task.task_id] = group
+
+
+def sizes_of(tasks: Sequence[Task], group_size: int | Sequence[int]) -> dict[str, int]:
+    """Return the group size of each task by its id."""
+    each = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
+    return {t.task_id: n for t, n in zip(tasks, each, strict=True)}
 
 
 async def judge(
