@@ -25,8 +25,8 @@ from tfgrpo.rollout import RolloutGroup
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
-    from tfgrpo.rl.generator import Counters
     from tfgrpo.rl.rollouts import RolloutFigures
+    from tfgrpo.rl.serving import Counters
     from tfgrpo.rl.updater import Updated
 
 log = logging.getLogger(__name__)

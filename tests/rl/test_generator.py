@@ -11,10 +11,11 @@ from tests.rl.tiny import tiny_decoder, tiny_hf
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.draws import pick, uniforms
-from tfgrpo.rl.generator import GroupGenerator, GroupRequest, make_generator
+from tfgrpo.rl.generator import GroupGenerator, make_generator
 from tfgrpo.rl.logprob import score_tokens
 from tfgrpo.rl.model import decoder_from_hf
 from tfgrpo.rl.packing import Row, pack
+from tfgrpo.rl.serving import GroupRequest
 
 PROMPTS = [(5, 9, 11), (7,), (20, 21, 22, 23, 24, 25), (9, 9)]
 
@@ -141,6 +142,53 @@ def test_requests_made_by_a_finished_group_are_served_in_the_same_run() -> None:
 
     generator.run([GroupRequest("first", PROMPTS[0], (1,), 3)], Sampling(), on_done)
     assert order == [("first", 1), ("second", 2)]
+
+
+def test_a_longer_request_joins_rows_that_are_still_decoding(monkeypatch) -> None:
+    monkeypatch.setattr("tfgrpo.rl.kv_cache.LENGTH_STEP", 4)
+    sampling = Sampling(extra={"ignore_eos": True})
+    generator = make(max_rows=8, poll_steps=2)
+    short = GroupRequest("short", PROMPTS[1], (1, 2), 1)
+    steady = GroupRequest("steady", PROMPTS[3], (3, 4), 24)
+    longer = GroupRequest("longer", PROMPTS[2], (5, 6), 30)  # into the slots of the short one
+    made, order = {}, []
+
+    def on_done(request, rows):
+        made[request.key] = [row.token_ids for row in rows]
+        order.append(request.key)
+        return [longer] if request.key == "short" else []
+
+    generator.run([short, steady], sampling, on_done)
+    assert order == ["short", "steady", "longer"]
+    assert generator.counters.steps < 24 + 30  # they ran side by side
+    for request in (short, steady, longer):
+        alone = make().generate(
+            [request.prompt_ids],
+            len(request.seeds),
+            Sampling(max_tokens=request.max_tokens, extra={"ignore_eos": True}),
+            [request.seeds],
+        )
+        assert made[request.key] == [row.token_ids for row in alone[0]]
+
+
+def test_what_was_reserved_needs_no_other_cache() -> None:
+    generator = make(max_rows=8)
+    generator.reserve(64, 100, 50)
+    kept = generator._cache
+    generator.generate([PROMPTS[0]] * 3, 4, Sampling(max_tokens=40), [[1, 2, 3, 4]] * 3)
+    assert generator._cache is kept
+    assert kept is not None and len(kept.slots.token) == 8  # never more than max_rows
+
+
+def test_a_request_without_rows_is_handed_over_and_may_bring_others() -> None:
+    order = []
+
+    def on_done(request, rows):
+        order.append((request.key, len(rows)))
+        return [GroupRequest("second", PROMPTS[0], (1,), 2)] if request.key == "none" else []
+
+    make().run([GroupRequest("none", PROMPTS[0], (), 2)], Sampling(), on_done)
+    assert order == [("none", 0), ("second", 1)]
 
 
 def test_a_prompt_is_prefilled_once_for_its_group() -> None:

@@ -16,11 +16,11 @@ from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.hint_plan import BARE, level_of
 from tfgrpo.hint_texts import leaks
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
-from tfgrpo.rl.generator import GroupRequest, OnDone
 from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.hints.sage import Sage
 from tfgrpo.rl.hints.texts import MetadataHints
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+from tfgrpo.rl.serving import GroupRequest, OnDone
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 G = 4
