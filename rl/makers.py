@@ -5,10 +5,11 @@ Does not know training. Source: own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfgrpo.protocols import Generator, Sampling, Verifier
+from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
 from tfgrpo.rl import plug
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generator import GroupGenerator
@@ -38,11 +39,21 @@ def sampling_of(config: TrainConfig) -> Sampling:
     return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
 
 
+def prompter_of(config: TrainConfig, parts: Parts) -> Prompter:
+    """Return what turns tasks into token ids, tools described where there are some."""
+    return Prompter(
+        parts.tokenizer,
+        system=plug.system_text(config, plug.tools_of(config.play)),
+        template=config.model.template,
+        context_tokens=parts.decoder.shape.context,
+    )
+
+
 def maker_of(
     config: TrainConfig,
     parts: Parts,
     verifier: Verifier,
-    own: GroupGenerator,
+    own: Counted,
     engine: Generator | None,
 ) -> RolloutMaker | PlayMaker:
     """Return what makes groups: of one turn, or of several where [play] is set.
@@ -51,12 +62,7 @@ def maker_of(
         ConfigError: tools that cannot be loaded, or a chat template that cannot be continued.
     """
     tools = plug.tools_of(config.play)
-    prompter = Prompter(
-        parts.tokenizer,
-        system=plug.system_text(config, tools),
-        template=config.model.template,
-        context_tokens=parts.decoder.shape.context,
-    )
+    prompter = prompter_of(config, parts)
     sampling = sampling_of(config)
     common: dict[str, Any] = {
         "policy_id": f"train:{parts.name}",
@@ -81,6 +87,45 @@ def maker_of(
         act_timeout_s=config.play.tool_timeout_s,
         **common,
     )
+
+
+class Counted:
+    """The trainer's own sampler; adds up what several runs of it cost."""
+
+    def __init__(self, own: GroupGenerator) -> None:
+        self._own = own
+        self.steps = self.row_steps = 0
+
+    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
+        """Serve a queue."""
+        self._own.run(requests, sampling, on_done)
+        self._add()
+
+    def generate(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Generated]]:
+        """Return n continuations a prompt."""
+        made = self._own.generate(token_ids, n, sampling, seeds)
+        self._add()
+        return made
+
+    def sync(self, named_params: Mapping[str, Any]) -> None:
+        """Take weights."""
+        self._own.sync(named_params)
+
+    def take(self) -> dict[str, int]:
+        """Return the decode steps since the last call, and the rows decoded in them."""
+        found = {"decode_steps": self.steps, "decode_row_steps": self.row_steps}
+        self.steps = self.row_steps = 0
+        return found
+
+    def _add(self) -> None:
+        self.steps += self._own.counters.steps
+        self.row_steps += self._own.counters.row_steps
 
 
 class Batches:

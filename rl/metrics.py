@@ -26,7 +26,6 @@ from tfgrpo.rollout import RolloutGroup
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
     from tfgrpo.rl.rollouts import RolloutFigures
-    from tfgrpo.rl.serving import Counters
     from tfgrpo.rl.updater import Updated
 
 log = logging.getLogger(__name__)
@@ -182,7 +181,7 @@ def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 
 
 def rollout_figures(
-    made: RolloutFigures, counters: Counters, hints: HintScheduler | None = None
+    made: RolloutFigures, counters: Mapping[str, int], hints: HintScheduler | None = None
 ) -> dict[str, Any]:
     """What making a step's groups cost, and where the run's hints stand."""
     return {
@@ -191,8 +190,7 @@ def rollout_figures(
         "rollouts": made.rollouts,
         "hinted_rollouts": made.hinted_rollouts,
         "hints_too_long": made.hints_too_long,
-        "decode_steps": counters.steps,
-        "decode_row_steps": counters.row_steps,
+        **counters,
         "verify_seconds": made.verify_seconds,
         **{f"groups_{level}": count for level, count in made.levels.items()},
         **{f"hints_{k}": v for k, v in (hints.figures() if hints else {}).items()},

@@ -26,7 +26,7 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.curricula import Curriculum
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.lora import LoraWeights
-from tfgrpo.rl.makers import maker_of, own_generator, sampling_of
+from tfgrpo.rl.makers import Counted, maker_of, own_generator, prompter_of, sampling_of
 from tfgrpo.rl.metrics import (
     MetricsLog,
     Sink,
@@ -36,6 +36,7 @@ from tfgrpo.rl.metrics import (
     update_figures,
 )
 from tfgrpo.rl.parts import Parts, load_parts, write_model
+from tfgrpo.rl.reliance import hint_reliance
 from tfgrpo.rl.replay import Replay
 from tfgrpo.rl.rolling import MakeGroups, Roller
 from tfgrpo.rl.rows import RowMaker
@@ -118,7 +119,9 @@ class Trainer:
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
         self.generator = sampler or own_generator(config, parts)
-        self._maker = maker_of(config, parts, verifier, self.generator, generator)
+        self._counted = Counted(self.generator)
+        self._maker = maker_of(config, parts, verifier, self._counted, generator)
+        self._prompter = prompter_of(config, parts)
         self._row_maker = RowMaker(config, parts.decoder, parts.text_of)
         self._roller = Roller(
             config,
@@ -169,6 +172,7 @@ class Trainer:
         first = {} if self.curriculum.is_profiled else self._roller.profile()
         rolled = self._roller.roll(number)
         made = time.monotonic()
+        leaning = {} if self._hints is None else self._reliance(rolled.made)
         rows, stale = self._row_maker.rows(
             rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
         )
@@ -188,8 +192,9 @@ class Trainer:
         ended = time.monotonic()
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
-        figures = first | group_figures(rolled.made) | rolled.figures | {"rows": len(rows)}
-        figures |= rollout_figures(self._maker.figures, self.generator.counters, self._hints)
+        figures = first | group_figures(rolled.made) | rolled.figures | leaning
+        figures["rows"] = len(rows)
+        figures |= rollout_figures(self._maker.figures, self._counted.take(), self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
         figures |= {
             "seconds": ended - started,
@@ -231,6 +236,16 @@ class Trainer:
             "tasks": len(scores),
             "step": self.step_number,
         }
+
+    def _reliance(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        found = hint_reliance(
+            groups,
+            self._parts.decoder,
+            self._prompter.encode,
+            max_tokens=self.config.optimiser.micro_batch_tokens,
+            chunk=self.config.optimiser.vocabulary_chunk,
+        )
+        return {} if found is None else {"hints_reliance": found}
 
     def _write(self, report: StepReport) -> None:
         if self._rank:

@@ -16,7 +16,7 @@ from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, Sampling
-from tfgrpo.rl.makers import maker_of, own_generator
+from tfgrpo.rl.makers import Counted, maker_of, own_generator
 from tfgrpo.rl.multi_turn import TurnLimits, row_of
 from tfgrpo.rl.play import STOP, PlayMaker, ToolEnvironment, TurnText
 from tfgrpo.rl.plug import tools_of
@@ -281,7 +281,7 @@ def test_held_out_tasks_are_played_too(tmp_path: Path) -> None:
 def test_tools_stand_in_the_prompt_and_end_turns(tmp_path: Path) -> None:
     config = tiny_config(tmp_path, play={"tools": ["tests.rl.test_play:echo"]})
     parts = tiny_parts()
-    maker = maker_of(config, parts, EvenTokens(), own_generator(config, parts), None)
+    maker = maker_of(config, parts, EvenTokens(), Counted(own_generator(config, parts)), None)
     assert isinstance(maker, PlayMaker)
     assert "echo: Say it again." in maker._prompter._system
     assert maker._sampling.stop == (STOP,)

@@ -300,6 +300,26 @@ def test_a_hinted_group_has_one_context_and_is_trained_under_it(tmp_path) -> Non
     assert report.figures["hints_asked"] == 3
 
 
+def test_reliance_is_the_gain_in_log_prob_that_the_hint_gave(tmp_path) -> None:
+    trainer = make(tiny_config(tmp_path), hints=OneHint())
+    model = tiny_hf()
+    report = trainer.step()
+
+    def logp(prompt, ids):
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids]])).logits[0].log_softmax(-1)
+        return [logits[len(prompt) - 1 + i, t].item() for i, t in enumerate(ids)]
+
+    gains = []
+    for group in report.groups:
+        for step in (r.steps[0] for r in group.rollouts):
+            hinted = logp(step.prompt_token_ids, step.token_ids)
+            bare = logp(trainer._prompter.ids(group.task), step.token_ids)
+            gains.append(np.mean(np.subtract(hinted, bare)))
+    assert report.figures["hints_reliance"] == pytest.approx(np.mean(gains), abs=1e-4)
+    assert "hints_reliance" not in make(tiny_config(tmp_path / "bare")).step().figures
+
+
 def test_hint_state_survives_a_resume(tmp_path) -> None:
     first = make(tiny_config(tmp_path), hints=OneHint())
     while first.step_number < 2:
