@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,16 +13,20 @@ pytest.importorskip("torch")
 
 
 from tests.rl.hints.groups import hinted_task, task
-from tests.rl.tiny import CharTokenizer
+from tests.rl.tiny import CharTokenizer, tiny_decoder
 from tfgrpo.context import EMPTY_CONTEXT
-from tfgrpo.hint_plan import BARE, level_of
+from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup, level_of
 from tfgrpo.hint_texts import leaks
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
+from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.hints import make_scheduler
+from tfgrpo.rl.hints.merge import mixed
 from tfgrpo.rl.hints.sage import Sage
 from tfgrpo.rl.hints.texts import MetadataHints
+from tfgrpo.rl.multi_turn import row_of
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
 from tfgrpo.rl.serving import GroupRequest, OnDone
+from tfgrpo.rl.update import score_rows
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 G = 4
@@ -155,3 +161,171 @@ def test_evaluation_prompts_hold_no_hint() -> None:
     (group,) = maker.make([one], 1, seed=0)
     assert group.rollouts[0].steps[0].prompt_token_ids == prompter.ids(one)
     assert group.context.is_empty
+
+
+class Plans:
+    """A scheduler of given rounds: everything is mixed, and what was asked is kept."""
+
+    def __init__(self, *rounds: list[HintPlan]) -> None:
+        self._rounds = rounds
+        self.seen: list[list[PlannedGroup]] = []
+
+    def start(self, task: Task, group_size: int) -> list[HintPlan]:
+        return self._rounds[0]
+
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> list[HintPlan]:
+        self.seen.append(list(made))
+        return self._rounds[len(self.seen)] if len(self.seen) < len(self._rounds) else []
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        return mixed(made)
+
+    def epoch_end(self) -> None: ...
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Always:
+    """Any answer is right."""
+
+    verifier_id = "always"
+    reward_range = (0.0, 1.0)
+
+    def check_task(self, task: Task) -> None: ...
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        return Score(1.0)
+
+
+def roll_plans(
+    *rounds: list[HintPlan], context_tokens: int = 4096
+) -> tuple[RolloutGroup, Plans, RolloutMaker, Scripted]:
+    prompter = Prompter(CharTokenizer(), context_tokens=context_tokens)
+    generator, plans = Scripted(), Plans(*rounds)
+    maker = RolloutMaker(generator, prompter, Always(), Sampling(max_tokens=4), policy_id="p")
+    (group,) = maker.make([task()], G, seed=3, hints=plans)
+    return group, plans, maker, generator
+
+
+def test_several_plans_are_rolled_at_once_each_with_its_number_of_rollouts() -> None:
+    hint = HintPlan(text="carry", n=1, level=1, source="teacher")
+    prefix = HintPlan(response_prefix="So", n=2, level=2, source="oracle")
+    group, plans, maker, generator = roll_plans([BARE, hint], [prefix])
+    assert [[one.plan for one in made] for made in plans.seen] == [
+        [BARE, hint],
+        [BARE, hint, prefix],
+    ]
+    assert [len(one.group.rollouts) for one in plans.seen[-1]] == [G, 1, 2]
+    assert generator.rows == maker.figures.rollouts == G + 1 + 2
+    assert maker.figures.hinted_rollouts == 3
+    assert maker.figures.levels == {"mixed": 1}
+    assert len({r.rollout_id for r in group.rollouts}) == G + 3
+    assert len({r.seed for r in group.rollouts}) == G + 3
+    for one in plans.seen[-1]:  # one context a set
+        assert len({r.steps[0].prompt_token_ids for r in one.group.rollouts}) == 1
+
+
+def test_a_forced_start_is_part_of_the_text_and_of_the_prompts_tokens() -> None:
+    plan = HintPlan(response_prefix="So it ", n=1, level=1, source="oracle")
+    group, _, maker, _ = roll_plans([plan])
+    (rollout,) = group.rollouts
+    step = rollout.steps[0]
+    bare = maker._prompter.ids(task())
+    forced = maker._prompter.prefix_ids("So it ")
+    assert forced == maker._prompter.prefix_ids("So it")  # the blank belongs to the next word
+    assert step.prompt_token_ids == bare + forced
+    assert step.token_ids is not None
+    assert rollout.answer == maker._prompter.text((*forced, *step.token_ids))
+    assert rollout.metadata["hint"] == {
+        "label": "prefix:oracle:1",
+        "level": 1,
+        "prefix_tokens": len(forced),
+        "train_on": "generated",
+    }
+
+
+def test_the_bare_prompt_is_kept_where_training_shall_use_it() -> None:
+    plan = HintPlan(text="carry", n=1, level=1, source="teacher", condition="original")
+    group, _, maker, _ = roll_plans([plan])
+    bare = maker._prompter.ids(task())
+    assert group.rollouts[0].metadata["hint"]["bare_prompt"] == list(bare)
+    assert group.rollouts[0].steps[0].prompt_token_ids != bare
+
+
+def test_a_hint_longer_than_the_context_leaves_the_bare_group() -> None:
+    bare_length = len(Prompter(CharTokenizer(), context_tokens=4096).ids(task()))
+    long = HintPlan(text="x" * 50, level=1, source="given")
+    for plan in (long, replace(long, text="", response_prefix="x" * 50)):
+        group, plans, maker, generator = roll_plans([BARE], [plan], context_tokens=bare_length + 20)
+        assert maker.figures.hints_too_long == 1
+        assert generator.rows == G
+        assert group is plans.seen[0][0].group
+        assert maker.figures.levels == {"none": 1}
+        started, _, again, _ = roll_plans([plan], context_tokens=bare_length + 20)
+        assert again.figures.hints_too_long == 1
+        assert again.figures.levels == {"none": 1}
+        assert started.to_dict() == group.to_dict()
+
+
+def test_a_climb_whose_next_hint_is_too_long_accepts_and_counts_the_visit() -> None:
+    one = task("d", hints=["short", "x" * 200])
+    prompter = Prompter(CharTokenizer(), context_tokens=4096)
+    verifier = ByLevel(prompter, [one])
+    short = Prompter(CharTokenizer(), context_tokens=len(prompter.ids(one)) + 40)
+    sage = Sage()
+    maker = RolloutMaker(Scripted(), short, verifier, Sampling(max_tokens=4), policy_id="p")
+    (group,) = maker.make([one], G, seed=0, hints=sage)
+    assert maker.figures.hints_too_long == 1
+    assert level_of(group.context.of_kind("hint")[0]) == 1
+    assert sage.record.of("d").visits == 1
+
+
+def real_maker(tasks: list[Task]) -> RolloutMaker:
+    prompter = Prompter(CharTokenizer(), context_tokens=128)
+    generator = GroupGenerator(tiny_decoder(), eos_ids=(2,), max_rows=8, fixed_rows=True)
+    return RolloutMaker(
+        generator, prompter, ByLevel(prompter, tasks), Sampling(max_tokens=6), policy_id="p"
+    )
+
+
+def test_on_real_weights_a_success_at_level_0_is_bit_equal_to_plain_grpo() -> None:
+    tasks = [task(n, hints=["x", "y", "z"]) for n in LEVEL_NEEDED]
+    plain = real_maker(tasks).make(tasks, G, seed=5)
+    hinted = real_maker(tasks).make(tasks, G, seed=5, hints=Sage())
+    assert hinted[0].to_dict() == plain[0].to_dict()  # tokens and log-probs included
+    assert [len(g.context.parts) for g in hinted] == [0, 1, 1, 1]
+
+
+def test_on_real_weights_rolling_ahead_accepts_bit_equal_groups() -> None:
+    tasks = [task(n, hints=["x", "y", "z"]) for n in LEVEL_NEEDED]
+    climbing, ahead = Sage(), Sage(ahead=True)
+    slow, fast = real_maker(tasks), real_maker(tasks)
+    for seed in (5, 6):
+        want = slow.make(tasks, G, seed=seed, hints=climbing)
+        got = fast.make(tasks, G, seed=seed, hints=ahead)
+        assert [g.to_dict() for g in got] == [g.to_dict() for g in want]
+    assert fast.figures.rollouts >= slow.figures.rollouts
+
+
+def test_log_probs_stand_under_the_prompt_as_rolled_and_not_under_the_bare_one() -> None:
+    maker = real_maker([])
+    maker._verifier = Always()
+    plans = Plans([HintPlan(text="x", response_prefix="y", n=3, level=1, source="oracle")])
+    (group,) = maker.make([task()], G, seed=5, hints=plans)
+    rows = [row_of(r, index=i) for i, r in enumerate(group.rollouts)]
+    bare = maker._prompter.ids(task())
+    decoder = maker._generator.decoder  # type: ignore[attr-defined]
+    as_rolled = score_rows(decoder, rows, temperature=1.0, max_tokens=512)
+    without = score_rows(
+        decoder, [replace(r, prompt_ids=bare) for r in rows], temperature=1.0, max_tokens=512
+    )
+    for i, rollout in enumerate(group.rollouts):
+        told = rollout.steps[0].logprobs
+        assert told == pytest.approx(as_rolled[i], abs=1e-4)
+        assert told != pytest.approx(without[i], abs=1e-2)
