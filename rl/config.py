@@ -176,7 +176,7 @@ class CurriculumConfig(_Section):
     rest_epochs: int = Field(default=0, ge=0)
     """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
     allocate: str = ""
-    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
+    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `gdro`, or
     `module:name` of a class whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"

@@ -75,6 +75,12 @@ class Curriculum:
         self.config = config
         self.cursor = 0
         self.history: list[Outcome] = []
+        self.shares: dict[str, float] = {}
+        """Success shares of the profiling pass, by task id."""
+        self._groups: list[RolloutGroup] = []
+        """The history as an allocator sees it."""
+        self._last: dict[str, Outcome] = {}
+        self._ordered: tuple[int, list[Task]] = (-1, [])
         self.is_profiled = not config.profile
         self._all = {t.task_id: t for t in tasks}
         self._pool = list(tasks)
@@ -152,17 +158,18 @@ class Curriculum:
         return [Draw(t, int(k)) for t, k in zip(tasks, sizes, strict=True) if k]
 
     def _order(self, epoch: int) -> list[Task]:
-        rng = np.random.default_rng(derive_seed(self._seed, "order", epoch))
-        order = [self._pool[i] for i in rng.permutation(len(self._pool))]
-        if self.config.order == "shuffled":
-            return order
-        shares = self._profile_shares()
-        return sorted(order, key=lambda t: -shares.get(t.task_id, 0.0))
+        if self._ordered[0] != epoch:
+            rng = np.random.default_rng(derive_seed(self._seed, "order", epoch))
+            order = [self._pool[i] for i in rng.permutation(len(self._pool))]
+            if self.config.order == "easy_first":
+                order.sort(key=lambda t: -self.shares.get(t.task_id, 0.0))
+            self._ordered = (epoch, order)
+        return self._ordered[1]
 
     def _rests(self, task: Task, epoch: int) -> bool:
         if not self.config.rest_epochs:
             return False
-        last = next((o for o in reversed(self.history) if o.task_id == task.task_id), None)
+        last = self._last.get(task.task_id)
         share = None if last is None else last.share(self.config.success_above)
         if last is None or share is None or last.epoch < 0:
             return False
@@ -176,8 +183,16 @@ class Curriculum:
             return
         # the cursor stands after the draws, so the epoch of the last one is meant
         epoch = max(0, self.cursor - 1) // self._epoch_length
-        self.history += [Outcome(t, tuple(r), epoch) for t, r in outcomes]
-        del self.history[: -HISTORY_A_TASK * len(self._all)]
+        self._keep(Outcome(t, tuple(r), epoch) for t, r in outcomes)
+
+    def _keep(self, outcomes: Iterable[Outcome]) -> None:
+        """Add to the history, the same in its three forms."""
+        for o in outcomes:
+            self.history.append(o)
+            self._groups.append(_light(self._all[o.task_id], o))
+            self._last[o.task_id] = o
+        most = HISTORY_A_TASK * len(self._all)
+        del self.history[:-most], self._groups[:-most]
 
     def profiled(self, outcomes: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float]:
         """Take the profiling pass's outcomes, drop tasks outside the band, return figures.
@@ -185,11 +200,14 @@ class Curriculum:
         Raises:
             ConfigError: no task is left.
         """
-        self.history = [Outcome(t, tuple(r), -1) for t, r in outcomes]
+        seen = [Outcome(t, tuple(r), -1) for t, r in outcomes]
+        self._keep(seen)
         self.is_profiled = True
-        shares = self._profile_shares()
-        self._pool = [t for t in self._pool if self._stays(t, shares.get(t.task_id))]
-        found = list(shares.values())
+        shares = {o.task_id: o.share(self.config.success_above) for o in seen}
+        self.shares = {t: s for t, s in shares.items() if s is not None}
+        self._pool = [t for t in self._pool if self._stays(t, self.shares.get(t.task_id))]
+        self._ordered = (-1, [])
+        found = list(self.shares.values())
         if not self._pool:
             raise ConfigError(
                 f"curriculum.band {list(self.config.band)} keeps none of {len(self._all)} tasks: "
@@ -197,16 +215,11 @@ class Curriculum:
                 "successes; widen the band, or set curriculum.unsolved_share and [hints]"
             )
         return {
-            "profile_rollouts": float(sum(len(o.rewards) for o in self.history)),
+            "profile_rollouts": float(sum(len(o.rewards) for o in seen)),
             "profile_tasks_kept": float(len(self._pool)),
             "profile_success_share": sum(found) / max(1, len(found)),
             "profile_unsolved_share": sum(not s for s in found) / max(1, len(found)),
         }
-
-    def _profile_shares(self) -> dict[str, float]:
-        above = self.config.success_above
-        shares = {o.task_id: o.share(above) for o in self.history if o.epoch < 0}
-        return {t: s for t, s in shares.items() if s is not None}
 
     def _stays(self, task: Task, share: float | None) -> bool:
         low, high = self.config.band
@@ -219,13 +232,14 @@ class Curriculum:
 
     def groups(self) -> list[RolloutGroup]:
         """Return the history as groups, for an allocator."""
-        return [_light(self._all[o.task_id], o, i) for i, o in enumerate(self.history)]
+        return list(self._groups)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""
         return {
             "cursor": self.cursor,
             "is_profiled": self.is_profiled,
+            "shares": dict(self.shares),
             "pool": [t.task_id for t in self._pool],
             "history": [[o.task_id, list(o.rewards), o.epoch] for o in self.history],
         }
@@ -234,13 +248,16 @@ class Curriculum:
         """Restore what `state_dict` returned."""
         self.cursor = int(state["cursor"])
         self.is_profiled = bool(state["is_profiled"])
+        self.shares = dict(state["shares"])
         self._pool = [self._all[t] for t in state["pool"]]
-        self.history = [Outcome(t, tuple(r), int(e)) for t, r, e in state["history"]]
+        self.history, self._groups, self._last = [], [], {}
+        self._ordered = (-1, [])
+        self._keep(Outcome(t, tuple(r), int(e)) for t, r, e in state["history"])
 
 
-def _light(task: Task, outcome: Outcome, number: int) -> RolloutGroup:
+def _light(task: Task, outcome: Outcome) -> RolloutGroup:
     rollouts = tuple(
-        Rollout(f"h{number}-{i}", task.task_id, sample_index=i).graded(Score(r))
+        Rollout(f"{task.task_id}-{i}", task.task_id, sample_index=i).graded(Score(r))
         for i, r in enumerate(outcome.rewards)
     )
-    return RolloutGroup(f"h{number}", task, rollouts)
+    return RolloutGroup(task.task_id, task, rollouts)

@@ -192,12 +192,14 @@ def _contexts(graded: Sequence[Graded]) -> dict[int, int]:
     """Number the prompts of each group, 0 and up; −1 is a rollout without any added context."""
     seen: dict[int, list[Any]] = {}
     found = {}
+    planned = {g.group for g in graded if "hint" in g.rollout.metadata}
     for g in graded:
         prompt = g.row.prompt_ids
         known = seen.setdefault(g.group, [])
         if prompt not in known:
             known.append(prompt)
-        found[g.row.index] = known.index(prompt) if g.of.context.parts else -1
+        bare = "hint" not in g.rollout.metadata if g.group in planned else not g.of.context.parts
+        found[g.row.index] = -1 if bare else known.index(prompt)
     return found
 
 

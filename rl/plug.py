@@ -26,7 +26,6 @@ ALLOCATORS: Mapping[str, str] = {
     "sgpo": "tfgrpo.routing.allocate:Sgpo",
     "vade": "tfgrpo.routing.allocate:Vade",
     "xrpo": "tfgrpo.routing.allocate:Xrpo",
-    "dars": "tfgrpo.routing.allocate:Dars",
     "gdro": "tfgrpo.routing.allocate:RolloutGdro",
 }
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""

@@ -120,9 +120,15 @@ class Updater:
         # a decoupled loss has its own place for the sampler's log-probs
         apart = "behaviour" in self._loss_needs
 
-        def at_start(r: TrainRow) -> tuple[float, ...] | None:
-            is_old = r.row.index in stale and not apart
-            return r.engine_logp if is_old else old[r.row.index]
+        def at_start(r: TrainRow) -> tuple[float, ...]:
+            if r.row.index not in stale or apart:
+                return old[r.row.index]
+            if r.engine_logp is None:
+                raise ConfigError(
+                    "curriculum.replay: a kept rollout has no log-probs of its sampler (its engine "
+                    "told none, or its hint trains it under another prompt); set replay = 0"
+                )
+            return r.engine_logp
 
         return [replace(r, old_logp=at_start(r)) for r in rows]
 
@@ -172,8 +178,11 @@ class Updater:
     ) -> dict[int, tuple[float, ...]]:
         """Return log-probs by row index; under the trained weights and the rollout's temperature
         unless told."""
+        if decoder is None:
+            # sharded weights need all processes in step, so the whole copy scores
+            decoder = self.model if self._world == 1 else self._decoder
         return score_rows(
-            self.model if decoder is None else decoder,
+            decoder,
             [r.row for r in rows],
             temperature=self._config.rollout.temperature if temperature is None else temperature,
             max_tokens=self._config.optimiser.micro_batch_tokens,
@@ -183,7 +192,7 @@ class Updater:
     def mean_logp(self, rows: Sequence[TrainRow]) -> Tokens:
         """Return, per row index, the mean over the vocabulary of log π at each sampled token."""
         found = measure_rows(
-            self.model,
+            self.model if self._world == 1 else self._decoder,
             [r.row for r in rows],
             temperature=self._config.rollout.temperature,
             max_tokens=self._config.optimiser.micro_batch_tokens,

@@ -118,7 +118,7 @@ def test_an_allocator_gives_sizes_and_sees_what_became_of_groups() -> None:
             curriculum(allocate=wrong).draw(3)
 
 
-@pytest.mark.parametrize("name", ["posterior_gain", "vade", "sgpo", "gdro", "xrpo", "dars"])
+@pytest.mark.parametrize("name", ["posterior_gain", "vade", "sgpo", "gdro", "xrpo"])
 def test_allocators_are_found_by_name(name: str) -> None:
     allocate = allocator_of(CurriculumConfig(allocate=name))
     assert allocate is not None

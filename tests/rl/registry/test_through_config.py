@@ -263,3 +263,21 @@ def test_losses_without_a_ratio_are_those_that_replay_refuses() -> None:
         if all(torch.equal(slope(entry, s), slope(entry, [0.0] * 4)) for s in shifts)
     }
     assert blind == set(NO_RATIO)
+
+
+def test_contexts_of_hints_reach_the_estimator_that_needs_them(tmp_path: Path) -> None:
+    from tfgrpo.rl.facts import _contexts
+    from tfgrpo.rl.hints import make_scheduler
+    from tfgrpo.rl.rows import graded_of
+
+    hints = {"name": "sage", "max_level": 1, "success_above": 0.99}
+    config = tiny_config(tmp_path, loss={"advantage": "nudge"}, hints=hints)
+    given = [Task(f"t{i}", "x", metadata={"hints": [f"hint {i}"]}) for i in range(6)]
+    trainer = Trainer(config, tiny_parts(), given, Judge(), hints=make_scheduler(hints))
+    report = trainer.step()
+    graded = graded_of(report.groups)
+    contexts = _contexts(graded)
+    assert {contexts[g.row.index] for g in graded} == {-1, 0}
+    for g in graded:
+        assert (contexts[g.row.index] == -1) == (not g.of.context.parts)
+    assert math.isfinite(report.figures["grad_norm"])
