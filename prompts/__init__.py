@@ -11,11 +11,20 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 __all__ = ["fields_of", "fill", "load", "names", "render"]
 
 _PLACEHOLDER = re.compile(r"\$(?:\$|([a-z_]+))")
+
+
+def _folder() -> Traversable:
+    from importlib.resources import files  # 10 ms, which not every import of a record should cost
+
+    return files(__name__)
 
 
 @cache
@@ -25,7 +34,7 @@ def load(name: str) -> str:
     Raises:
         KeyError: there is no prompt of that name.
     """
-    path = files(__name__).joinpath(f"{name}.md")
+    path = _folder().joinpath(f"{name}.md")
     if not path.is_file():
         raise KeyError(f"no prompt {name!r}; there are {', '.join(names())}")
     return path.read_text(encoding="utf-8").removesuffix("\n")
@@ -34,7 +43,7 @@ def load(name: str) -> str:
 @cache
 def names() -> tuple[str, ...]:
     """Return the names of all prompts, sorted."""
-    found = (p.name for p in files(__name__).iterdir())
+    found = (p.name for p in _folder().iterdir())
     return tuple(sorted(n.removesuffix(".md") for n in found if n.endswith(".md")))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfgrpo.search.chains import Chains
     from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
     from tfgrpo.search.depth_first import DepthFirst
-    from tfgrpo.search.driver import Driver, SearchResult, SearchSettings
+    from tfgrpo.search.driver import Driver
     from tfgrpo.search.environment import (
         DeepcopyEnvironment,
         Environment,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SearchContext,
         UnitScorer,
     )
+    from tfgrpo.search.settings import SearchResult, SearchSettings
     from tfgrpo.search.tree import Tree
     from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
 
@@ -95,8 +96,8 @@ _HOME = {
     "ReplayEnvironment": "environment",
     "Scorer": "scorer",
     "SearchContext": "scorer",
-    "SearchResult": "driver",
-    "SearchSettings": "driver",
+    "SearchResult": "settings",
+    "SearchSettings": "settings",
     "TextEnvironment": "environment",
     "ToolChainScorer": "costs",
     "Tree": "tree",

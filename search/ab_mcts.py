@@ -13,14 +13,16 @@ an approximation).
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.search.algorithm import Work, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
+
+if TYPE_CHECKING:
+    import random
 
 __all__ = ["ABMCTS"]
 
@@ -83,7 +85,9 @@ class ABMCTS:
         node = tree.root
         if node.id in self._closed:
             return None
-        rng = random.Random(derive_seed(self.seed, "ab-mcts", self._draws))
+        from random import Random
+
+        rng = Random(derive_seed(self.seed, "ab-mcts", self._draws))
         while True:
             if node.status not in ("expanded", "dead"):
                 # a node not run yet takes one visit at a time

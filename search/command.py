@@ -31,7 +31,6 @@ from tfgrpo.retry import RetryingLM
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.search.config import SearchConfig, WorldSection, read_config
 from tfgrpo.search.costs import ToolChainScorer
-from tfgrpo.search.driver import SearchResult, SearchSettings
 from tfgrpo.search.environment import Environment, TextEnvironment
 from tfgrpo.search.expander import CheckedExpander, Expander
 from tfgrpo.search.groups import group_of
@@ -40,6 +39,7 @@ from tfgrpo.search.log import FileLog
 from tfgrpo.search.mcp_environment import McpEnvironment
 from tfgrpo.search.plan_memory import PlanMemory
 from tfgrpo.search.scorer import FrequencyScorer, LikelihoodScorer, Scorer, UnitScorer
+from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.search.verb import make_algorithm, search_tree
 from tfgrpo.search.views import to_ascii, to_html
 from tfgrpo.store.budget import Budget

@@ -22,7 +22,6 @@ search uses the numbers. Source: Zhuang et al. 2023, arXiv 2310.13227 (`paper`);
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -262,6 +261,8 @@ def _positions(plans: Sequence[Plan]) -> dict[str, float]:
 
 
 def _nearest(name: str, known: dict[str, float]) -> str:
+    import difflib  # only for names that no plan has
+
     def closeness(other: str) -> tuple[float, str]:
         return -difflib.SequenceMatcher(None, name, other).ratio(), other
 

@@ -19,141 +19,31 @@ Does not know algorithms, prompts or what tools do. Source: own.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT, Context
-from tfgrpo.errors import (
-    BudgetError,
-    ConfigError,
-    PolicyError,
-    ProviderError,
-    StoreError,
-    TfgrpoError,
-    VerifierError,
-    boundary,
-)
+from tfgrpo.errors import BudgetError, ConfigError, ProviderError, StoreError, TfgrpoError
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.scope import CallScope, call_scope
 from tfgrpo.search.algorithm import Work
-from tfgrpo.search.environment import Environment, Outcome
+from tfgrpo.search.environment import Environment
 from tfgrpo.search.expander import Expander, estimate_of
-from tfgrpo.search.fold import Fold, Merge, Visit
+from tfgrpo.search.fold import Fold, Visit
 from tfgrpo.search.log import EventLog
-from tfgrpo.search.node import Node, Proposal, action_name
-from tfgrpo.search.paths import rollout_of
 from tfgrpo.search.replay import Pending, begin_or_replay
-from tfgrpo.search.scorer import Scorer, SearchContext
+from tfgrpo.search.scorer import Scorer
+from tfgrpo.search.settings import SearchResult, SearchSettings
+from tfgrpo.search.worker import Counts, Ticket, Worker, usage_rows
 from tfgrpo.store.budget import Budget, Ledger, Reservation
 
-__all__ = ["Driver", "SearchResult", "SearchSettings"]
+if TYPE_CHECKING:
+    import asyncio  # at run time only where a loop is running, which has loaded it already
 
+__all__ = ["Driver"]
 
-@dataclass(frozen=True, slots=True)
-class SearchSettings:
-    """How a search is driven."""
-
-    samples: int = 8
-    """Samples a visit draws where the algorithm does not say; at most as many children."""
-    mode: Literal["deterministic", "fast"] = "deterministic"
-    concurrency: int = 8
-    """Visits whose work may run at the same time."""
-    lookahead: int = 0
-    """Visits open at once in deterministic mode; 0 takes the algorithm's own."""
-    execution: Literal["lazy", "eager"] = "lazy"
-    merge: Merge = "off"
-    verify: Literal["after", "during"] = "after"
-    """Whether a verifier may steer the search. `during` uses the answer key while searching: right
-    for making training data, never for a benchmark."""
-    patience: int | None = None
-    """Stop after this many expansions without a better best node."""
-    max_failures: int = 8
-    """Stop after this many visits in a row whose model call failed."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "concurrency", "max_failures"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r}: give at least 1")
-        if self.merge != "off" and self.execution != "eager":
-            raise ConfigError(
-                f"merge={self.merge!r} needs execution='eager': equal states are known only once "
-                "the children's actions have run"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what fixes the tree; concurrency does not in deterministic mode."""
-        names = ("samples", "mode", "lookahead", "execution", "merge", "verify", "patience")
-        row = {name: getattr(self, name) for name in names}
-        return row | {"seed": self.seed}
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """What a search found, whether it ended or was stopped."""
-
-    fold: Fold
-    task: Task
-    stop_reason: str
-    """`goal`, `exhausted`, `converged`, `patience`, `cancelled`, `budget: RESOURCE`,
-    `provider: KIND`, or the algorithm's own."""
-    best: Node
-    usage_by_role: dict[str, Usage]
-    counters: dict[str, int]
-    """visits, expansions, nodes, tool_calls, replayed_steps, merged_siblings, merged_states,
-    unscored_visits, cut_proposals."""
-    spent: dict[str, float]
-    error: TfgrpoError | None = None
-    """What stopped it, where that was a failure."""
-
-    @property
-    def plan(self) -> list[Any]:
-        """Actions of the best path."""
-        return self.fold.tree.plan(self.best)
-
-    @property
-    def is_solved(self) -> bool:
-        """True when the best node is a goal."""
-        return self.best.is_goal and self.best.status == "terminal"
-
-    @property
-    def frontier(self) -> list[Node]:
-        """Nodes generated and not yet worked on."""
-        return self.fold.tree.with_status("open", "in_flight")
-
-    @property
-    def usage(self) -> Usage:
-        """Everything together."""
-        return sum(self.usage_by_role.values(), Usage())
-
-
-@dataclass(slots=True)
-class _Ticket:
-    number: int
-    work: Work
-    first_sample: int
-    k: int
-    visit: Visit
-    reservation: Reservation | None = None
-    task: asyncio.Task[None] | None = None
-    is_whole: bool = False
-    """False while running, and for a visit that was stopped."""
-
-
-@dataclass(slots=True)
-class _Counts:
-    tool_calls: int = 0
-    replayed_steps: int = 0
-    unscored_visits: int = 0
-    cut_proposals: int = 0
-    failures_in_a_row: int = 0
-    best_key: tuple[Any, ...] = ()
-    best_at: int = 0
-    usage: dict[str, Usage] = field(default_factory=dict)
+_DEFAULT_SETTINGS = SearchSettings()
 
 
 class Driver:
@@ -177,7 +67,7 @@ class Driver:
         expander: Expander,
         environment: Environment,
         scorer: Scorer,
-        settings: SearchSettings = SearchSettings(),
+        settings: SearchSettings = _DEFAULT_SETTINGS,
         context: Context = EMPTY_CONTEXT,
         ledger: Ledger | None = None,
         log: EventLog | None = None,
@@ -185,6 +75,8 @@ class Driver:
         cancel: asyncio.Event | None = None,
         on_commit: Callable[[Fold], None] | None = None,
     ) -> None:
+        import asyncio
+
         self.fold, self.task, self.context = fold, task, context
         self.expander, self.environment, self.scorer = expander, environment, scorer
         self.settings, self.verifier = settings, verifier
@@ -192,18 +84,30 @@ class Driver:
         self.log = log
         self._cancel, self._on_commit = cancel, on_commit
         self._check_merge()
+        self._counts = Counts()
+        self._worker = Worker(
+            fold,
+            task=task,
+            expander=expander,
+            environment=environment,
+            scorer=scorer,
+            settings=settings,
+            context=context,
+            verifier=verifier,
+            log=log,
+            counts=self._counts,
+        )
         deterministic = settings.mode == "deterministic"
         advised = settings.lookahead or fold.algorithm.lookahead
         self._width = max(1, advised) if deterministic else settings.concurrency
         self._slots = asyncio.Semaphore(settings.concurrency)
-        self._open: dict[int, _Ticket] = {}
-        self._held: _Ticket | None = None
+        self._open: dict[int, Ticket] = {}
+        self._held: Ticket | None = None
         self._arrived = asyncio.Event()
         self._next_number = 0
         self._asked: dict[int, int] = {}
         self._stop = ""
         self._error: TfgrpoError | None = None
-        self._counts = _Counts()
 
     def _check_merge(self) -> None:
         if self.settings.merge == "sound" and not self.scorer.is_additive:
@@ -291,6 +195,8 @@ class Driver:
         )
 
     def _watch_cancel(self) -> asyncio.Task[None] | None:
+        import asyncio
+
         if self._cancel is None:
             return None
 
@@ -309,6 +215,8 @@ class Driver:
         self._arrived.set()
 
     async def _stop_all(self) -> None:
+        import asyncio
+
         tasks = [t.task for t in self._open.values() if t.task is not None]
         for task in tasks:
             task.cancel()
@@ -340,7 +248,7 @@ class Driver:
                     raise failure
             self._commit(ticket)
 
-    def _ready(self) -> _Ticket | None:
+    def _ready(self) -> Ticket | None:
         """Return the next visit to commit: the lowest ticket, or in fast mode any that is done."""
         if self.settings.mode == "deterministic":
             first = next(iter(self._open.values()))
@@ -351,6 +259,8 @@ class Driver:
         return None
 
     async def _wait(self) -> None:
+        import asyncio
+
         self._arrived.clear()
         left = self.ledger.remaining("seconds")
         try:
@@ -381,26 +291,28 @@ class Driver:
                     self.log.append({"event": "budget", "resource": exc.resource})
                 return
             self._next_number += 1
-            self._log_selected(ticket)
+            self._worker.log_selected(ticket)
             self._start(ticket)
 
-    def _select(self) -> _Ticket | None:
+    def _select(self) -> Ticket | None:
         work = self.fold.select()
         return None if work is None else self._ticket(self._next_number, work)
 
-    def _ticket(self, number: int, work: Work) -> _Ticket:
+    def _ticket(self, number: int, work: Work) -> Ticket:
         k = work.k or self.settings.samples
         first_sample = self._asked.get(work.node, 0)
         self._asked[work.node] = first_sample + k
         self._next_number = max(self._next_number, number)
-        return _Ticket(number, work, first_sample, k, Visit())
+        return Ticket(number, work, first_sample, k, Visit())
 
-    def _put_back(self, ticket: _Ticket) -> None:
+    def _put_back(self, ticket: Ticket) -> None:
         node = self.fold.tree[ticket.work.node]
         if node.status == "in_flight":
             node.status = "open"
 
-    def _start(self, ticket: _Ticket) -> None:
+    def _start(self, ticket: Ticket) -> None:
+        import asyncio
+
         self._open[ticket.number] = ticket
         self._next_number = max(self._next_number, ticket.number + 1)
         ticket.task = asyncio.create_task(self._run_visit(ticket))
@@ -408,7 +320,7 @@ class Driver:
 
     # --- money ------------------------------------------------------------------------------
 
-    def _reserve(self, ticket: _Ticket) -> Reservation:
+    def _reserve(self, ticket: Ticket) -> Reservation:
         """Reserve a visit's worst case; fewer samples where only fewer children fit."""
         node = self.fold.tree[ticket.work.node]
         amounts: dict[str, float] = {}
@@ -419,7 +331,7 @@ class Driver:
             room = self.ledger.remaining("nodes")
             if 1 <= room < ticket.k and visit.proposals is None:
                 ticket.k = int(room)
-            ctx = self._context(ticket, node)
+            ctx = self._worker.context_of(ticket, node)
             amounts["expansions"] = 1.0
             amounts["nodes"] = float(ticket.k)
             if self.settings.execution == "eager":
@@ -431,7 +343,7 @@ class Driver:
                     amounts[name] = amounts.get(name, 0.0) + amount
         return self.ledger.reserve(**amounts)
 
-    def _actual(self, ticket: _Ticket) -> dict[str, float]:
+    def _actual(self, ticket: Ticket) -> dict[str, float]:
         """Return what a visit used, by resource."""
         visit = ticket.visit
         usage = sum(visit.usage.values(), Usage())
@@ -451,13 +363,13 @@ class Driver:
             actual["cost_usd"] = usage.cost_usd
         return actual
 
-    def _settle(self, ticket: _Ticket) -> None:
+    def _settle(self, ticket: Ticket) -> None:
         """Spend what arrived and give the rest back, also for a visit that was stopped."""
         if ticket.reservation is not None and ticket.reservation.is_open:
             held = ticket.reservation.amounts
             ticket.reservation.settle(**dict.fromkeys(held, 0.0) | self._actual(ticket))
 
-    def _count(self, ticket: _Ticket) -> None:
+    def _count(self, ticket: Ticket) -> None:
         counts, visit = self._counts, ticket.visit
         counts.tool_calls += visit.tool_calls
         for role, usage in visit.usage.items():
@@ -467,7 +379,7 @@ class Driver:
 
     # --- commit -----------------------------------------------------------------------------
 
-    def _commit(self, ticket: _Ticket) -> None:
+    def _commit(self, ticket: Ticket) -> None:
         visit = ticket.visit
         self._settle(ticket)
         self._count(ticket)
@@ -502,31 +414,13 @@ class Driver:
         elif fold.expansions - counts.best_at >= self.settings.patience:
             self._stop = self._stop or "patience"
 
-    # --- one visit --------------------------------------------------------------------------
-
-    def _context(self, ticket: _Ticket, node: Node) -> SearchContext:
-        return SearchContext(
-            self.task,
-            self.fold.tree,
-            self.context,
-            ticket.work._replace(k=ticket.k),
-            0,
-            ticket.first_sample,
-        )
-
-    def _seed(self, ticket: _Ticket, node: Node) -> int:
-        """Fixed by the search's seed, the path and the draw; not by the order of arrival."""
-        path = [n.action_key for n in self.fold.tree.path(node)[1:]]
-        parts = (self.settings.seed, self.task.task_id, path, ticket.first_sample, ticket.work.arm)
-        return derive_seed(*parts)
-
-    async def _run_visit(self, ticket: _Ticket) -> None:
+    async def _run_visit(self, ticket: Ticket) -> None:
         async with self._slots:
             if self._stop.startswith("provider"):
                 return  # not begun: nothing is paid for an answer that will not come
             node = self.fold.tree[ticket.work.node]
             try:
-                await self._visit(ticket, node)
+                await self._worker.visit(ticket, node)
             except BudgetError as exc:
                 ticket.visit.error = f"budget: {exc}"
                 self._stop = self._stop or f"budget: {exc.resource}"
@@ -540,185 +434,6 @@ class Driver:
             except TfgrpoError as exc:
                 ticket.visit.error = str(exc)
             if ticket.visit.error:
-                usage = _usage_rows(ticket.visit)
-                self._write(ticket, "failed", error=ticket.visit.error, usage=usage)
+                usage = usage_rows(ticket.visit)
+                self._worker.write(ticket, "failed", error=ticket.visit.error, usage=usage)
             ticket.is_whole = True
-
-    async def _visit(self, ticket: _Ticket, node: Node) -> None:
-        visit = ticket.visit
-        if not node.is_executed and visit.outcome is None:
-            visit.outcome = await self._execute(ticket, node.parent, node.action)
-            self._write(ticket, "executed", outcome=visit.outcome.to_dict())
-        outcome = visit.outcome
-        if outcome is not None and outcome.error:
-            return
-        if node.is_terminal or (outcome is not None and outcome.is_terminal):
-            await self._verify(ticket, node)
-            return
-        if not self.fold.wants_children(node) or visit.error:
-            return
-        ctx = self._context(ticket, node)
-        if visit.proposals is None:
-            await self._propose(ticket, ctx, node)
-        children = self.fold.provisional(node, visit.proposals or ())
-        if self.settings.execution == "eager":
-            await self._execute_children(ticket, node, children)
-        if visit.scores is None and children and "score" not in visit.gave_up:
-            await self._score(ticket, ctx, node, children)
-
-    async def _propose(self, ticket: _Ticket, ctx: SearchContext, node: Node) -> None:
-        visit = ticket.visit
-        ctx.seed = self._seed(ticket, node)
-        try:
-            with boundary(PolicyError, f"expander {type(self.expander).__name__}"):
-                proposals = await self.expander.propose(ctx, node, ticket.k)
-        finally:
-            self._take_usage(visit, ctx)
-        visit.proposals = self._cut(proposals, ticket.k)
-        self._write(
-            ticket,
-            "proposed",
-            proposals=[p.to_dict() for p in visit.proposals],
-            usage=_usage_rows(visit),
-        )
-
-    def _cut(self, proposals: Sequence[Proposal], k: int) -> list[Proposal]:
-        """Keep to the k children that were reserved; an expander may not offer more."""
-        if len(proposals) <= k:
-            return list(proposals)
-        ordered = sorted(proposals, key=lambda p: -p.count)
-        self._counts.cut_proposals += len(proposals) - k
-        return ordered[:k]
-
-    async def _score(
-        self, ticket: _Ticket, ctx: SearchContext, node: Node, children: Sequence[Node]
-    ) -> None:
-        visit = ticket.visit
-        ctx.spent.clear()
-        ctx.seed = ctx.seed or self._seed(ticket, node)
-        where = f"scorer {type(self.scorer).__name__}"
-        try:
-            with boundary(PolicyError, where):
-                scores = list(await self.scorer.score(ctx, node, children))
-        except (BudgetError, ConfigError, StoreError):
-            raise
-        except ProviderError as exc:
-            if exc.is_fatal:
-                raise
-            self._unscored(ticket, ctx, exc)
-            return
-        except TfgrpoError as exc:  # the children are paid for: they stay, unscored
-            self._unscored(ticket, ctx, exc)
-            return
-        finally:
-            self._take_usage(visit, ctx)
-        if len(scores) != len(children):
-            raise ConfigError(
-                f"{where} gave {len(scores)} scores for {len(children)} children: one a child"
-            )
-        visit.scores = scores
-        self._write(
-            ticket, "scored", scores=[s.to_dict() for s in scores], usage=_usage_rows(visit)
-        )
-
-    def _unscored(self, ticket: _Ticket, ctx: SearchContext, exc: TfgrpoError) -> None:
-        self._take_usage(ticket.visit, ctx)
-        ticket.visit.gave_up |= {"score"}
-        self._write(ticket, "unscored", error=str(exc), usage=_usage_rows(ticket.visit))
-
-    def _take_usage(self, visit: Visit, ctx: SearchContext) -> None:
-        for role, usage in ctx.spent.items():
-            visit.spend(role, usage)
-        ctx.spent.clear()
-
-    async def _execute_children(
-        self, ticket: _Ticket, node: Node, children: Sequence[Node]
-    ) -> None:
-        visit = ticket.visit
-        if visit.outcomes is None:
-            visit.outcomes = [None] * len(children)
-
-        for i, child in enumerate(children):
-            if visit.outcomes[i] is None:
-                outcome = await self._execute(ticket, node.id, child.action)
-                visit.outcomes[i] = outcome
-                self._write(ticket, "child", index=i, outcome=outcome.to_dict())
-
-    async def _verify(self, ticket: _Ticket, node: Node) -> None:
-        visit = ticket.visit
-        if self.verifier is None or self.settings.verify != "during":
-            return
-        if visit.reward is not None or "verify" in visit.gave_up:
-            return
-        tree = self.fold.tree
-        rollout = rollout_of(self.task, tree, node, outcome=visit.outcome)
-        try:
-            with boundary(VerifierError, f"verifier {self.verifier.verifier_id}"):
-                score = await self.verifier.score(rollout, self.task)
-        except (ConfigError, StoreError, BudgetError):
-            raise
-        except TfgrpoError as exc:
-            visit.gave_up |= {"verify"}
-            self._write(ticket, "unverified", error=str(exc))
-            return
-        visit.reward = score.reward
-        self._write(ticket, "verified", reward=score.reward)
-
-    # --- tools ------------------------------------------------------------------------------
-
-    async def _execute(self, ticket: _Ticket, parent_id: int, action: Any) -> Outcome:
-        if self.environment.effects(action) == "irreversible" and not self._may_run_anything():
-            return Outcome(
-                observation="(not run: irreversible; it runs when the plan is carried out)",
-                is_terminal=True,
-                notes=("waits for commit",),
-                tool_calls=0,
-            )
-        state = await self._state(self.fold.tree[parent_id])
-        if state is None:
-            return Outcome(error="the state before this action cannot be made again", tool_calls=0)
-        outcome = await self._apply(state, action)
-        ticket.visit.tool_calls += outcome.tool_calls
-        if outcome.usage.calls or outcome.usage.total_tokens:
-            ticket.visit.spend("tool", outcome.usage)
-        return outcome
-
-    def _may_run_anything(self) -> bool:
-        return bool(self.environment.is_simulator)
-
-    async def _apply(self, state: Any, action: Any) -> Outcome:
-        try:
-            with boundary(PolicyError, f"environment, action {action_name(action)!r}"):
-                return await self.environment.apply(state, action)
-        except PolicyError as exc:
-            return Outcome(error=str(exc))
-
-    async def _state(self, node: Node) -> Any:
-        """Return a node's state, made again by running its path where a restart lost it."""
-        missing: list[Node] = []
-        at = node
-        while at.state is None and at.parent >= 0:
-            missing.append(at)
-            at = self.fold.tree[at.parent]
-        for below in reversed(missing):
-            outcome = await self._apply(self.fold.tree[below.parent].state, below.action)
-            self._counts.replayed_steps += 1
-            if outcome.error or outcome.state is None:
-                return None
-            below.state = outcome.state
-        return node.state
-
-    # --- log --------------------------------------------------------------------------------
-
-    def _log_selected(self, ticket: _Ticket) -> None:
-        work = ticket.work
-        extra = {n: getattr(work, n) for n in ("k", "arm", "prefix") if getattr(work, n)}
-        self._write(ticket, "selected", node=work.node, **extra)
-
-    def _write(self, ticket: _Ticket, event: str, **fields: Any) -> None:
-        if self.log is not None:
-            self.log.append({"event": event, "ticket": ticket.number, **fields})
-
-
-def _usage_rows(visit: Visit) -> dict[str, Any]:
-    return {role: usage.to_dict() for role, usage in visit.usage.items()}

@@ -23,9 +23,9 @@ from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, VerifierError, boundary
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage, group_id_of
-from tfgrpo.search.driver import SearchResult
 from tfgrpo.search.node import Node
 from tfgrpo.search.paths import rollout_of
+from tfgrpo.search.settings import SearchResult
 
 __all__ = ["fork_advantages", "group_of", "step_values", "tree_advantages"]
 

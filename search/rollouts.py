@@ -17,7 +17,6 @@ first tokens here and compared within one search only.
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -119,7 +118,9 @@ class EntropyRollouts:
                 self._queue.append(node.id)
 
     def _wins(self, child: Node, rise: float) -> bool:
-        draw = random.Random(derive_seed(self.seed, "arpo", child.id)).random()
+        from random import Random
+
+        draw = Random(derive_seed(self.seed, "arpo", child.id)).random()
         return draw < self.base + self.gain * rise
 
     def on_leaf(self, tree: Tree, node: Node) -> None:

@@ -6,9 +6,8 @@ configuration files (`config.py`) or commands. Source: own.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
@@ -21,7 +20,7 @@ from tfgrpo.search.beam import Beam
 from tfgrpo.search.chains import Chains
 from tfgrpo.search.costs import ToolChainScorer
 from tfgrpo.search.depth_first import DepthFirst
-from tfgrpo.search.driver import Driver, SearchResult, SearchSettings
+from tfgrpo.search.driver import Driver
 from tfgrpo.search.environment import Environment, TextEnvironment
 from tfgrpo.search.expander import Expander
 from tfgrpo.search.fold import Fold
@@ -32,7 +31,11 @@ from tfgrpo.search.node import Node
 from tfgrpo.search.plan_memory import PlanMemory
 from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
 from tfgrpo.search.scorer import Scorer
+from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.store.budget import Budget, Ledger
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = ["ALGORITHMS", "make_algorithm", "search", "search_tree"]
 

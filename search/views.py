@@ -14,7 +14,6 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 from tfgrpo.search.node import Node, show_action
@@ -171,6 +170,8 @@ def to_html(
     Nothing is loaded from anywhere, scripts of others cannot run: all text stands in one JSON
     island with `<` escaped and reaches the page as text nodes.
     """
+    from importlib.resources import files
+
     rows = tree_rows(tree)[:max_nodes]
     for row in rows:
         row["label"] = "start" if row["parent"] < 0 else plain(show_action(row["action"], 200))

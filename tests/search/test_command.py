@@ -150,6 +150,19 @@ def test_the_core_loads_the_standard_library_only() -> None:
     assert ours == []
 
 
+def test_loading_the_core_loads_nothing_that_is_dear() -> None:
+    """An event loop, temporary files and text comparison wait for the first use: half the time."""
+    code = (
+        "import sys\n"
+        "import tfgrpo.search.verb, tfgrpo.search.driver, tfgrpo.search.groups\n"
+        "dear = {'asyncio', 'ssl', 'logging', 'tempfile', 'difflib', 'importlib.metadata'}\n"
+        "print(sorted(dear & set(sys.modules)))\n"
+    )
+    command = [sys.executable, "-S", "-c", code]  # without what site-packages load at the start
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def scripted_errands(request: Request, seed: int | None) -> str:
     """Play the errand right in two of three draws."""
     text = next(m.content for m in reversed(request.messages) if m.content.startswith("Go to"))
