@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.model import Decoder, hf_slices
-from tfgrpo.rl.optimiser import adder
+from tfgrpo.rl.optimiser import sum_gradients
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -76,7 +76,7 @@ class LoraWeights:
             if ours not in self._sums:
                 self._sums[ours] = torch.zeros_like(own[ours], dtype=torch.float32)
                 own[ours].requires_grad_(True)
-                own[ours].register_post_accumulate_grad_hook(adder(self._sums[ours]))
+                sum_gradients(self, own[ours], self._sums[ours])
 
     def masters(self) -> Mapping[str, Tensor]:
         """A and B of every adapted projection, under PEFT's module names."""

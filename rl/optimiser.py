@@ -11,6 +11,7 @@ Does not know losses. Sources: AdamW (arXiv 1711.05101); mixed precision masters
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.distributed import local, sum_over_ranks
 
 
@@ -65,7 +67,7 @@ class FullWeights:
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 self._masters[name] = parameter.detach().float().clone()
                 self._sums[name] = torch.zeros_like(self._masters[name])
-                parameter.register_post_accumulate_grad_hook(adder(self._sums[name]))
+                sum_gradients(self, parameter, self._sums[name])
             else:
                 self._masters[name] = local(parameter.detach())
 
@@ -95,15 +97,24 @@ class FullWeights:
             parameter.grad = None
 
 
-def adder(total: Tensor):  # type: ignore[no-untyped-def]  # the hook's type is torch's own
-    """Return a hook that moves a fresh gradient into a float32 sum."""
+def sum_gradients(owner: object, parameter: nn.Parameter, total: Tensor) -> None:
+    """Move each fresh gradient of a parameter into a float32 sum, for as long as `owner` lives.
 
-    def hook(parameter: Tensor) -> None:
-        assert parameter.grad is not None
+    A later owner of the same parameter works once the earlier one is gone; two at a time would
+    share out the gradients between them, so that is refused in the backward pass.
+    """
+
+    def hook(parameter: nn.Parameter) -> None:
+        if parameter.grad is None:
+            raise ConfigError(
+                "these weights are trained by two trainers at once: drop one of them before the "
+                "other takes a step"
+            )
         total.add_(parameter.grad)
         parameter.grad = None
 
-    return hook
+    handle = parameter.register_post_accumulate_grad_hook(hook)
+    weakref.finalize(owner, handle.remove).atexit = False
 
 
 class AdamW:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
+from torch import nn
 
 from tests.rl.tiny import tiny_decoder
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, learning_rate
 
 
@@ -43,3 +47,23 @@ def test_cosine_and_constant_schedules() -> None:
     assert at(7, "constant") == 2.0
     assert at(5, "cosine") == pytest.approx(1.0)
     assert at(10, "cosine") == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_later_owner_of_the_same_weights_gets_all_gradients() -> None:
+    module = nn.Linear(3, 2, bias=False, dtype=torch.bfloat16)
+    first = FullWeights(module)
+    module(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    assert first.gradients()["weight"].tolist() == [[1.0] * 3] * 2
+    del first
+    gc.collect()
+    second = FullWeights(module)
+    module(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    assert second.gradients()["weight"].tolist() == [[1.0] * 3] * 2
+
+
+def test_two_owners_at_a_time_are_refused() -> None:
+    module = nn.Linear(3, 2, bias=False, dtype=torch.bfloat16)
+    owners = FullWeights(module), FullWeights(module)
+    with pytest.raises(ConfigError, match="two trainers"):
+        module(torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    assert len(owners) == 2
