@@ -231,10 +231,10 @@ def parse() -> tuple[Options, bool]:
     parser.add_argument("--tests", type=int, default=25)
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument(
-        "--learn", type=int, default=36, help="tasks to learn from, and to choose by"
+        "--learn", type=int, default=24, help="tasks to learn from, and to choose by"
     )
-    parser.add_argument("--budget", type=int, default=100_000, help="learning tokens a seed")
-    parser.add_argument("--deadline", type=float, default=240.0, help="seconds of learning")
+    parser.add_argument("--budget", type=int, default=40_000, help="learning tokens a seed")
+    parser.add_argument("--deadline", type=float, default=270.0, help="seconds of learning")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--smoke", action="store_true", help="tiny and not recorded")
     given = parser.parse_args()

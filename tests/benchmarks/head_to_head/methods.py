@@ -175,7 +175,8 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
 
     The published preset has neither gate nor rollback: all tasks are practised in small steps, so
     that a spent budget costs one step and not all lessons. Ours shares the tasks between practice
-    and gate.
+    and gate. Prompts and replies have caps of their own, together 1.1 of the budget; rivals may go
+    to 1.25.
     """
     n_train, n_choose = len(setup.split.train), len(setup.split.choose)
     is_ours = preset == "default"
@@ -191,7 +192,7 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             "group_size": 6,
             "reference_exemplars": True,
             "settings": {
-                "exemplars": 6,
+                "exemplars": 4,
                 "lessons_per_group": 1,
                 "max_words": 30,
                 "update": "direct",
@@ -199,7 +200,7 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             },
         }
     else:
-        learn |= {"batch": 12, "group_size": 5, "epochs": 3}
+        learn |= {"batch": 6, "group_size": 5, "epochs": 3}
     return {
         "run": {"folder": f"{folder}/run", "concurrency": 64, "on_truncated": "grade", "probe": 0},
         "tasks": {
@@ -225,8 +226,8 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
         "learn": learn,
         "gate": {"enabled": is_ours, "group_size": 4},
         "budget": {
-            "prompt_tokens": int(0.8 * setup.budget_tokens),
-            "completion_tokens": int(0.2 * setup.budget_tokens),
+            "prompt_tokens": int(0.75 * setup.budget_tokens),
+            "completion_tokens": int(0.35 * setup.budget_tokens),
             "seconds": setup.deadline_s,
         },
     }
