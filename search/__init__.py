@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
     from tfgrpo.search.depth_first import DepthFirst
     from tfgrpo.search.driver import Driver
-    from tfgrpo.search.environment import (
-        DeepcopyEnvironment,
-        Environment,
-        ImmutableEnvironment,
-        Outcome,
-        ReplayEnvironment,
-        TextEnvironment,
-    )
+    from tfgrpo.search.environment import Environment, Outcome, TextEnvironment
     from tfgrpo.search.expander import (
         ArmExpander,
         CheckedExpander,
@@ -45,6 +38,7 @@ if TYPE_CHECKING:
     from tfgrpo.search.mcts import MCTS
     from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
     from tfgrpo.search.plan_memory import PlanMemory
+    from tfgrpo.search.replay_environment import ReplayEnvironment
     from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
     from tfgrpo.search.scorer import (
         FrequencyScorer,
@@ -56,6 +50,7 @@ if TYPE_CHECKING:
     )
     from tfgrpo.search.settings import SearchResult, SearchSettings
     from tfgrpo.search.tree import Tree
+    from tfgrpo.search.value_environments import DeepcopyEnvironment, ImmutableEnvironment
     from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
 
 _HOME = {
@@ -68,7 +63,7 @@ _HOME = {
     "Chains": "chains",
     "CheckedExpander": "expander",
     "CostPreset": "costs",
-    "DeepcopyEnvironment": "environment",
+    "DeepcopyEnvironment": "value_environments",
     "DepthFirst": "depth_first",
     "Driver": "driver",
     "EntropyRollouts": "rollouts",
@@ -80,7 +75,7 @@ _HOME = {
     "FrequencyScorer": "scorer",
     "FunctionExpander": "expander",
     "FunctionScorer": "scorer",
-    "ImmutableEnvironment": "environment",
+    "ImmutableEnvironment": "value_environments",
     "LikelihoodScorer": "scorer",
     "LookaheadRollouts": "rollouts",
     "MCTS": "mcts",
@@ -93,7 +88,7 @@ _HOME = {
     "Proposal": "node",
     "ROBUST": "costs",
     "RecordingExpander": "expander",
-    "ReplayEnvironment": "environment",
+    "ReplayEnvironment": "replay_environment",
     "Scorer": "scorer",
     "SearchContext": "scorer",
     "SearchResult": "settings",

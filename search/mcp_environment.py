@@ -22,8 +22,9 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError, PolicyError, boundary
 from tfgrpo.protocols import ToolSpec
-from tfgrpo.search.environment import Effect, Outcome, ReplayEnvironment
+from tfgrpo.search.environment import Effect, Outcome
 from tfgrpo.search.node import FINISH, action_name
+from tfgrpo.search.replay_environment import ReplayEnvironment
 
 __all__ = ["McpEnvironment", "McpSession"]
 
