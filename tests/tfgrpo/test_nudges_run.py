@@ -217,6 +217,24 @@ def test_a_given_scheduler_cannot_give_the_answer_away_either(tmp_path: Path) ->
     assert result.to_dict()["nudge"]["leaks"] == 12
 
 
+class Insistent(Telltale):
+    """A scheduler that gives the same hint twice in a visit."""
+
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        return [HintPlan(HINTS[0], level=1, source="oracle")] if len(made) < 3 else ()
+
+
+def test_help_that_comes_back_is_drawn_anew(tmp_path: Path) -> None:
+    world = HardWorld(lesson="", helps=lambda text, task: 0.0)
+    config = settings(tmp_path, learn={"epochs": 2}, nudge={"recheck": 0, "max_share": 9.0})
+    world.learn(config, scheduler=Insistent())
+    groups = groups_of(tmp_path, "nudge")
+    assert len({g.group_id for g in groups}) == len(groups) == 2 * 2 * 12
+    assert {len(g.rollouts) for g in groups} == {4}
+    drawn = Counter((g.task.task_id, r.seed) for g in groups for r in g.rollouts)
+    assert len(drawn) == world.stages["nudge"] == 2 * 2 * 12 * 4
+
+
 def test_the_schedulers_of_training_work_as_they_are_given_or_named(tmp_path: Path) -> None:
     from tfgrpo.rl.hints.sage import Sage
 
