@@ -67,7 +67,7 @@ class RowFacts:
     reward: float
     group: int
     length: int
-    parts: Mapping[str, float]
+    parts: dict[str, float]
     logp_T: tuple[float, ...] | None = None
     entropy_T: tuple[float, ...] | None = None
     token_T: tuple[int, ...] | None = None
@@ -111,7 +111,7 @@ def collect(graded: Sequence[Graded], sources: Sources) -> list[RowFacts]:
 
 def _facts(g: Graded, s: Sources, contexts: Mapping[int, int]) -> RowFacts:
     needs, i = s.needs, g.row.index
-    facts = RowFacts(g.reward, g.group, g.row.n_loss, g.parts)
+    facts = RowFacts(g.reward, g.group, g.row.n_loss, dict(g.parts))
     if needs & {"logp", "logp_tokens", "extra:ratio_R", "extra:score_norm_R"}:
         facts.logp_T = s.measured.logp[i]
     if needs & {"entropy_tokens", "extra:think_entropy_R", "extra:answer_entropy_R"}:

@@ -125,13 +125,14 @@ def accumulate(
     whole = "group" in entry.needs
     seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None]] = []
     cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole)
+    most = most_over_ranks(len(cut))  # asked before the first forward, while all are in step
     for part in cut:
         packed = pack(part, device=decoder.embed.device)
         seen.append((part, *_micro_batch(decoder, packed, by_index, settings)))
         result.input_tokens += packed.n_tokens
         result.prompt_tokens_saved += sum(len(r.prompt_ids) for r in part) - packed.n_prompt
     _note(result, seen)
-    for _ in range(most_over_ranks(len(cut)) - len(cut)):
+    for _ in range(most - len(cut)):
         # sharded weights are gathered by all processes together: keep in step at weight 0
         idle = Row(-1, (0,), (0,))
         nothing = TrainRow(idle, 0.0, old_logp=(0.0,), ref_logp=(0.0,), engine_logp=(0.0,))

@@ -14,13 +14,14 @@ from tfgrpo.rl import checkpoint, distributed
 from tfgrpo.rl.trainer import Trainer
 
 
-def train(folder: Path) -> tuple[Trainer, list[object]]:
+def train(folder: Path, sections: dict[str, dict[str, object]]) -> tuple[Trainer, list[object]]:
     """Two steps, a checkpoint after each; resumes what is there."""
     config = tiny_config(
         folder / "run",
         rollout={"tasks_per_step": 4},
         optimiser={"steps": 2, "lr": 1e-3, "micro_batch_tokens": 40},
         run={"save_every": 1},
+        **sections,
     )
     trainer = Trainer(config, tiny_parts(), tiny_tasks(8), EvenTokens())
     trainer.resume()
@@ -35,18 +36,18 @@ def train(folder: Path) -> tuple[Trainer, list[object]]:
     return trainer, ids
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     """Train; then lose the last step and resume; write what both came to."""
     torch.set_num_threads(1)
     rank, _ = distributed.start()
-    trainer, ids = train(folder)
+    trainer, ids = train(folder, sections)
     bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state().items()}
     if rank == 0:
         weights = checkpoint.model_weights(trainer._parts.decoder)
         checkpoint.write_tensors(folder / "weights.safetensors", weights)
         shutil.rmtree(folder / "run" / "checkpoints" / "step-000002")
     distributed.gather_objects(None)
-    again, _ = train(folder)
+    again, _ = train(folder, sections)
     same = bits == {n: checkpoint.bits(t) for n, t in again.optimiser.state().items()}
     all_same = all(distributed.gather_objects(same))
     if rank == 0:
@@ -56,4 +57,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
 
 
-def launch(folder: Path, processes: int) -> None:
+def launch(folder: Path, processes: int, **sections: object) -> None:
     folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "tests.rl.fsdp_worker", str(folder)]
+    command = [sys.executable, "-m", "tests.rl.fsdp_worker", str(folder), json.dumps(sections)]
     if processes > 1:
         command[1:3] = ["-m", "torch.distributed.run", "--standalone"]
         command[4:4] = [f"--nproc-per-node={processes}", "-m", "tests.rl.fsdp_worker"]
@@ -43,6 +43,23 @@ def read(folder: Path):
 def test_two_processes_sample_train_and_resume_like_one(tmp_path) -> None:
     launch(tmp_path / "one", 1)
     launch(tmp_path / "two", 2)
+    one, alone = read(tmp_path / "one")
+    two, together = read(tmp_path / "two")
+    assert alone["ids"][0] == together["ids"][0]
+    assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(tmp_path) -> None:
+    """More rounds than one, a profiling pass, and an estimator that looks at the whole batch."""
+    sections = {
+        "curriculum": {"rounds": 2, "profile": 1, "allocate": "", "rest_epochs": 1},
+        "rewards": {"names": ["unlikeliness"]},
+        "credit": {"name": "top_entropy"},
+    }
+    launch(tmp_path / "one", 1, **sections)
+    launch(tmp_path / "two", 2, **sections)
     one, alone = read(tmp_path / "one")
     two, together = read(tmp_path / "two")
     assert alone["ids"][0] == together["ids"][0]
