@@ -468,12 +468,16 @@ def test_examples_are_solved_practice_tasks_other_than_the_task_itself(tmp_path:
         assert str(group.task.reference) not in turns
 
 
-@pytest.mark.parametrize("kind", [*OPTIONS, "written"])
+@pytest.mark.parametrize("kind", [*OPTIONS, "written", "summaries"])
 def test_a_run_stays_within_its_forecast(tmp_path: Path, kind: str) -> None:
-    options = OPTIONS.get(kind, {"contexts": 3})
-    name = "strategies" if kind == "written" else kind
+    options = OPTIONS.get(kind, {"contexts": 3} if kind == "written" else LONE | {"recheck": 0})
+    name = "strategies" if kind in ("written", "summaries") else kind
     world = world_of(name, replies=[WRITTEN])
-    config = nudged(tmp_path, name, nudge=options, learn={"epochs": 2})
+    learning: dict[str, Any] = {"epochs": 2}
+    if kind == "summaries":  # every attempt of a failed and two uniform groups is summarised
+        world.lesson, world.helps = "", lambda text, task: float("Look at the label." in text)
+        learning["settings"] = {"summarise": "always"}
+    config = nudged(tmp_path, name, nudge=options, learn=learning)
     plan, _ = dry_run(config, tasks=world.tasks)
     high = {s.stage: s.calls_high for s in plan.stages}
     world.learn(config)
@@ -481,6 +485,8 @@ def test_a_run_stays_within_its_forecast(tmp_path: Path, kind: str) -> None:
     assert world.stages["nudge_text"] <= high.get("nudge_text", 0)
     rest = sum(world.stages[s] for s in ("contrast", "merge", "update", "summarise"))
     assert rest <= high["critic"] and world.calls <= plan.calls_high
+    if kind == "summaries":
+        assert world.stages["summarise"] > 24 * 4, "more than practice groups alone would take"
 
 
 def test_the_report_tells_what_help_came_to_and_nothing_where_it_was_off(tmp_path: Path) -> None:
