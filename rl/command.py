@@ -49,6 +49,7 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
     from tfgrpo.config import read_tasks
     from tfgrpo.rl import distributed
     from tfgrpo.rl.export import write_card
+    from tfgrpo.rl.hinting import prepare
     from tfgrpo.rl.metrics import tensorboard_sink, tracker_sink
     from tfgrpo.rl.plug import allocator_of, engine_of
     from tfgrpo.rl.trainer import Trainer, load_parts
@@ -60,6 +61,7 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
     tasks = read_tasks(settings.tasks.path)
     held_out = read_tasks(settings.tasks.held_out) if settings.tasks.held_out else []
     parts = load_parts(settings.model.lm, device=settings.model.device, dtype=settings.model.dtype)
+    tasks, hints = prepare(settings, tasks, parts)
     folder = Path(settings.run.folder)
     sinks = {}
     if settings.run.tensorboard and distributed.world()[0] == 0:
@@ -74,7 +76,7 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
         tasks,
         verifier,
         held_out=held_out,
-        hints=_scheduler(settings.hints),
+        hints=hints,
         generator=engine_of(settings, parts),
         allocate=allocator_of(settings.curriculum),
         sinks=sinks,
@@ -86,14 +88,6 @@ def run(settings: Any, on_step: Any) -> dict[str, Any]:
         trainer.export(model)
         write_card(model, base_model=parts.name, config=settings.to_json(), evaluation=result)
     return result
-
-
-def _scheduler(hints: dict[str, Any]) -> Any:
-    if not hints:
-        return None
-    from tfgrpo.rl.hints import make_scheduler  # read only where hints are asked for
-
-    return make_scheduler(hints)
 
 
 def _print_step(report: Any) -> None:

@@ -52,6 +52,8 @@ class Record:
     """Graded rollouts without help."""
     bare_successes: int = 0
     accepted_rollouts: int = 0
+    written: dict[str, float] = field(default_factory=dict)
+    """Figures of writing the hints beforehand, such as `parse_rate`."""
 
     def of(self, task_id: str) -> TaskState:
         """Return a task's state, made on first use."""
@@ -95,7 +97,7 @@ class Record:
 
     def figures(self) -> dict[str, float]:
         """Return what a report shows; shares are left out where nothing was counted."""
-        made = {f"hint_level_{k}": float(n) for k, n in sorted(self.accepted.items())}
+        made = {f"level_{k}": float(n) for k, n in sorted(self.accepted.items())}
         for name, levels in (("bare", ["0"]), ("hinted", [k for k in self.accepted if k != "0"])):
             total = sum(self.accepted.get(k, 0) for k in levels)
             if total:
@@ -106,7 +108,7 @@ class Record:
         groups = sum(self.accepted.values())
         if groups:
             made["extra_rollouts_per_group"] = (self.rollouts - self.accepted_rollouts) / groups
-        return made
+        return made | self.written
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -126,7 +128,7 @@ class Record:
             )
         values = dict(row)
         values["tasks"] = {k: TaskState(**v) for k, v in row["tasks"].items()}
-        for name in ("accepted", "informative"):
+        for name in ("accepted", "informative", "written"):
             values[name] = dict(row[name])
         return cls(**values)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,10 +19,17 @@ from tfgrpo.rl.hints.adhint import AdHint
 from tfgrpo.rl.hints.bread import Bread
 from tfgrpo.rl.hints.pope import Pope
 from tfgrpo.rl.hints.questa import Questa
+from tfgrpo.rl.hints.record import Record
 from tfgrpo.rl.hints.sage import Sage, SageLight
 from tfgrpo.rl.hints.scaf import Scaf
 from tfgrpo.rl.hints.stephint import StepHint
 from tfgrpo.rl.hints.texts import MetadataHints
+
+
+class Recorded(HintScheduler, Protocol):
+    """A scheduler that keeps a `Record`."""
+
+    record: Record
 
 
 class _Common(BaseModel):
@@ -42,11 +50,19 @@ class _Levels(_Common):
         return MetadataHints(self.max_level, self.hints_key, self.solution_key, self.missing)
 
 
-class _Sage(_Levels):
+class _Written(_Levels):
+    writer: str = "given"
+    """`given` reads the tasks' hints and solutions; `self` has the policy write hints before
+    training; else the spec of a teacher LM."""
+    retries: int = Field(default=3, ge=0)
+    writer_tokens: int = Field(default=512, ge=1)
+
+
+class _Sage(_Written):
     restart: bool = True
     ahead: bool = False
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return Sage(
             self.plans(),
@@ -57,11 +73,11 @@ class _Sage(_Levels):
         )
 
 
-class _SageLight(_Levels):
+class _SageLight(_Written):
     raise_at: float = Field(default=0.0, ge=0, le=1)
     lower_above: float | Literal["never"] = 0.35
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return SageLight(
             self.plans(),
@@ -78,7 +94,7 @@ class _Pope(_Levels):
     guided_share: float = Field(default=0.5, gt=0, le=1)
     instruct: bool = True
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return Pope(
             self.plans(),
@@ -93,7 +109,7 @@ class _Questa(_Common):
     shares: tuple[float, ...] = (0.5, 0.25)
     epochs: tuple[int, ...] = (1,)
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return Questa(
             shares=self.shares,
@@ -104,14 +120,14 @@ class _Questa(_Common):
         )
 
 
-class _Scaf(_Levels):
+class _Scaf(_Written):
     max_level: int = Field(default=4, ge=1)
     scaffold_key: str = "scaffold"
     replacements: int = Field(default=1, ge=1)
     warmup_groups: int = Field(default=0, ge=0)
     original_prompt: bool = False
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return Scaf(
             self.plans(),
@@ -131,7 +147,7 @@ class _AdHint(_Common):
     noise: float = Field(default=0.0, ge=0, le=1)
     weigh_prefix: bool = True
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return AdHint(
             bare=self.bare,
@@ -155,7 +171,7 @@ class _StepHint(_Steps):
     most_steps: int = Field(default=4, ge=2)
     bare: int = Field(default=2, ge=1)
 
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return StepHint(
             most_steps=self.most_steps,
@@ -168,7 +184,7 @@ class _StepHint(_Steps):
 
 
 class _Bread(_Steps):
-    def make(self) -> HintScheduler:
+    def make(self) -> Recorded:
         """Build the scheduler."""
         return Bread(
             most_steps=self.most_steps,
@@ -192,11 +208,49 @@ _SECTIONS: Mapping[str, type[_Section]] = {
 }
 
 
-def make_scheduler(config: Mapping[str, Any]) -> HintScheduler:
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who writes the hints of a run before it starts."""
+
+    lm: str
+    """`self` or an LM's spec."""
+    retries: int
+    max_tokens: int
+    solution_key: str
+
+    @property
+    def is_policy(self) -> bool:
+        """True when the weights that are trained write."""
+        return self.lm == "self"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the hints depend on."""
+        return asdict(self)
+
+
+def writer_of(config: Mapping[str, Any]) -> Writer | None:
+    """Return who writes the hints of a `[hints]` section; None where tasks bring them.
+
+    Raises:
+        ConfigError: a wrong section.
+
+    >>> writer_of({"name": "sage", "writer": "self"}).is_policy, writer_of({"name": "sage"})
+    (True, None)
+    """
+    section = _section(config)
+    if not isinstance(section, _Written) or section.writer == "given":
+        return None
+    return Writer(section.writer, section.retries, section.writer_tokens, section.solution_key)
+
+
+def make_scheduler(
+    config: Mapping[str, Any], written: Mapping[str, float] | None = None
+) -> HintScheduler:
     """Return the scheduler of a `[hints]` section.
 
     Args:
         config: `name` of the method and its options; see docs/hints.md.
+        written: figures of writing the hints, kept beside the scheduler's own.
 
     Raises:
         ConfigError: no such method, or a wrong option.
@@ -204,6 +258,12 @@ def make_scheduler(config: Mapping[str, Any]) -> HintScheduler:
     >>> make_scheduler({"name": "sage", "max_level": 2}).state_dict()["name"]
     'sage'
     """
+    made = _section(config).make()
+    made.record.written = dict(written or {})
+    return made
+
+
+def _section(config: Mapping[str, Any]) -> _Section:
     name = str(config.get("name", ""))
     if name not in _SECTIONS:
         near = difflib.get_close_matches(name, _SECTIONS, n=1)
@@ -211,6 +271,6 @@ def make_scheduler(config: Mapping[str, Any]) -> HintScheduler:
         raise ConfigError(f"hints.name is {name!r}; allowed are {', '.join(_SECTIONS)}{told}")
     section = _SECTIONS[name]
     try:
-        return section.model_validate(dict(config)).make()
+        return section.model_validate(dict(config))
     except ValidationError as exc:
         raise ConfigError(_explain(exc, section, "hints")) from None

@@ -10,85 +10,120 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+from tfgrpo.prompts import render
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
-Make = Callable[[random.Random], tuple[str, int, str]]
-"""Draws a question, its answer and a worked solution."""
+Make = Callable[[random.Random], tuple[str, int, tuple[str, ...]]]
+"""Draws a question, its answer and a worked solution in sentences, the last of which tells it."""
 Sample = Callable[[Sequence[Task], int, float, int, int], list[RolloutGroup]]
 """(tasks, draws, temperature, seed, hint level) to groups."""
+ONLY = "Give only the number."
 
 
-def _sum_of_three_digits(draw: random.Random) -> tuple[str, int, str]:
-    a, b = draw.randint(100, 899), draw.randint(100, 899)
-    hundreds, tens, ones = ((a // k % 10, b // k % 10) for k in (100, 10, 1))
-    parts = [100 * sum(hundreds), 10 * sum(tens), sum(ones)]
-    steps = (
-        f"{100 * hundreds[0]} + {100 * hundreds[1]} = {parts[0]}, "
-        f"{10 * tens[0]} + {10 * tens[1]} = {parts[1]}, "
-        f"{ones[0]} + {ones[1]} = {parts[2]}, "
-        f"{parts[0]} + {parts[1]} = {parts[0] + parts[1]}, "
-        f"{parts[0] + parts[1]} + {parts[2]} = {a + b}"
+def _warm(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
+    """What every arm can do at its start: sums and differences, asked plainly or, in a third of the
+    tasks, by the hint to a question that cannot be answered without it."""
+    a, b = draw.randint(10, 99) + 100 * (draw.random() < 0.3), draw.randint(10, 99)
+    sign = draw.choice("+-")
+    if sign == "-":
+        a, b = max(a, b) + 10, min(a, b)
+    answer = a + b if sign == "+" else a - b
+    text = f"What is {a} {sign} {b}? {ONLY}"
+    if draw.random() < 1 / 3:
+        who, what = draw.choice(("Lou", "Kim", "Pat")), draw.choice(("marbles", "pages", "keys"))
+        text = f"How many {what} has {who}? {ONLY}\n\n" + render("hint", text=text)
+    return text, answer, (f"It is {answer}.",)
+
+
+def _other_notation(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
+    """A rule that the model cannot know, and takes for another one that it does know."""
+    b = draw.randint(10, 79)
+    a = draw.randint(b + 10, 99)
+    return (
+        f"In Zed's notation, what is {a} + {b}? {ONLY}",
+        a - b,
+        (
+            "In Zed's notation, + means minus.",
+            f"So {a} + {b} means {a} - {b}.",
+            f"What is {a} - {b}? {ONLY}",
+            f"It is {a - b}.",
+        ),
     )
-    return f"What is {a} + {b}? Give only the number.", a + b, steps
 
 
-def _sum_of_three(draw: random.Random) -> tuple[str, int, str]:
+def _sum_of_three(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
     a, b, c = (draw.randint(11, 99) for _ in range(3))
-    steps = f"{a} + {b} = {a + b}, {a + b} + {c} = {a + b + c}"
-    return f"What is {a} + {b} + {c}? Give only the number.", a + b + c, steps
+    return (
+        f"What is {a} + {b} + {c}? {ONLY}",
+        a + b + c,
+        (
+            f"First add {a} and {b}.",
+            f"{a} + {b} = {a + b}.",
+            f"What is {a + b} + {c}? {ONLY}",
+            f"It is {a + b + c}.",
+        ),
+    )
 
 
-def _word_problem(draw: random.Random) -> tuple[str, int, str]:
+def _word_problem(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
     name = draw.choice(("Tom", "Ana", "Ben", "Mia", "Sam", "Eva"))
     thing = draw.choice(("apples", "books", "stones", "coins", "cards", "shells"))
     a, b = draw.randint(21, 99), draw.randint(21, 99)
-    c = draw.randint(11, a + b - 11)
-    text = (
+    c = draw.randint(11, min(99, a + b - 11))
+    return (
         f"{name} has {a} {thing}. {name} finds {b} more and then gives {c} away. "
-        f"How many {thing} does {name} have now? Give only the number."
+        f"How many {thing} does {name} have now? {ONLY}",
+        a + b - c,
+        (
+            f"First add {a} and {b}.",
+            f"{a} + {b} = {a + b}.",
+            f"What is {a + b} - {c}? {ONLY}",
+            f"It is {a + b - c}.",
+        ),
     )
-    return text, a + b - c, f"{a} + {b} = {a + b}, {a + b} - {c} = {a + b - c}"
 
 
-def _product(draw: random.Random) -> tuple[str, int, str]:
-    a, b = draw.randint(12, 99), draw.randint(3, 9)
-    tens, ones = a // 10 * 10, a % 10
-    steps = (
-        f"{tens} * {b} = {tens * b}, {ones} * {b} = {ones * b}, {tens * b} + {ones * b} = {a * b}"
+def _sum_of_four(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
+    a, b, c, d = (draw.randint(11, 60) for _ in range(4))
+    return (
+        f"What is {a} + {b} + {c} + {d}? {ONLY}",
+        a + b + c + d,
+        (
+            f"First add {a}, {b} and {c}.",
+            f"{a} + {b} + {c} = {a + b + c}.",
+            f"What is {a + b + c} + {d}? {ONLY}",
+            f"It is {a + b + c + d}.",
+        ),
     )
-    return f"What is {a} * {b}? Give only the number.", a * b, steps
 
 
-def _sum_of_two(draw: random.Random) -> tuple[str, int, str]:
-    a, b = draw.randint(10, 99), draw.randint(10, 99)
-    return f"What is {a} + {b}? Give only the number.", a + b, f"{a} + {b} = {a + b}"
-
-
-def _sum_of_four(draw: random.Random) -> tuple[str, int, str]:
-    a, b, c, d = (draw.randint(11, 99) for _ in range(4))
-    steps = f"{a} + {b} = {a + b}, {a + b} + {c} = {a + b + c}, {a + b + c} + {d} = {a + b + c + d}"
-    return f"What is {a} + {b} + {c} + {d}? Give only the number.", a + b + c + d, steps
-
-
+WARM = "warm"
 FAMILIES: dict[str, Make] = {
+    "other_notation": _other_notation,
     "sum_of_three": _sum_of_three,
     "word_problem": _word_problem,
-    "product": _product,
-    "sum_of_three_digits": _sum_of_three_digits,
     "sum_of_four": _sum_of_four,
-    "sum_of_two": _sum_of_two,
 }
 
 
 def pool(family: str, n: int, seed: int, prefix: str) -> list[Task]:
-    """Draw n different tasks of a family; the same arguments give the same tasks."""
+    """Draw n different tasks of a family; the same arguments give the same tasks.
+
+    Hints are the solution's first one, two and three sentences.
+    """
     draw = random.Random(f"{family} {seed}")
+    make = _warm if family == WARM else FAMILIES[family]
     seen: dict[str, Task] = {}
     while len(seen) < n:
-        text, answer, solution = FAMILIES[family](draw)
-        seen.setdefault(
-            text, Task(f"{prefix}-{len(seen)}", text, answer, metadata={"solution": solution})
-        )
+        text, answer, sentences = make(draw)
+        hints = [" ".join(sentences[:k]) for k in range(1, len(sentences))]
+        metadata = {
+            "solution": " ".join(sentences),
+            "hints": hints,
+            "hints_source": "reference",
+            "oracle_prefixes": hints,
+        }
+        seen.setdefault(text, Task(f"{prefix}-{len(seen)}", text, answer, metadata=metadata))
     return list(seen.values())
 
 

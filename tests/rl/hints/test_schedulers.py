@@ -259,9 +259,9 @@ def test_figures_count_levels_signal_and_rollouts() -> None:
     visit(sage, hinted_task("b"), solved_from(2))  # 12, accepted at 2
     visit(sage, hinted_task("c"), solved_from(9))  # 16, no signal at 3
     assert sage.record.figures() == {
-        "hint_level_0": 1.0,
-        "hint_level_2": 1.0,
-        "hint_level_3": 1.0,
+        "level_0": 1.0,
+        "level_2": 1.0,
+        "level_3": 1.0,
         "informative_share_bare": 1.0,
         "informative_share_hinted": 0.5,
         "bare_accuracy": 1 / 12,  # bare rollouts alone: 1 of 3 tasks x 4

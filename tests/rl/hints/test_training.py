@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
-from tfgrpo.rl.command import _scheduler
+from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Task
 
@@ -39,7 +39,7 @@ def trainer_of(folder: Path, section: dict[str, object]) -> Trainer:
         for i in range(6)
     ]
     config = tiny_config(folder, optimiser={"lr": 1e-3})
-    return Trainer(config, tiny_parts(), tasks, EvenTokens(), hints=_scheduler(section))
+    return Trainer(config, tiny_parts(), tasks, EvenTokens(), hints=make_scheduler(section))
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda s: s["name"])
