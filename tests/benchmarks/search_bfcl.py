@@ -2,8 +2,10 @@
 
 Same simulated proposer outputs for every variant (keyed by path and draw), same goal test, same
 cap; equal states are merged in every variant, which is an approximation for the path-dependent
-costs. `not_behind` is whether the paired interval of solved tasks against frequency-only A*
-reaches 0.
+costs. `solved` counts searches that chose a goal within the cap, as the algorithm's own rule says;
+`found` also those whose tree held a goal, not yet chosen, when the cap was reached (the product
+returns it as the best so far). `not_behind` is whether the paired interval of solved tasks against
+frequency-only A* reaches 0.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def scorers(preset: CostPreset) -> dict[tuple[str, ...], ToolChainScorer]:
 
 async def run_one(
     goal: bfcl.SubGoal, algorithm: Algorithm, scorer: Scorer, seed: int, q: float = Q
-) -> tuple[bool, int, int]:
-    """Return solved, expansions and tool executions of one search."""
+) -> tuple[bool, int, int, bool]:
+    """Return solved, expansions, tool executions and found of one search."""
     result = await search_tree(
         Task(goal.task_id, goal.goal_id),
         bfcl.SimulatedProposer(goal, q, seed),
@@ -51,7 +53,8 @@ async def run_one(
         settings=SearchSettings(samples=K, execution="eager", merge="any", seed=seed),
         budget=Budget(expansions=CAP),
     )
-    return result.is_solved, result.counters["expansions"], result.counters["tool_calls"]
+    counters, is_chosen = result.counters, result.stop_reason == "goal"
+    return is_chosen, counters["expansions"], counters["tool_calls"], result.is_solved
 
 
 async def run_variant(name: str, goals: list[bfcl.SubGoal], q: float = Q) -> list[list[Any]]:
@@ -81,6 +84,7 @@ def summary(rows: list[list[Any]]) -> dict[str, float]:
         "solved_sd": round(stdev(solved), 2),
         "expansions": round(fmean(expansions), 2),
         "expansions_sd": round(stdev(expansions), 2),
+        "found": round(fmean(sum(r[3] for r in row) for row in rows), 2),
         "tool_executions": round(fmean(r[2] for row in rows for r in row), 1),
     }
 

@@ -288,6 +288,10 @@ def world_key(world: World) -> str:
     return digest([rows, sorted(world.answers)], 24)
 
 
+_NO_STATE = ("parent", "_last_modified")
+"""The way back up, and the wall clock: the source's own comparison of files leaves both out."""
+
+
 def _plain(value: Any, above: tuple[int, ...]) -> Any:
     if value is None or isinstance(value, (str, int, bool)):
         return value
@@ -305,7 +309,7 @@ def _plain(value: Any, above: tuple[int, ...]) -> Any:
     if isinstance(value, random.Random):
         return digest(repr(value.getstate()), 16)
     if hasattr(value, "__dict__"):
-        rows = {k: _plain(v, above) for k, v in vars(value).items() if k != "parent"}
+        rows = {k: _plain(v, above) for k, v in vars(value).items() if k not in _NO_STATE}
         if hasattr(value, "parent"):
             rows["parent"] = getattr(value.parent, "name", None)
         return rows
