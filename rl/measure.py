@@ -44,6 +44,7 @@ def measure_rows(
         chunk: tokens whose logits exist at once.
     """
     found = Measured()
+    chunk = max(1, chunk // 4)  # four tensors of a chunk's logits live at once
     with torch.no_grad():
         for part in micro_batches(rows, max_tokens):
             packed = pack(part, device=decoder.embed.device)

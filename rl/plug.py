@@ -163,7 +163,8 @@ def engine_of(config: TrainConfig, parts: Parts) -> Generator | None:
     e = config.engine
     if e.kind == "own":
         return None
-    from tfgrpo.rl.engines import FolderReload, VllmColocated, VllmServer, serving_folder
+    from tfgrpo.rl.engines import VllmColocated
+    from tfgrpo.rl.vllm_server import FolderReload, VllmServer, serving_folder
 
     is_server = e.kind == "vllm-server"
     folder = serving_folder(

@@ -17,7 +17,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Generator
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.engines import Mismatch, MismatchLimits, check_mismatch, measure_mismatch
+from tfgrpo.rl.gate import Mismatch, MismatchLimits, check_mismatch, measure_mismatch
 from tfgrpo.rl.lora import TARGETS, LoraWeights
 from tfgrpo.rl.losses import LOSSES
 from tfgrpo.rl.measure import Tokens, measure_rows

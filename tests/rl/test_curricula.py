@@ -213,25 +213,30 @@ def test_group_sizes_reach_the_rollouts(tmp_path: Path) -> None:
     assert [len(g.rollouts) for g in report.groups] == [6, 4, 2]
 
 
-def test_replayed_groups_keep_their_samplers_log_probs(tmp_path: Path, monkeypatch: Any) -> None:
-    made = trainer(tmp_path, curriculum={"replay": 2}, optimiser={"lr": 1e-2})
+@pytest.mark.parametrize("loss", ["clip", "decoupled_clip"])
+def test_replayed_groups_keep_their_samplers_log_probs(
+    tmp_path: Path, monkeypatch: Any, loss: str
+) -> None:
+    made = trainer(tmp_path, curriculum={"replay": 2}, optimiser={"lr": 1e-2}, loss={"name": loss})
     seen: list[Any] = []
     real = made.updater._with_scores
 
     def watch(*given: Any) -> Any:
-        seen.append((real(*given), given[2]))
+        start = made.updater.score(given[0])
+        seen.append((real(*given), given[2], start))
         return seen[-1][0]
 
     monkeypatch.setattr(made.updater, "_with_scores", watch)
     replayed = 0
     for _ in range(4):
         report = made.step()
-        rows, stale = seen[-1]
+        rows, stale, old = seen[-1]
         now = made.updater.score([r for r in rows if r.row.index in stale]) if stale else {}
         for row in rows:
             if row.row.index in stale:
-                assert row.old_logp == row.engine_logp  # π_old is what sampled it
-                assert row.old_logp != now[row.row.index]  # and the weights have moved since
+                assert row.engine_logp != now[row.row.index]  # the weights have moved since
+                # π_old is what sampled it; a decoupled loss weighs by that and clips from now
+                assert row.old_logp == (row.engine_logp if loss == "clip" else old[row.row.index])
             elif stale:
                 assert row.old_logp == pytest.approx(row.engine_logp, abs=1e-4)
         replayed += report.figures["groups_replayed"]

@@ -16,9 +16,9 @@ from tests.rl.test_trainer import metrics
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.command import train
-from tfgrpo.rl.engines import FolderReload, VllmServer, serving_folder
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.parts import load_parts
+from tfgrpo.rl.vllm_server import FolderReload, VllmServer, serving_folder
 
 
 class Serving:

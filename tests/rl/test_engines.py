@@ -10,7 +10,8 @@ import pytest
 
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import Sampling
-from tfgrpo.rl.engines import MismatchLimits, VllmServer, check_mismatch, measure_mismatch
+from tfgrpo.rl.gate import MismatchLimits, check_mismatch, measure_mismatch
+from tfgrpo.rl.vllm_server import VllmServer
 
 pytestmark = pytest.mark.real
 
