@@ -507,7 +507,7 @@ def test_the_report_tells_what_help_came_to_and_nothing_where_it_was_off(tmp_pat
 
 
 def test_what_cannot_work_is_said_before_the_first_call(tmp_path: Path) -> None:
-    bare = HardWorld(tasks=make_tasks())
+    bare = HardWorld(tasks=hinted_tasks(hints=[]))
     with pytest.raises(ConfigError, match=r"none of 12 practice tasks.*nudge\.writer"):
         bare.learn(nudged(tmp_path / "a"))
     with pytest.raises(ConfigError, match="leave out one"):
@@ -517,6 +517,8 @@ def test_what_cannot_work_is_said_before_the_first_call(tmp_path: Path) -> None:
     wrong = {"scheduler": "collections:OrderedDict"}
     with pytest.raises(ConfigError, match=r"OrderedDict.*without start"):
         bare.learn(nudged(tmp_path / "d", "scheduler", nudge=wrong))
+    with pytest.raises(ConfigError, match=r"nudge\.scheduler 'json:loads'.*TypeError"):
+        bare.learn(nudged(tmp_path / "f", "scheduler", nudge={"scheduler": "json:loads"}))
     odd = HardWorld(tasks=hinted_tasks(hints="one text"))
     with pytest.raises(ConfigError, match="must be a list of texts"):
         odd.learn(nudged(tmp_path / "e"))

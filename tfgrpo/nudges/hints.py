@@ -132,7 +132,7 @@ def check_hints(config: NudgeConfig, tasks: Sequence[Task]) -> None:
     helped = 0
     for task in tasks:
         written = hints_of(task, config.hints_key)
-        helped += bool(written) or bool(solution_of(task, config.solution_key))
+        helped += bool(written and written[1]) or bool(solution_of(task, config.solution_key))
     if tasks and not helped and not config.asks_lm:
         raise ConfigError(
             f"nudge.kind is 'hints' and none of {len(tasks)} practice tasks has "

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfgrpo.config import Config, RoleConfig
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.experience.calls import Asker
 from tfgrpo.experience.draft import estimate_tokens
 from tfgrpo.experience.settings import ExperienceSettings
@@ -139,7 +139,8 @@ def named_scheduler(config: NudgeConfig, load: Callable[[str], Any]) -> HintSche
     if config.kind != "scheduler" or not config.scheduler:
         return None
     value = load(config.scheduler)
-    made = value if hasattr(value, "after") and not isinstance(value, type) else value()
+    with boundary(ConfigError, f"nudge.scheduler {config.scheduler!r}"):
+        made = value if hasattr(value, "after") and not isinstance(value, type) else value()
     if not all(callable(getattr(made, name, None)) for name in ("start", "after", "accept")):
         raise ConfigError(
             f"nudge.scheduler {config.scheduler!r} is a {type(made).__name__} without start, after "
