@@ -52,6 +52,8 @@ class Record:
     """Graded rollouts without help."""
     bare_successes: int = 0
     accepted_rollouts: int = 0
+    level_ema: float | None = None
+    """Level of accepted groups, smoothed over the run's last dozen or so."""
     written: dict[str, float] = field(default_factory=dict)
     """Figures of writing the hints beforehand, such as `parse_rate`."""
 
@@ -83,6 +85,8 @@ class Record:
 
     def _accepted(self, plan: HintPlan, group: RolloutGroup) -> None:
         level = str(plan.level)
+        past = self.level_ema
+        self.level_ema = plan.level if past is None else 0.9 * past + 0.1 * plan.level
         self.accepted[level] = self.accepted.get(level, 0) + 1
         self.accepted_rollouts += len(group.rollouts)
         if group.is_informative():

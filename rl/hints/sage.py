@@ -31,10 +31,11 @@ class Sage:
         plans_of: a task's plans, weakest first.
         max_level: strongest level tried, at least 1.
         restart: each visit starts at the bare task; False starts at the last accepted level.
-        ahead: roll the levels up to the one that is expected to be accepted (the task's last one;
-            for a new task the run's mean) at once. The accepted group is the same as without, since
-            each level's draws are its own; a visit takes one round instead of several, and pays
-            with the rollouts of levels that turn out not to be needed. Own.
+        ahead: roll the levels up to the one that is expected to be accepted (the task's last one,
+            or the mean of the run's last groups where that is lower) at once. The accepted group
+            is the same as without, since each level's draws are its own; a visit takes one round
+            instead of several, and pays with the rollouts of levels that turn out not to be
+            needed. Own.
         success_above: a rollout with a larger reward is a success.
     """
 
@@ -62,11 +63,12 @@ class Sage:
         return plans[: expected + 1] if self._ahead else plans[:1]
 
     def _expected(self, task: Task) -> int:
-        state = self.record.of(task.task_id)
-        if state.visits or not self._ahead or not self.record.accepted:
+        """The level to start at, or with `ahead` to roll up to."""
+        state, recent = self.record.of(task.task_id), self.record.level_ema
+        if not self._ahead or recent is None:
             return state.level
-        total = sum(int(level) * n for level, n in self.record.accepted.items())
-        return round(total / sum(self.record.accepted.values()))
+        # A task was last seen an epoch ago; the run's last groups tell how far the policy is now.
+        return min(state.level, round(recent)) if state.visits else round(recent)
 
     def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
         """Return the next stronger hint where all failed."""

@@ -31,7 +31,11 @@ def _warm(draw: random.Random) -> tuple[str, int, tuple[str, ...]]:
     text = f"What is {a} {sign} {b}? {ONLY}"
     if draw.random() < 1 / 3:
         who, what = draw.choice(("Lou", "Kim", "Pat")), draw.choice(("marbles", "pages", "keys"))
-        text = f"How many {what} has {who}? {ONLY}\n\n" + render("hint", text=text)
+        x, y = draw.randint(10, 99), draw.randint(10, 99)
+        first = draw.choice(
+            ("", f"{who} counts well. ", f"First see {x} and {y}. {x} + {y} = {x + y}. ")
+        )
+        text = f"How many {what} has {who}? {ONLY}\n\n" + render("hint", text=first + text)
     return text, answer, (f"It is {answer}.",)
 
 

@@ -210,3 +210,7 @@ def test_rolling_ahead_starts_where_the_task_or_the_run_stands() -> None:
     assert visit(ahead, one, solved_from(0)) == [0, 1, 2]  # two levels too many, paid for
     assert ahead.record.of("a").level == 0
     assert [p.level for p in ahead.start(one, 4)] == [0]
+    for i in range(20):
+        visit(ahead, task(f"c{i}", hints=["x"]), solved_from(0))
+    ahead.record.of("b").level, ahead.record.of("b").visits = 3, 1
+    assert [p.level for p in ahead.start(other, 4)] == [0]  # the policy has moved on since
