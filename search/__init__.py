@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgrpo.search.algorithm import Algorithm, Work
     from tfgrpo.search.astar import BestFirst
     from tfgrpo.search.beam import Beam
+    from tfgrpo.search.carrying_out import PlanReport, carry_out
     from tfgrpo.search.chains import Chains
     from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
     from tfgrpo.search.depth_first import DepthFirst
@@ -85,6 +86,7 @@ _HOME = {
     "Outcome": "environment",
     "PAPER": "costs",
     "PlanMemory": "plan_memory",
+    "PlanReport": "carrying_out",
     "Proposal": "node",
     "ROBUST": "costs",
     "RecordingExpander": "expander",
@@ -100,6 +102,7 @@ _HOME = {
     "Work": "algorithm",
     "action_key": "node",
     "call": "node",
+    "carry_out": "carrying_out",
     "explore": "fold",
     "fork_advantages": "groups",
     "group_of": "groups",
@@ -152,6 +155,7 @@ __all__ = [
     "Outcome",
     "PAPER",
     "PlanMemory",
+    "PlanReport",
     "Proposal",
     "ROBUST",
     "RecordingExpander",
@@ -167,6 +171,7 @@ __all__ = [
     "Work",
     "action_key",
     "call",
+    "carry_out",
     "explore",
     "fork_advantages",
     "group_of",

@@ -40,7 +40,10 @@ from tfgrpo.store.budget import Reservation
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Counts", "Ticket", "Worker"]
+__all__ = ["NOT_RUN", "Counts", "Ticket", "Worker"]
+
+NOT_RUN = "(not run: irreversible; it runs when the plan is carried out)"
+"""Observation of an irreversible step in a search; `carry_out` runs it."""
 
 
 @dataclass(slots=True)
@@ -233,7 +236,7 @@ class Worker:
     async def _execute(self, ticket: Ticket, parent_id: int, action: Any) -> Outcome:
         if self.environment.effects(action) == "irreversible" and not self._may_run_anything():
             return Outcome(
-                observation="(not run: irreversible; it runs when the plan is carried out)",
+                observation=NOT_RUN,
                 is_terminal=True,
                 notes=("waits for commit",),
                 tool_calls=0,
