@@ -169,7 +169,11 @@ def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     rollouts = [r for g in groups for r in g.rollouts]
     rewards = [x for g in groups for x in g.rewards_G]
     lengths = [sum(len(s.token_ids or ()) for s in r.steps) for r in rollouts]
-    return {
+    played = [r for r in rollouts if "tool_calls" in r.metadata]
+    turns = {} if not played else {"turns_mean": float(np.mean([len(r.steps) for r in played]))}
+    for name in ("tool_calls", "invalid_actions") if played else ():
+        turns[f"{name}_mean"] = float(np.mean([r.metadata.get(name, 0) for r in played]))
+    return turns | {
         "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
         "reward_std": float(np.std(rewards)) if rewards else 0.0,
         "informative_share": sum(g.is_informative() for g in groups) / max(1, len(groups)),

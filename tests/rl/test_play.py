@@ -17,6 +17,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.makers import Counted, maker_of, own_generator
+from tfgrpo.rl.metrics import group_figures
 from tfgrpo.rl.multi_turn import TurnLimits, row_of
 from tfgrpo.rl.play import STOP, PlayMaker, ToolEnvironment, TurnText
 from tfgrpo.rl.plug import tools_of
@@ -261,6 +262,42 @@ def test_a_resumed_run_of_several_turns_is_bit_equal(tmp_path: Path) -> None:
     assert list(map(comparable, rows)) == list(map(comparable, metrics(tmp_path / "whole")))
     assert any(row["grad_norm"] > 0 for row in rows)
     assert all(row["mismatch_mean"] < 1e-4 for row in rows if "mismatch_mean" in row)
+
+
+@pytest.mark.real
+def test_a_real_chat_template_is_continued_token_by_token() -> None:
+    from transformers import AutoTokenizer
+
+    from tfgrpo.lm.embedded import embedded_folder
+
+    tokenizer = AutoTokenizer.from_pretrained(str(embedded_folder()))
+    eos = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    turns = [
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": CALL.removesuffix(END)},
+        {"role": "user", "content": "Observation: 5"},
+    ]
+
+    def ids(turns: Any) -> list[int]:
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    said = tokenizer(turns[1]["content"], add_special_tokens=False)["input_ids"]
+    tail = TurnText(tokenizer, template="chat", eos_ids=(eos,))
+    observed = [Message("user", "Observation: 5")]
+    whole = ids(turns)
+    assert [*ids(turns[:1]), *said, eos, *tail(observed, [*said, eos])] == whole
+    assert [*ids(turns[:1]), *said, *tail(observed, said)] == whole  # cut before its end
+
+
+def test_figures_count_turns_and_calls() -> None:
+    wrong = 'Action: sub {"a": 2}' + END
+    groups = player(Script(wrong, CALL, ANSWER)).make(TASKS, 2, seed=1)
+    figures = group_figures(groups)
+    assert figures["turns_mean"] == 3.0
+    assert figures["tool_calls_mean"] == figures["invalid_actions_mean"] == 1.0
+    assert figures["reward_mean"] == 0.5
+    assert figures["length_mean"] == len(wrong) + len(CALL) + len(ANSWER)
 
 
 def test_held_out_tasks_are_played_too(tmp_path: Path) -> None:
