@@ -58,8 +58,8 @@ class Record:
     """Figures of writing the hints beforehand, such as `parse_rate`."""
 
     def of(self, task_id: str) -> TaskState:
-        """Return a task's state, made on first use."""
-        return self.tasks.setdefault(task_id, TaskState())
+        """Return a task's state; one that was never visited has a fresh one, which is not kept."""
+        return self.tasks.get(task_id) or TaskState()
 
     def successes(self, group: RolloutGroup) -> int:
         """Return how many rollouts succeeded."""
@@ -71,6 +71,7 @@ class Record:
 
     def close(self, made: Sequence[PlannedGroup], plan: HintPlan, group: RolloutGroup) -> TaskState:
         """Count a visit: all that was made, and the group that is trained on under its plan."""
+        self.tasks.setdefault(group.task.task_id, TaskState())
         for one in made:
             self._rolled(one.plan, one.group)
         self._accepted(plan, group)

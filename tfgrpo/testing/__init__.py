@@ -16,7 +16,7 @@ from tfgrpo.testing.answers import (
     say,
     status,
 )
-from tfgrpo.testing.contracts import check_lm, check_policy, check_verifier
+from tfgrpo.testing.contracts import check_lm, check_policy, check_scheduler, check_verifier
 from tfgrpo.testing.fault_server import FaultServer
 from tfgrpo.testing.replay import ReplayLM
 
@@ -28,6 +28,7 @@ __all__ = [
     "ScriptedLM",
     "check_lm",
     "check_policy",
+    "check_scheduler",
     "check_verifier",
     "choices",
     "events",

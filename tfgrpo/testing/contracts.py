@@ -1,22 +1,24 @@
 """The contracts of `tfgrpo.protocols` as checks that run against any implementation.
 
-Plain async functions: each raises `AssertionError` with the broken line of the contract, so they
-work under any test runner, with `python -O` too. They call the thing under test a handful of
-times. Do not know which implementation it is. Source: own.
+Plain functions, most of them async: each raises `AssertionError` with the broken line of the
+contract, so they work under any test runner, with `python -O` too. They call the thing under test
+a handful of times. Do not know which implementation it is. Source: own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfgrpo.canonical import canonical_json
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, ProviderError, VerifierError
+from tfgrpo.hint_plan import HintPlan, PlannedGroup
 from tfgrpo.messages import Message
-from tfgrpo.protocols import LM, Completion, Policy, Request, Verifier
-from tfgrpo.rollout import OUTCOMES, Rollout, Task
+from tfgrpo.protocols import LM, Completion, HintScheduler, Policy, Request, Verifier
+from tfgrpo.rollout import OUTCOMES, Rollout, RolloutGroup, Score, Task
 
 _FINISHES = ("stop", "length", "tool_calls", "content_filter")
 
@@ -197,3 +199,75 @@ async def check_verifier(
         again = await verifier.score(rollout, task)
         _require(again.reward == score.reward, "3: equal input, different reward")
     return score.reward
+
+
+def check_scheduler(
+    scheduler: HintScheduler,
+    task: Task,
+    *,
+    rewards_of: Callable[[HintPlan], Sequence[float]] | None = None,
+    group_size: int = 4,
+    visits: int = 3,
+) -> None:
+    """Check a hint scheduler's contract on made-up rewards; it is changed by that.
+
+    Args:
+        scheduler: a fresh one.
+        task: with whatever help the scheduler looks for.
+        rewards_of: a plan to the rewards of its rollouts, at least as many as it asks for; None
+            fails the bare task throughout and then succeeds once.
+        group_size: rollouts of a plan that names no number.
+        visits: visits of the task, an epoch each.
+
+    Raises:
+        AssertionError: a line of the contract does not hold.
+    """
+    rewards_of = rewards_of or (lambda plan: [float(not plan.is_bare), *[0.0] * (group_size - 1)])
+    for visit in range(visits):
+        before = canonical_json(scheduler.state_dict())
+        made = _visit(scheduler, task, rewards_of, group_size)
+        _require(
+            canonical_json(scheduler.state_dict()) == before, "start or after changed the state"
+        )
+        group = scheduler.accept(task, made)
+        known = {r.rollout_id for one in made for r in one.group.rollouts}
+        _require(bool(group.rollouts), "the accepted group is empty")
+        _require(
+            {r.rollout_id for r in group.rollouts} <= known,
+            "the accepted group has rollouts that were not made in this visit",
+        )
+        state = json.loads(canonical_json(scheduler.state_dict()))
+        scheduler.load_state_dict(state)
+        _require(
+            canonical_json(scheduler.state_dict()) == canonical_json(state),
+            f"visit {visit + 1}: load_state_dict does not restore what state_dict gave",
+        )
+        _require(
+            all(math.isfinite(v) for v in scheduler.figures().values()), "a figure is not finite"
+        )
+        scheduler.epoch_end()
+
+
+def _visit(
+    scheduler: HintScheduler,
+    task: Task,
+    rewards_of: Callable[[HintPlan], Sequence[float]],
+    group_size: int,
+) -> list[PlannedGroup]:
+    plans = list(scheduler.start(task, group_size))
+    _require(bool(plans), "start gave no plan: the bare task is a plan too")
+    made: list[PlannedGroup] = []
+    for _ in range(100):
+        for plan in plans:
+            part = plan.part()
+            context = EMPTY_CONTEXT if part is None else EMPTY_CONTEXT.with_parts(part)
+            rewards = rewards_of(plan)[: plan.n or group_size]
+            rollouts = tuple(
+                Rollout(f"{len(made)}-{i}", task.task_id, sample_index=i).graded(Score(r))
+                for i, r in enumerate(rewards)
+            )
+            made.append(PlannedGroup(plan, RolloutGroup(f"{len(made)}", task, rollouts, context)))
+        plans = list(scheduler.after(task, made))
+        if not plans:
+            return made
+    raise AssertionError("after asked for a hundred rounds of one visit: it must come to an end")

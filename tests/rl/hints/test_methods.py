@@ -14,6 +14,7 @@ from tfgrpo.hint_plan import BARE
 from tfgrpo.hint_texts import leaks
 from tfgrpo.rl.hints.adhint import AdHint
 from tfgrpo.rl.hints.bread import Bread
+from tfgrpo.rl.hints.record import TaskState
 from tfgrpo.rl.hints.sage import Sage
 from tfgrpo.rl.hints.scaf import Scaf
 from tfgrpo.rl.hints.stephint import StepHint
@@ -212,5 +213,5 @@ def test_rolling_ahead_starts_where_the_task_or_the_run_stands() -> None:
     assert [p.level for p in ahead.start(one, 4)] == [0]
     for i in range(20):
         visit(ahead, task(f"c{i}", hints=["x"]), solved_from(0))
-    ahead.record.of("b").level, ahead.record.of("b").visits = 3, 1
+    ahead.record.tasks["b"] = TaskState(level=3, visits=1)
     assert [p.level for p in ahead.start(other, 4)] == [0]  # the policy has moved on since

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -15,8 +16,9 @@ from tfgrpo.hint_plan import BARE
 from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.hints.pope import Pope, hard_tasks, is_guided
 from tfgrpo.rl.hints.questa import Questa, is_kept
-from tfgrpo.rl.hints.record import Record, reliance
+from tfgrpo.rl.hints.record import Record, TaskState, reliance
 from tfgrpo.rl.hints.sage import Sage, SageLight
+from tfgrpo.testing import check_scheduler
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,7 @@ def test_the_sections_options_reach_the_scheduler() -> None:
     assert visit(plain, task(), lambda _: [0.0]) == [0]
     light = make_scheduler({"name": "sage_light", "lower_above": "never"})
     light.load_state_dict(SageLight().state_dict())
-    light.record.of("t").level = 1
+    light.record.tasks["t"] = TaskState(level=1)
     visit(light, hinted_task(), lambda _: [1.0])
     light.epoch_end()
     assert light.record.of("t").level == 1
@@ -325,3 +327,58 @@ def test_the_sections_options_reach_the_scheduler() -> None:
 def test_a_wrong_section_is_explained(section: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         make_scheduler(section)
+
+
+@pytest.mark.parametrize("section", ALL, ids=lambda s: s["name"])
+def test_every_scheduler_meets_the_contract(section: dict[str, object]) -> None:
+    one = task(solution=SOLUTION, hints=["a", "b", "c"])
+    check_scheduler(make_scheduler(section), one)
+    check_scheduler(make_scheduler(section), one, rewards_of=lambda plan: [0.0] * 4)
+
+
+class Careless(Sage):
+    """Breaks the contract in one way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def start(self, task, group_size):
+        if self.way == "no plan":
+            return []
+        if self.way == "moving":
+            self.record.epoch += 1
+        return super().start(task, group_size)
+
+    def after(self, task, made):
+        return [BARE] if self.way == "endless" else super().after(task, made)
+
+    def accept(self, task, made):
+        accepted = super().accept(task, made)
+        if self.way == "empty":
+            return replace(accepted, rollouts=())
+        return group(task, [1.0], number=99) if self.way == "foreign" else accepted
+
+    def figures(self):
+        return {"x": float("nan")} if self.way == "figures" else {}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(Sage().state_dict() if self.way == "forgetful" else state)
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ("no plan", "the bare task is a plan too"),
+        ("moving", "changed the state"),
+        ("endless", "come to an end"),
+        ("empty", "is empty"),
+        ("foreign", "not made in this visit"),
+        ("figures", "not finite"),
+        ("forgetful", "does not restore"),
+    ],
+)
+def test_the_contract_check_finds_what_is_broken(way: str, told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        check_scheduler(Careless(way), hinted_task())
+    check_scheduler(Careless("not at all"), hinted_task())
