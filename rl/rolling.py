@@ -64,6 +64,55 @@ class Rolled:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of one group, known to every process."""
+
+    task_id: str
+    rewards: tuple[float, ...]
+    is_informative: bool
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The rounds of one step so far."""
+
+    kept: list[RolloutGroup] = field(default_factory=list)
+    made: list[RolloutGroup] = field(default_factory=list)
+    taken: dict[str, bool] = field(default_factory=dict)
+    """Task id to whether its group's rewards differ, of all processes."""
+    spent: RolloutFigures = field(default_factory=RolloutFigures)
+    rounds: int = 0
+    full: int = 0
+    """Informative groups kept, of all processes."""
+    is_graded: bool = False
+
+    def add(
+        self,
+        groups: Sequence[RolloutGroup],
+        outcomes: Sequence[_Outcome],
+        *,
+        room: int,
+        keeps_all: bool,
+    ) -> None:
+        """Take a round: all of it, or its first informative groups while there is room."""
+        chosen = [o.task_id for o in outcomes if o.is_informative][:room]
+        self.kept += [g for g in groups if keeps_all or g.task.task_id in set(chosen)]
+        self.made += groups
+        self.full += len(chosen)
+        self.rounds += 1
+        self.taken |= {o.task_id: o.is_informative for o in outcomes}
+        self.is_graded |= any(o.rewards for o in outcomes)
+
+    def figures(self) -> dict[str, int]:
+        """What dynamic sampling cost."""
+        return {
+            "rounds": self.rounds,
+            "groups_rolled": len(self.taken),
+            "groups_dropped": len(self.taken) - self.full,
+        }
+
+
 class Roller:
     """Makes the groups of each step.
 
@@ -120,52 +169,41 @@ class Roller:
         """
         seed = derive_seed(self._config.run.seed, "step", step)
         rolled = self._rounds(step, seed)
-        rolled.baselines = self._baselines(rolled.groups, seed) if self._greedy else {}
         if self._replay is not None:
             self._add_past(rolled, step)
+        if self._greedy:
+            rolled.baselines = self._baselines(rolled.groups, seed)
         return rolled
 
     def _rounds(self, step: int, seed: int) -> Rolled:
         wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.rounds
-        kept: list[RolloutGroup] = []
-        made: list[RolloutGroup] = []
-        spent = RolloutFigures()
-        taken: dict[str, bool] = {}
-        full = 0
-        rounds = 0
-        while rounds < most and full < wanted:
-            rounds += 1
-            draws = self._curriculum.draw(_next_size(wanted, full, len(taken)), taken)
+        tally = _Tally()
+        while tally.rounds < most and tally.full < wanted:
+            size = _next_size(wanted, tally.full, len(tally.taken))
+            draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
             groups = self._make(draws[self._rank :: self._world], seed)
-            _add(spent, self._maker.figures)
             outcomes = self._share(draws, groups)
-            self._check_graded(step, groups, outcomes)
-            self._curriculum.note((t, r) for t, r, _ in outcomes)
-            made += groups
-            room = wanted - full
-            good = [t for t, _, informative in outcomes if informative]
-            if most == 1:
-                kept, full = groups, len(good)
-            else:
-                kept += [g for g in groups if g.task.task_id in set(good[:room])]
-                full += min(room, len(good))
-            taken |= {t: informative for t, _, informative in outcomes}
-        if not taken:
+            tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
+            _add(tally.spent, self._maker.figures)
+            self._curriculum.note((o.task_id, o.rewards) for o in outcomes)
+        self._check(step, tally)
+        self._maker.figures = tally.spent
+        return Rolled(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
+
+    def _check(self, step: int, tally: _Tally) -> None:
+        if not tally.taken:
             raise ConfigError(
                 f"step {step + 1}: the curriculum gave no task a rollout; look at "
                 "curriculum.allocate and its options"
             )
-        self._maker.figures = spent
-        figures: dict[str, Any] = {}
-        if most > 1:
-            figures = {
-                "rounds": rounds,
-                "groups_rolled": len(taken),
-                "groups_dropped": len(taken) - full,
-            }
-        return Rolled(kept, made, figures=figures)
+        if not tally.is_graded:
+            errors = [r.error for g in tally.made for r in g.rollouts if r.error]
+            raise VerifierError(
+                f"step {step + 1}: none of the rollouts could be graded; the first cause: "
+                f"{errors[0] if errors else 'no rollouts'}"
+            )
 
     def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
         if self._make_groups is not None:
@@ -174,24 +212,11 @@ class Roller:
             [d.task for d in draws], [d.size for d in draws], seed=seed, hints=self._hints
         )
 
-    def _share(
-        self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]
-    ) -> list[tuple[str, tuple[float, ...], bool]]:
-        """(task id, rewards, do they differ) of every process's groups, in the order of draws."""
+    def _share(self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]) -> list[_Outcome]:
+        """What became of every process's groups, in the order of draws."""
         mine = {g.task.task_id: (g.rewards_G, g.is_informative()) for g in groups}
         everyone = {t: x for part in distributed.gather_objects(mine) for t, x in part.items()}
-        return [(d.task.task_id, *everyone[d.task.task_id]) for d in draws]
-
-    def _check_graded(
-        self, step: int, groups: Sequence[RolloutGroup], outcomes: Sequence[tuple[str, Any, bool]]
-    ) -> None:
-        if any(rewards for _, rewards, _ in outcomes):
-            return
-        errors = [r.error for g in groups for r in g.rollouts if r.error]
-        raise VerifierError(
-            f"step {step + 1}: none of the rollouts could be graded; the first cause: "
-            f"{errors[0] if errors else 'no rollouts'}"
-        )
+        return [_Outcome(d.task.task_id, *everyone[d.task.task_id]) for d in draws]
 
     def _baselines(self, groups: Sequence[RolloutGroup], seed: int) -> dict[str, float]:
         """Reward of a greedy rollout of each task; where it was not graded, the group's mean."""

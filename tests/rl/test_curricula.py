@@ -200,6 +200,31 @@ def test_dynamic_sampling_stops_at_its_limit(tmp_path: Path) -> None:
     assert fingerprint(made) == before
 
 
+def test_a_later_round_that_cannot_be_graded_stops_nothing(tmp_path: Path) -> None:
+    class Once(EvenTokens):
+        """Grades the first tasks that it sees; the first round is mixed in one group."""
+
+        def __init__(self) -> None:
+            self.seen: set[str] = set()
+
+        async def score(self, rollout: Rollout, task: Task) -> Score:
+            self.seen.add(task.task_id)
+            if len(self.seen) > 3:
+                raise KeyError("gone")
+            first = task.task_id == min(self.seen)
+            return Score(float(rollout.sample_index % 2) if first else 1.0)
+
+    config = tiny_config(tmp_path, curriculum={"rounds": 2})
+    report = Trainer(config, tiny_parts(), tiny_tasks(12), Once()).step()
+    assert report.figures["rounds"] == 2 and report.figures["graded_share"] < 1
+    assert 1 <= len(report.groups) <= 3
+
+
+def test_greedy_baselines_are_there_for_replayed_groups_too(tmp_path: Path) -> None:
+    made = trainer(tmp_path, curriculum={"replay": 2}, loss={"advantage": "remax"})
+    assert sum(made.step().figures["groups_replayed"] for _ in range(4)) > 0
+
+
 def test_the_profiling_pass_is_paid_once_and_counted(tmp_path: Path) -> None:
     made = trainer(tmp_path, curriculum={"profile": 2, "band": [0.25, 0.75]})
     first = made.step().figures
