@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 from tfgrpo.canonical import derive_seed
@@ -26,6 +27,9 @@ from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.hints.shaping import note_of
 from tfgrpo.rl.serving import GroupRequest, OnDone
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
+
+PROMPTS_KEPT = 8192
+"""Prompts whose token ids are remembered."""
 
 
 class QueueGenerator(Protocol):
@@ -61,6 +65,8 @@ class Prompter:
         self._system = system
         self._template = template
         self.context_tokens = context_tokens
+        # templates are slow and a task comes again in each epoch
+        self._encode = lru_cache(maxsize=PROMPTS_KEPT)(self._encode_messages)
 
     def ids(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
         """Return the prompt's token ids.
@@ -78,7 +84,9 @@ class Prompter:
 
     def encode(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
         """Return the prompt's token ids, however many they are."""
-        messages = render_messages(task.messages, context, system=self._system)
+        return self._encode(render_messages(task.messages, context, system=self._system))
+
+    def _encode_messages(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         if self._template == "chat":
             turns = [{"role": m.role, "content": m.content} for m in messages]
             text = self.tokenizer.apply_chat_template(
