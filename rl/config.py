@@ -77,6 +77,9 @@ class RolloutConfig(_Section):
     mismatch_mean: float = Field(default=0.1, gt=0)
     """Mean |Δ log-prob| between generator and trainer, nats, beyond which training stops.
     bfloat16 logits alone give 0.01 to 0.04 (measured on an H100)."""
+    mismatch_row: float = Field(default=1.0, gt=0)
+    """The same for a whole row's sum, nats times the root of the longest row's tokens. A rarely
+    drawn token alone can differ by a nat in bfloat16."""
 
 
 class LossConfig(_Section):

@@ -212,7 +212,8 @@ class Updater:
         if not both:
             return None
         found = measure_mismatch([a for a, _ in both], [b for _, b in both])
-        limits = MismatchLimits(mean_abs=self._config.rollout.mismatch_mean)
+        rollout = self._config.rollout
+        limits = MismatchLimits(rollout.mismatch_mean, rollout.mismatch_row)
         check_mismatch(found, max(len(a) for a, _ in both), limits, f"step {number + 1}")
         return found
 
