@@ -194,6 +194,7 @@ class Bench:
                     "max_rows": s.rows,
                     "poll_steps": 4,
                     "mismatch_mean": 0.5,
+                    "mismatch_row": 3.0,
                 },
                 "optimiser": {"steps": 100_000, "lr": s.lr, "micro_batch_tokens": 16_384},
                 "run": {"folder": str(self.folder), "seed": seed, "deterministic": False},
