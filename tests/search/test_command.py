@@ -197,16 +197,12 @@ async def test_the_example_s_settings_are_the_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(900)
-def test_the_embedded_model_runs_errands_from_the_settings(tmp_path: Path) -> None:
-    text = (ROOT / "examples" / "tool_world.toml").read_text()
+@pytest.mark.timeout(600)
+def test_the_embedded_model_runs_the_whole_example(tmp_path: Path) -> None:
     for name in ("tool_world_search.py", "tool_world_tasks.jsonl"):
-        content = (ROOT / "examples" / name).read_text()
-        if name.endswith(".jsonl"):  # one errand is enough here
-            content = content.splitlines(keepends=True)[0]
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_text((ROOT / "examples" / name).read_text())
     path = tmp_path / "tool_world.toml"
-    text = text.replace("expansions = 12", "expansions = 5").replace("samples = 8", "samples = 6")
+    text = (ROOT / "examples" / "tool_world.toml").read_text()
     path.write_text(text + '\n[output]\ngroups = "groups.jsonl"\n')
     code = (
         "import asyncio, sys\n"
@@ -218,10 +214,13 @@ def test_the_embedded_model_runs_errands_from_the_settings(tmp_path: Path) -> No
     done = subprocess.run(
         [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False
     )
-    assert done.returncode in (0, 1, 4), done.stderr
     rows: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [r["task_id"] for r in rows] == ["errand-1"]
-    for row, group in zip(rows, read_groups(tmp_path / "groups.jsonl"), strict=True):
-        assert row["calls"] > 0
+    assert [r["task_id"] for r in rows] == ["errand-1", "errand-2"], done.stderr
+    assert done.returncode == 0 if all(r["solved"] for r in rows) else done.returncode in (1, 4)
+    groups = list(read_groups(tmp_path / "groups.jsonl"))
+    for row, group in zip(rows, groups, strict=True):
+        assert 0 < row["calls"] <= row["counters"]["expansions"] <= 12
         assert row["solved"] == (1.0 in group.rewards_G)
-        assert row["counters"]["expansions"] <= 5
+        if row["solved"]:
+            assert [a["name"] for a in row["plan"]].count("give") >= 1
+    assert any(row["counters"]["nodes"] > 3 for row in rows)  # the model's actions were understood
