@@ -3,22 +3,27 @@
 Each seed changes the draws and the order of practice and of training; the splits stay as they are.
 The headline figures are the mean over seeds on the same test tasks: per task the mean over seeds,
 then an interval over tasks, so seeds narrow the noise of draws and never count as further tasks.
+`over_seeds` are the differences with learning seeds as chance too: what a further seed may give.
 
-Run: python -m tests.benchmarks.escalate [SEED …]
+With `--folder` the runs are kept there, and the same command goes on where it was cut. Seconds are
+those of all sessions, by the journals, on whatever else the machine did.
+
+Run: python -m tests.benchmarks.escalate [--folder FOLDER] [SEED …]
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.benchmarks.record import record
 from tfgrpo.escalate.table import ARMS, PAIRS, Table, make_table
+from tfgrpo.statistics import seeds_difference
 from tfgrpo.store import RunStore
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "escalate" / "run.py"
@@ -37,11 +42,12 @@ def example() -> ModuleType:
 
 def run(seed: int, folder: Path) -> tuple[dict[str, Any], Rewards]:
     """Run the example once; return its figures and the rewards of every arm by test task."""
-    started = time.perf_counter()
     result = example().main(["--folder", str(folder), "--seed", str(seed)])
-    seconds = time.perf_counter() - started
     rewards: Rewards = {}
+    with RunStore.open(folder, readonly=True) as store:
+        learn_seconds = store.state().seconds
     with RunStore.open(result.folder, readonly=True) as store:
+        escalate_seconds = store.state().seconds
         for group in store.groups("test"):
             rewards.setdefault(group.metadata["arm"], {})[group.task.task_id] = group.rewards_G
     if result.kept == "base":
@@ -59,8 +65,8 @@ def run(seed: int, folder: Path) -> tuple[dict[str, Any], Rewards]:
         "verdict": result.table.verdict.status,
         **figures(result.table),
         "forecast_seconds": round(result.preview.cost.seconds, 1),
-        "stage_seconds": result.seconds,
-        "seconds": round(seconds, 1),
+        "learn_seconds": round(learn_seconds, 1),
+        "escalate_seconds": round(escalate_seconds, 1),
     }
     return row, rewards
 
@@ -99,14 +105,29 @@ def pooled(runs: list[Rewards]) -> Table:
     return make_table(together)
 
 
+def over_seeds(runs: list[Rewards]) -> dict[str, list[float]] | None:
+    """Differences with tasks and learning seeds both as chance; None for a single seed."""
+    if len(runs) < 2:
+        return None
+    found = {}
+    for name, (a, b) in PAIRS.items():
+        if all(a in rewards and b in rewards for rewards in runs):
+            d = seeds_difference([(rewards[a], rewards[b]) for rewards in runs])
+            found[name] = [round(d.estimate, 4), round(d.low, 4), round(d.high, 4)]
+    return found
+
+
 def main() -> None:
-    """Run every seed from an empty folder and record the figures."""
-    seeds = tuple(int(a) for a in sys.argv[1:]) or SEEDS
+    """Run every seed and record the figures of those that are done."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("seeds", nargs="*", type=int, default=SEEDS)
+    parser.add_argument("--folder", default="", help="keep the runs here and go on from them")
+    given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     rewards: list[Rewards] = []
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            row, found = run(seed, Path(folder) / "run")
+    for seed in given.seeds:
+        with tempfile.TemporaryDirectory() as scratch:
+            row, found = run(seed, Path(given.folder or scratch) / f"seed-{seed}")
         rows.append(row)
         rewards.append(found)
         print(row, file=sys.stderr)
@@ -114,6 +135,7 @@ def main() -> None:
         found_figures = {
             **figures(whole),
             "pairs": {name: list(pair) for name, pair in PAIRS.items()},
+            "over_seeds": over_seeds(rewards),
             "verdict": whole.verdict.text,
             "tasks": next(iter(whole.arms.values())).n_tasks,
             "seeds": [r["seed"] for r in rows],
