@@ -141,6 +141,7 @@ class _Draws:
 
     def draw_if_all_wait(self) -> None:
         """Draw all waiting turns; errors go to those who wait."""
+        self.waiting = [w for w in self.waiting if not w[2].done()]  # cancelled ones are done
         if not self.waiting or len(self.waiting) < self.live:
             return
         batch, self.waiting = self.waiting, []

@@ -11,7 +11,8 @@ differs elsewhere is named in the registries.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ from tfgrpo.rl.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
 
 __all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
+
+
+_UPDATE_ROOM = (
+    "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
+    "model.checkpoint_activations = true"
+)
 
 
 @dataclass(slots=True)
@@ -169,23 +176,16 @@ class Trainer:
         """Make groups, update the weights once a batch, and return the figures."""
         started = time.monotonic()
         number, epoch = self.step_number, self.curriculum.epoch
-        first = {} if self.curriculum.is_profiled else self._roller.profile()
-        rolled = self._roller.roll(number)
+        with _memory_told(number + 1, "rollout.max_rows or rollout.max_tokens"):
+            first = {} if self.curriculum.is_profiled else self._roller.profile()
+            rolled = self._roller.roll(number)
         made = time.monotonic()
-        leaning = {} if self._hints is None else self._reliance(rolled.made)
-        rows, stale = self._row_maker.rows(
-            rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
-        )
-        try:
-            with _determinism(self.config.run.deterministic):
-                done = self.updater.update(rows, number, stale)
-        except torch.cuda.OutOfMemoryError as exc:
-            torch.cuda.empty_cache()
-            raise ConfigError(
-                f"step {number + 1}: the GPU's memory is used up; lower "
-                "optimiser.micro_batch_tokens or rollout.max_rows, or set "
-                "model.checkpoint_activations = true; the last checkpoint is whole"
-            ) from exc
+        with _memory_told(number + 1, _UPDATE_ROOM), _determinism(self.config.run.deterministic):
+            leaning = {} if self._hints is None else self._reliance(rolled.made)
+            rows, stale = self._row_maker.rows(
+                rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
+            )
+            done = self.updater.update(rows, number, stale)
         self.step_number += 1
         if self._hints is not None and self.curriculum.epoch > epoch:
             self._hints.epoch_end()
@@ -307,6 +307,19 @@ class Trainer:
             self._replay.load_state_dict(state["replay"])
         self.step_number = int(state["step"])
         return True
+
+
+@contextmanager
+def _memory_told(step: int, settings: str) -> Iterator[None]:
+    """Turn a GPU that is full into one line with the settings to lower."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as exc:
+        torch.cuda.empty_cache()
+        raise ConfigError(
+            f"step {step}: the GPU's memory is used up; lower {settings}; "
+            "the last checkpoint is whole"
+        ) from exc
 
 
 class _determinism:

@@ -209,6 +209,13 @@ def test_an_error_of_the_generator_passes_through() -> None:
         player(Broken()).make(TASKS, 2, seed=1)
 
 
+def test_a_prompt_that_is_too_long_stops_all_without_a_draw() -> None:
+    script = Script(ANSWER)
+    with pytest.raises(ConfigError, match="task 'long': its prompt has"):
+        player(script).make([*TASKS, Task("long", "x" * 6000)], 2, seed=1)
+    assert script.calls == []
+
+
 def test_a_template_that_drops_assistant_turns_is_refused() -> None:
     class Drops(ChatTokenizer):
         def apply_chat_template(self, turns: Any, **options: Any) -> str:

@@ -365,7 +365,10 @@ def test_memory_that_runs_out_names_the_settings(tmp_path, monkeypatch) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(trainer.updater, "update", explode)
-    with pytest.raises(ConfigError, match=r"lower optimiser\.micro_batch_tokens"):
+    with pytest.raises(ConfigError, match=r"step 1: .* lower optimiser\.micro_batch_tokens"):
+        trainer.step()
+    monkeypatch.setattr(trainer._maker, "make", lambda *_, **__: explode())
+    with pytest.raises(ConfigError, match=r"lower rollout\.max_rows or rollout\.max_tokens"):
         trainer.step()
 
 
