@@ -209,6 +209,22 @@ def test_the_command_forecasts_as_json(run, capsys) -> None:
     assert not (run / "escalate").exists()
 
 
+def test_the_command_trains_and_its_exit_code_is_the_verdict(tmp_path, capsys) -> None:
+    from tfgrpo.cli import main
+
+    run = learnt(tmp_path, verifier={"kind": "regex", "pattern": "[a-m]"})
+    options = ["--set", "dtype=float32", "--set", "epochs=2", "--set", "looks=1"]
+    with pytest.raises(SystemExit) as left:
+        main(["escalate", str(run), "--grpo-steps", "0", "--json", *options])
+    said = capsys.readouterr()
+    row = json.loads(said.out)
+    assert left.value.code == row["exit_code"] == {"met": 0, "not_met": 1}[row["verdict"]["status"]]
+    assert "model to train" in said.err and "distil, step" in said.err
+    with pytest.raises(SystemExit) as left:
+        main(["escalate", str(run), "--set", "epoch=2"])
+    assert left.value.code == 2 and "did you mean 'epochs'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("solved", [False, True])
 def test_grpo_trains_on_what_the_profile_finds_mixed(run, solved) -> None:
     settings = EscalateSettings(**SMALL.model_dump() | {"method": "none", "grpo_steps": 2})
