@@ -129,7 +129,10 @@ class PlayConfig(_Section):
     """Rollouts of several turns; off while both `tools` and `environment` are empty."""
 
     tools: tuple[str, ...] = ()
-    """Python functions as `module:name`, offered as text."""
+    """Python functions as `module:name`."""
+    calls: Literal["text", "native"] = "text"
+    """How tools are offered and called: as text (`Action: name {json}`), or in the form of the
+    model's own chat template (`<tool_call>`)."""
     environment: str = ""
     """`module:name`, called with a task for each rollout; returns an `Environment`."""
     max_turns: int = Field(default=8, ge=1)
@@ -292,7 +295,7 @@ class TrainConfig(_Section):
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
         supply.check(self)
-        self._check_curriculum()
+        self._check_sections()
         check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:
             raise ConfigError(
@@ -309,7 +312,7 @@ class TrainConfig(_Section):
                 f"{self.rollout.tasks_per_step} groups of a step; groups are never split"
             )
 
-    def _check_curriculum(self) -> None:
+    def _check_sections(self) -> None:
         c = self.curriculum
         low, high = c.band
         if not 0 <= low <= high <= 1:
@@ -332,6 +335,13 @@ class TrainConfig(_Section):
             raise ConfigError(
                 f"curriculum.replay with rollout.temperature {self.rollout.temperature}: samplers "
                 "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
+            )
+        if self.play.calls == "native" and self.model.template != "chat":
+            raise ConfigError("play.calls 'native' needs model.template 'chat'")
+        if self.play.tools and self.play.environment:
+            raise ConfigError(
+                "play.tools and play.environment are both set: an environment answers every turn "
+                "itself, so keep one of them"
             )
         if self.hints and self.play.is_on:
             raise ConfigError("[hints] with [play] is not built: leave one of the sections out")

@@ -15,7 +15,7 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.multi_turn import TurnLimits
 from tfgrpo.rl.parts import Parts
-from tfgrpo.rl.play import STOP, PlayMaker, TurnText
+from tfgrpo.rl.play import STOP, OffersTools, PlayMaker, TurnText
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
 
 
@@ -40,13 +40,21 @@ def sampling_of(config: TrainConfig) -> Sampling:
 
 
 def prompter_of(config: TrainConfig, parts: Parts) -> Prompter:
-    """Return what turns tasks into token ids, tools described where there are some."""
+    """Return what turns tasks into token ids, with the tools where there are some."""
+    tools = plug.tools_of(config.play)
     return Prompter(
-        parts.tokenizer,
-        system=plug.system_text(config, plug.tools_of(config.play)),
+        tokenizer_of(config, parts),
+        system=plug.system_text(config, tools),
         template=config.model.template,
         context_tokens=parts.decoder.shape.context,
     )
+
+
+def tokenizer_of(config: TrainConfig, parts: Parts) -> Any:
+    """Return the tokenizer; where calls are native, its template is given the tools."""
+    tools = plug.tools_of(config.play)
+    native = tools and config.play.calls == "native"
+    return OffersTools(parts.tokenizer, tools) if native else parts.tokenizer
 
 
 def maker_of(
@@ -72,7 +80,7 @@ def maker_of(
     if not config.play.is_on:
         queue = own if engine is None else Batches(engine)
         return RolloutMaker(queue, prompter, verifier, sampling, **common)
-    if tools:
+    if tools and config.play.calls == "text":
         sampling = replace(sampling, stop=(*sampling.stop, STOP))
     return PlayMaker(
         engine or own,
@@ -80,7 +88,9 @@ def maker_of(
         verifier,
         sampling,
         make_environment=plug.environment_of(config.play, tools),
-        turn_text=TurnText(parts.tokenizer, template=config.model.template, eos_ids=parts.eos_ids),
+        turn_text=TurnText(
+            prompter.tokenizer, template=config.model.template, eos_ids=parts.eos_ids
+        ),
         limits=TurnLimits(
             config.play.max_turns, min(config.play.max_tokens, parts.decoder.shape.context)
         ),

@@ -10,6 +10,7 @@ Does not know losses. Source: own; the text form of a call is that of ReAct (Yao
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,8 @@ from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.display import clip
 from tfgrpo.errors import ConfigError, PolicyError, boundary
 from tfgrpo.foreign import CallTimeout, call_foreign
-from tfgrpo.messages import Message
+from tfgrpo.lm.chat import ChatFormat
+from tfgrpo.messages import Message, ToolCall
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.multi_turn import Environment, TurnLimits, play
@@ -33,38 +35,78 @@ from tfgrpo.tools import Tool
 
 MakeEnvironment = Callable[[Task], Environment]
 _MARK = "tfgrpoassistantturn"
+MOST_CALLS = 16
+"""Native calls run of one reply."""
 STOP = "\nObservation:"
 """Ends a turn in which the model goes on to make up what a tool says."""
 
 
 class ToolEnvironment:
-    """Runs the tool that a reply asks for; a reply without a call is the answer.
+    """Runs the tools that a reply asks for; a reply without a call is the answer.
 
     Args:
         tools: by name.
+        native: calls are read and answered in the chat template's form, any number a reply (up to
+            `MOST_CALLS`); else as text, one a reply.
         timeout_s: limit of a tool without one of its own.
         max_chars: longest observation; longer ones keep their head and tail.
     """
 
-    def __init__(self, tools: Mapping[str, Tool], *, timeout_s: float, max_chars: int) -> None:
+    def __init__(
+        self, tools: Mapping[str, Tool], *, native: bool = False, timeout_s: float, max_chars: int
+    ) -> None:
         self._tools = tools
+        self._native = native
         self._timeout_s = timeout_s
         self._max_chars = max_chars
         self._calls = self._invalid = 0
 
     async def act(self, action: Message) -> Sequence[Message] | None:
-        """Return the tool's answer as a user turn, or None."""
-        call = parse_action(action.content)
-        if call is None:
-            return None
+        """Return the tools' answers, a turn each, or None."""
+        if self._native:
+            calls = ChatFormat.tool_calls(action.content)[1][:MOST_CALLS]
+        else:
+            written = parse_action(action.content)
+            calls = () if written is None else (written,)
+        return [await self._answer(call) for call in calls] or None
+
+    async def _answer(self, call: ToolCall) -> Message:
         text, was_run = await run_call(call, self._tools, timeout_s=self._timeout_s)
         self._calls += was_run
         self._invalid += not was_run
-        return [Message("user", render("react_observation", text=clip(text, self._max_chars)))]
+        text = clip(text, self._max_chars)
+        if self._native:
+            return Message("tool", text, tool_call_id=call.call_id)
+        return Message("user", render("react_observation", text=text))
 
     def facts(self) -> dict[str, Any]:
         """Tools that were run, and calls that could not be."""
         return {"tool_calls": self._calls, "invalid_actions": self._invalid}
+
+
+class OffersTools:
+    """A tokenizer whose chat template is always given these tools; else the tokenizer itself.
+
+    Raises:
+        ConfigError: the template knows no tools.
+    """
+
+    def __init__(self, tokenizer: Any, tools: Mapping[str, Tool]) -> None:
+        if not re.search(r"\btools\b", str(getattr(tokenizer, "chat_template", ""))):
+            raise ConfigError("this model's chat template knows no tools; set play.calls = 'text'")
+        self._tokenizer = tokenizer
+        self._tools = [{"type": "function", "function": t.spec.to_dict()} for t in tools.values()]
+
+    def apply_chat_template(self, turns: Any, **options: Any) -> Any:
+        """Render turns with the tools."""
+        return self._tokenizer.apply_chat_template(turns, tools=self._tools, **options)
+
+    def __call__(self, *given: Any, **options: Any) -> Any:
+        """Tokenise."""
+        return self._tokenizer(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
 
 
 class TurnText:

@@ -80,13 +80,17 @@ def environment_of(play: PlayConfig, tools: Mapping[str, Tool]) -> MakeEnvironme
         make: MakeEnvironment = load_object(play.environment, "play.environment")
         return make
     return lambda task: ToolEnvironment(
-        tools, timeout_s=play.tool_timeout_s, max_chars=play.max_observation_chars
+        tools,
+        native=play.calls == "native",
+        timeout_s=play.tool_timeout_s,
+        max_chars=play.max_observation_chars,
     )
 
 
 def system_text(config: TrainConfig, tools: Mapping[str, Tool]) -> str:
-    """Return the system text, tools described where there are some."""
-    offer = offer_text([t.spec for t in tools.values()]) if tools else ""
+    """Return the system text, with the tools where they are offered as text."""
+    as_text = tools and config.play.calls == "text"
+    offer = offer_text([t.spec for t in tools.values()]) if as_text else ""
     return "\n\n".join(t for t in (config.model.system, offer) if t)
 
 

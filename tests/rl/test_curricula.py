@@ -336,6 +336,8 @@ def test_a_resumed_curriculum_goes_on_to_the_same_bits(tmp_path: Path, sections:
         ({"curriculum": {"order": "easy_first"}}, "needs curriculum.profile"),
         ({"curriculum": {"band": [0.9, 0.1]}}, "band"),
         ({"curriculum": {"candidates": "all"}}, "needs curriculum.allocate"),
+        ({"play": {"calls": "native"}, "model": {"template": "plain"}}, "template 'chat'"),
+        ({"play": {"tools": ["a:b"], "environment": "a:c"}}, "keep one of them"),
         (
             {"hints": {"name": "sage"}, "play": {"environment": "a:b"}},
             r"\[hints\] with \[play\]",

@@ -19,7 +19,7 @@ from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.makers import Counted, maker_of, own_generator
 from tfgrpo.rl.metrics import group_figures
 from tfgrpo.rl.multi_turn import TurnLimits, row_of
-from tfgrpo.rl.play import STOP, PlayMaker, ToolEnvironment, TurnText
+from tfgrpo.rl.play import STOP, OffersTools, PlayMaker, ToolEnvironment, TurnText
 from tfgrpo.rl.plug import tools_of
 from tfgrpo.rl.rollouts import Prompter
 from tfgrpo.rl.trainer import Trainer
@@ -174,6 +174,50 @@ def test_wrong_calls_are_told_and_counted() -> None:
     assert "no tool 'sub'" in told[0] and "add was not run" in told[1] and "0.2 s" in told[2]
     assert rollout.metadata == {"tool_calls": 1, "invalid_actions": 2}
     assert rollout.reward == 1.0
+
+
+class ToolTokenizer(ChatTokenizer):
+    """A template that knows tools, as Qwen's does: tool turns stand in user turns."""
+
+    chat_template = "{% if tools %}"
+
+    def apply_chat_template(self, turns: Any, tools: Any = (), **options: Any) -> str:
+        head = "".join(f"<{t['function']['name']}>" for t in tools)
+        shown = [
+            {"role": "user", "content": f"<tool_response>{t['content']}</tool_response>"}
+            if t["role"] == "tool"
+            else t
+            for t in turns
+        ]
+        return head + super().apply_chat_template(shown, **options)
+
+
+def test_native_calls_go_through_the_models_own_template() -> None:
+    tools = {t.spec.name: t for t in (tool(add), tool(slow))}
+    tokenizer = OffersTools(ToolTokenizer(), tools)
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": %d}}</tool_call>'
+    said = "I add." + call % 3 + call % 4 + END
+    maker = player(Script(said, ANSWER))
+    maker._prompter = Prompter(tokenizer, context_tokens=5000)
+    maker._turn_text = TurnText(tokenizer, template="chat", eos_ids=(2,))
+    maker._make_environment = lambda task: ToolEnvironment(
+        tools, native=True, timeout_s=1.0, max_chars=100
+    )
+    (group, _) = maker.make(TASKS, 1, seed=1)
+    (rollout,) = group.rollouts
+    row = row_of(rollout, index=0)
+    turns = [
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": said.removesuffix(END)},
+        {"role": "tool", "content": "5"},
+        {"role": "tool", "content": "6"},
+    ]
+    text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    assert text.startswith("<add><slow>")
+    assert ChatTokenizer().decode([*row.prompt_ids, *row.suffix_ids]) == text + ANSWER
+    assert rollout.metadata == {"tool_calls": 2, "invalid_actions": 0} and rollout.reward == 1.0
+    with pytest.raises(ConfigError, match=r"knows no tools; set play\.calls = 'text'"):
+        OffersTools(ChatTokenizer(), tools)
 
 
 def test_a_rollout_that_goes_on_for_ever_is_cut() -> None:
