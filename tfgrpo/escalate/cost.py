@@ -10,7 +10,7 @@ holds and of the largest activations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -223,7 +223,3 @@ def training_bytes(shape: Shape, parameters: int, settings: EscalateSettings) ->
     activations = 34 * settings.micro_batch_tokens * shape.layers * shape.hidden
     logits = 4 * 4 * min(1024, settings.micro_batch_tokens) * shape.vocab
     return weights + states + activations + logits
-
-
-Say = Callable[[str], None]
-"""Shows one line to a person."""

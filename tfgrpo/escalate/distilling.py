@@ -19,11 +19,11 @@ from typing import Any
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.context import Context
-from tfgrpo.escalate.cost import Say, Sizes
+from tfgrpo.escalate.cost import Sizes
 from tfgrpo.escalate.journal import EscalationJournal
 from tfgrpo.escalate.material import Material
 from tfgrpo.escalate.plan import Plan
-from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import Student
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Verifier

@@ -18,12 +18,12 @@ from typing import Any
 
 from tfgrpo.canonical import derive_seed
 from tfgrpo.config import Config
-from tfgrpo.escalate.cost import GRPO_TASKS, Say, Sizes
+from tfgrpo.escalate.cost import GRPO_TASKS, Sizes
 from tfgrpo.escalate.distilling import scores_of, write_json
 from tfgrpo.escalate.journal import EscalationJournal
 from tfgrpo.escalate.material import Material, TaskState
 from tfgrpo.escalate.plan import Plan, states_after
-from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import Student
 from tfgrpo.protocols import Verifier
 from tfgrpo.rl.config import TrainConfig

@@ -5,12 +5,16 @@ Does not know the run. Source: own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfgrpo.config import _explain
 from tfgrpo.errors import ConfigError
+
+Say = Callable[[str], None]
+"""Shows one line to a person."""
 
 Method = Literal["auto", "supervised", "forward_kl", "reverse_kl", "nudge", "icpo", "none"]
 """How the library gets into the weights; `auto` lets the evidence choose, `none` leaves it out."""

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tfgrpo.canonical import canonical_json, derive_seed
-from tfgrpo.escalate.cost import Say, Sizes, forecast_cost
+from tfgrpo.escalate.cost import Sizes, forecast_cost
 from tfgrpo.escalate.distilling import Distilled, distil, scores_of, write_json
 from tfgrpo.escalate.journal import EscalationJournal
 from tfgrpo.escalate.material import Material, read_material, task_states
 from tfgrpo.escalate.plan import Plan, choose, gather, make_plan
 from tfgrpo.escalate.practising import Practised, practise
 from tfgrpo.escalate.result import Escalated, Preview
-from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampling_of
 from tfgrpo.escalate.table import Table, make_table
 from tfgrpo.protocols import LM, Verifier
