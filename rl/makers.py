@@ -15,8 +15,9 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.multi_turn import TurnLimits
 from tfgrpo.rl.parts import Parts
-from tfgrpo.rl.play import STOP, OffersTools, PlayMaker, TurnText
+from tfgrpo.rl.play import PlayMaker
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+from tfgrpo.rl.tool_turns import STOP, OffersTools, TurnText
 
 
 def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:

@@ -16,7 +16,8 @@ from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.protocols import Allocator, Generator
 from tfgrpo.rl.config import CurriculumConfig, PlayConfig, TrainConfig
 from tfgrpo.rl.parts import Parts, write_model
-from tfgrpo.rl.play import MakeEnvironment, ToolEnvironment
+from tfgrpo.rl.play import MakeEnvironment
+from tfgrpo.rl.tool_turns import ToolEnvironment
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.tool_policy import offer_text
 from tfgrpo.tools import Tool, tool

@@ -19,9 +19,10 @@ from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.makers import Counted, maker_of, own_generator
 from tfgrpo.rl.metrics import group_figures
 from tfgrpo.rl.multi_turn import TurnLimits, row_of
-from tfgrpo.rl.play import STOP, OffersTools, PlayMaker, ToolEnvironment, TurnText
+from tfgrpo.rl.play import PlayMaker
 from tfgrpo.rl.plug import tools_of
 from tfgrpo.rl.rollouts import Prompter
+from tfgrpo.rl.tool_turns import STOP, OffersTools, ToolEnvironment, TurnText
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.tools import tool
