@@ -8,7 +8,8 @@ Only practice and gate groups are looked at. The rules, all our own:
   tasks would teach, and the whole distribution under the library is brought over.
 * Without a library, the run's own verified replies are imitated where enough tasks have some.
 * Then GRPO on the tasks that are mixed after that: only groups with two different rewards carry a
-  gradient. Fewer than one mixed group in ten does not pay.
+  gradient. Fewer than one mixed group in ten does not pay, nor does RL without a library where
+  `advise` sees nothing to win.
 * Hints where three tenths of the practice tasks fail as a whole and some of those have a solution
   or hints to cut from.
 
@@ -178,10 +179,20 @@ def _distil(e: Evidence, settings: EscalateSettings) -> tuple[Distil, str]:
     return "forward_kl", f"{told}, but {solved}: too few to imitate, so its distribution is kept"
 
 
+def _ceiling(e: Evidence, lever: str) -> Interval | None:
+    """What `advise` says that a lever can win at most; None where it cannot tell."""
+    return next((a.gain for a in e.advice if a.lever == lever), None)
+
+
 def _grpo(e: Evidence, settings: EscalateSettings) -> tuple[int, str]:
     found = f"{e.mixed_share:.0%} of the groups it starts from are mixed"
+    most = _ceiling(e, "rl")
+    if most is not None:
+        found += f"; by `advise` RL alone wins {most} at most on the practice tasks"
     if settings.grpo_steps is not None:
         return settings.grpo_steps, f"asked for; {found}"
+    if most is not None and most.high <= 0 and not e.has_library:
+        return 0, f"{found}: nothing to win"
     if e.mixed_share >= ENOUGH_MIXED:
         return GRPO_STEPS, f"{found}; a profile of the distilled model chooses the tasks"
     if e.hintable_tasks and e.all_fail_tasks >= MANY_FAIL * e.practice_tasks:
@@ -191,6 +202,9 @@ def _grpo(e: Evidence, settings: EscalateSettings) -> tuple[int, str]:
 
 def _hints(e: Evidence, grpo_steps: int) -> tuple[bool, str]:
     failing = f"{e.all_fail_tasks} of {e.practice_tasks} practice tasks fail as a whole"
+    most = _ceiling(e, "hints")
+    if most is not None:
+        failing += f" (by `advise` worth {most} at most)"
     if not grpo_steps:
         return False, f"{failing}; without GRPO there is nothing to hint"
     if e.all_fail_tasks < MANY_FAIL * e.practice_tasks:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tfgrpo.advise import Advice
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.cost import training_bytes
@@ -38,7 +39,7 @@ def test_a_library_that_solves_enough_is_imitated_and_practised_further() -> Non
     plan = make_plan(RICH, AUTO)
     assert (plan.distil, plan.grpo_steps, plan.hints) == ("supervised", GRPO_STEPS, False)
     assert "+0.200" in plan.distil_why and "50%" in plan.distil_why
-    assert "40% of the groups" in plan.grpo_why
+    assert "40% of the groups" in plan.grpo_why and "advise" not in plan.grpo_why
     assert len(plan.lines()) == 3
 
 
@@ -66,6 +67,22 @@ def test_grpo_needs_mixed_groups_or_hints() -> None:
     assert plan.grpo_steps == GRPO_STEPS and plan.hints and "8 of them" in plan.hints_why
     bare = make_plan(replace(stuck, hintable_tasks=0, mixed_share=0.4), AUTO)
     assert not bare.hints and "none has `solution`" in bare.hints_why
+
+
+def lever(name: str, gain: Interval) -> Advice:
+    return Advice(name, name, "measured on groups", "ceiling", gain, "tokens", None)
+
+
+def test_what_advise_says_is_told_and_can_decide() -> None:
+    nothing = Interval(0.0, -0.1, 0.0, 0.9, 40)
+    told = (lever("rl", GAIN), lever("hints", nothing))
+    plan = make_plan(replace(RICH, advice=told), AUTO)
+    assert "RL alone wins +0.200 [+0.100, +0.300] at most" in plan.grpo_why
+    assert "worth +0.000" in plan.hints_why
+    flat = replace(RICH, has_library=False, advice=(lever("rl", nothing),))
+    plan = make_plan(flat, AUTO)
+    assert plan.grpo_steps == 0 and "nothing to win" in plan.grpo_why
+    assert make_plan(replace(flat, has_library=True), AUTO).grpo_steps == GRPO_STEPS
 
 
 def test_what_was_asked_for_stands() -> None:
