@@ -309,6 +309,10 @@ def _take_score(node: Node, child: Node, score: NodeScore | None) -> None:
         if not child.step_cost >= 0:
             _refuse_cost(child.step_cost, child.action)
     child.g = node.g + child.step_cost
+    if child.is_terminal:
+        child.h = (
+            0.0  # nothing is left to do, whatever the scorer, who saw only the action, guessed
+        )
 
 
 Successors = Callable[[Any], Iterable[tuple[Any, Any, float]]]

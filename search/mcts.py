@@ -76,8 +76,6 @@ class MCTS:
     ) -> None:
         self.exploration, self.rule = exploration, rule
         self.stop_at_goal, self.unscored = stop_at_goal, unscored
-        self._families: dict[int, list[Node]] = {}
-        """Id to the children that can be visited."""
         self._has_goal = False
 
     def select(self, tree: Tree, room: int) -> list[Work]:
@@ -89,14 +87,14 @@ class MCTS:
 
     def _walk(self, tree: Tree) -> int:
         """Go down to a leaf by the rule; each node on the way gets a visit of value 0."""
-        families, explore, is_puct = self._families, self.exploration, self.rule == "puct"
+        explore, is_puct = self.exploration, self.rule == "puct"
         roots, spread = _ROOTS, _SPREAD
         node = tree.root
         while True:
             n = node.visits
             node.visits = n + 1
             node.leaves -= 1
-            family = families.get(node.id)
+            family = node.family
             if family is None:
                 return node.id
             if is_puct:
@@ -132,7 +130,7 @@ class MCTS:
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Back up the children's values in one walk."""
-        family = self._families[node.id] = list(children)
+        family = node.family = list(children)
         total = 0.0
         for child in family:
             worth = child.value
@@ -177,10 +175,5 @@ class MCTS:
         return {"has_goal": self._has_goal}
 
     def load(self, tree: Tree, state: Mapping[str, Any]) -> None:
-        """Restore the state; visits, values and leaves are on the tree's nodes."""
+        """Restore the state; all else is on the tree's nodes."""
         self._has_goal = state["has_goal"]
-        self._families = {
-            node.id: [c for i in node.children if not (c := tree[i]).error or c.is_executed]
-            for node in tree.touched()
-            if node.children
-        }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -209,6 +209,8 @@ class Node:
     value_sum: float = 0.0
     leaves: int = 1
     """Places at or below it that can still be visited, where the algorithm counts visits."""
+    family: list[Node] | None = field(default=None, repr=False)
+    """The children that can be visited, where the algorithm walks down to its leaves."""
     seq: int = 0
     """Number of the visit that made it."""
     children: Sequence[int] = ()

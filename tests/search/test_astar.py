@@ -10,7 +10,7 @@ import pytest
 
 from tests.benchmarks.environments import blocksworld, shared
 from tfgrpo.errors import ConfigError
-from tfgrpo.search import BestFirst, Fold, Node, explore
+from tfgrpo.search import BestFirst, Fold, Node, Outcome, explore
 from tfgrpo.search.fold import Visit
 from tfgrpo.search.graph import check_heuristic, to_networkx
 from tfgrpo.search.node import NO_PARTS, NodeScore, Proposal
@@ -228,3 +228,22 @@ def test_a_cost_that_is_no_number_is_refused() -> None:
         assert work is not None
         with pytest.raises(ConfigError, match="at least 0"):
             fold.commit(work, Visit(proposals=[Proposal("a")], scores=[NodeScore(cost)]))
+
+
+@pytest.mark.parametrize("is_goal", [True, False])
+def test_a_finished_path_has_nothing_to_go_whatever_the_scorer_guessed(is_goal: bool) -> None:
+    fold = Fold(BestFirst.greedy())
+    work = fold.select()
+    assert work is not None
+    outcomes: list[Outcome | None] = [
+        Outcome("end", is_terminal=True, is_goal=is_goal),
+        Outcome("half"),
+    ]
+    scores = [NodeScore(1.0, 5.0), NodeScore(1.0, 2.0)]
+    proposals = [Proposal("finish"), Proposal("go")]
+    fold.commit(work, Visit(proposals=proposals, outcomes=outcomes, scores=scores))
+    assert [n.h for n in fold.tree][1:] == [0.0, 2.0]
+    work = fold.select()
+    assert work is not None and fold.tree[work.node].action == "finish"
+    fold.commit(work, Visit())
+    assert fold.algorithm.finished(fold.tree) == ("goal" if is_goal else "")
