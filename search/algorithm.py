@@ -14,8 +14,9 @@ unless the path is finished, ask for next actions and score them. The contract:
 2. For each visit exactly one of `on_children`, `on_leaf`, `on_fail` is called, in commit order.
 3. `on_children` may come with no child at all; the algorithm then treats the node as a dead end.
 4. `finished` returns why the search may stop, or "". Visits in flight are committed all the same.
-5. An algorithm with `reads_rows = True` is given children as `Children`, whose numbers can be read
-   without making nodes; all others get nodes.
+5. An algorithm may have a method `rows(path_cost, first_id, scores)` that says how children are
+   entered into its open list (`Row`). It is then given `Children`, which become nodes only where
+   it looks at them; all others get nodes.
 6. `dump` is JSON; `load` on the same tree continues as if nothing had happened.
 
 Does not know models, tools, budgets, asyncio. Idea: ask and tell, as in TreeQuest's stateless

@@ -16,16 +16,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.search.algorithm import Work, best_goal, best_so_far
-from tfgrpo.search.node import Node
-from tfgrpo.search.tree import Children, Tree
+from tfgrpo.search.node import Node, NodeScore
+from tfgrpo.search.tree import Children, Row, Tree
 
 __all__ = ["BestFirst"]
 
 _EPS = 1e-12
 
 
-_Entry = tuple[float, float, int]
-"""(f, −g, id)."""
+_Entry = tuple[float, float, int] | Row
+"""(f, −g, id), and what else may follow: ids differ, so nothing behind them is compared."""
 
 
 def _is_current(tree: Tree, entry: _Entry) -> bool:
@@ -46,7 +46,6 @@ class BestFirst:
     """
 
     merges_siblings = True
-    reads_rows = True
     lookahead = 1
 
     def __init__(
@@ -86,6 +85,18 @@ class BestFirst:
             return self.path_weight * g - value
         return self.path_weight * g + self._schedule * h
 
+    def rows(self, above: float, first: int, scores: Sequence[NodeScore]) -> list[Row]:
+        """Return what the children of a node of path cost `above` are entered as."""
+        path_weight, weight, by_value = self.path_weight, self._schedule, self.use_value
+        found: list[Row] = []
+        node_id = first
+        for cost, h, value, _, _ in scores:
+            g = above + cost
+            rest = -value if by_value and value is not None else weight * h  # as in `_f`
+            found.append((path_weight * g + rest, -g, node_id, h, value, cost))
+            node_id += 1
+        return found
+
     def select(self, tree: Tree, room: int) -> list[Work]:
         """Pop the nodes of least f; entries of nodes that moved or closed are skipped."""
         found: list[Work] = []
@@ -109,11 +120,9 @@ class BestFirst:
         """Put the children into the open list."""
         self._flying.discard(node.id)
         heap, push = self._heap, heapq.heappush
-        if isinstance(children, Children) and not self.use_value:  # as below, without their nodes
-            path_weight, weight, node_id = self.path_weight, self._schedule, children.brood.first
-            for g, h, _, _ in children.brood.rows:
-                push(heap, (path_weight * g + weight * h, -g, node_id))
-                node_id += 1
+        if isinstance(children, Children):
+            for row in children.brood.rows:
+                push(heap, row)
         else:
             for child in children:
                 push(heap, (self._f(child.g, child.h, child.value), -child.g, child.id))
@@ -123,8 +132,8 @@ class BestFirst:
     def _shrink(self, tree: Tree, keep: int) -> None:
         alive = [e for e in self._heap if _is_current(tree, e)]
         alive.sort()
-        for _, _, node_id in alive[keep:]:
-            tree[node_id].status = "pruned"
+        for entry in alive[keep:]:
+            tree[entry[2]].status = "pruned"
             self.pruned_open += 1
         self._heap = alive[:keep]
 
@@ -177,7 +186,7 @@ class BestFirst:
     def _rebuild(self, tree: Tree) -> None:
         self._heap = [
             (self._f(g, h, value), -g, node_id)
-            for node_id, (g, h, value, _) in tree.open_rows()
+            for node_id, g, h, value in tree.open_numbers()
             if node_id not in self._flying
         ]
         heapq.heapify(self._heap)

@@ -19,7 +19,7 @@ from tfgrpo.rollout import Usage
 from tfgrpo.search.algorithm import Algorithm, Work
 from tfgrpo.search.environment import Outcome
 from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key
-from tfgrpo.search.tree import Brood, Children, Row, Tree
+from tfgrpo.search.tree import Brood, Children, Tree
 
 __all__ = ["Fold", "Merge", "Visit", "explore"]
 
@@ -81,7 +81,7 @@ class Fold:
         self.merge = merge
         self.max_depth = max_depth
         self.goal_reward = goal_reward
-        self._is_lazy = getattr(algorithm, "reads_rows", False)
+        self._rows_of = getattr(algorithm, "rows", None)
         self.commits = 0
         self.expansions = 0
         if merge != "off" and self.tree.root.state_key is not None:
@@ -185,7 +185,7 @@ class Fold:
             return self._grow_nodes(node, visit)
         if node.children or self.merge != "off" or len(scores) != len(proposals):
             return self._grow_nodes(node, visit)
-        grow = self._grow_brood if self._is_lazy else self._grow_fresh
+        grow = self._grow_fresh if self._rows_of is None else self._grow_brood
         children: Sequence[Node] | None = grow(node, proposals, scores)
         return self._grow_nodes(node, visit) if children is None else children
 
@@ -193,24 +193,23 @@ class Fold:
         self, node: Node, proposals: Sequence[Proposal], scores: Sequence[NodeScore]
     ) -> Children | None:
         """Keep new children as a brood; None where two of them are the same."""
-        tree, above, is_plain = self.tree, node.g, True
-        rows: list[Row] = []
+        tree, is_plain = self.tree, True
         seen, total = set(), 0
-        for proposal, (cost, to_go, value, parts, memo) in zip(proposals, scores):
+        for proposal, (cost, _, _, parts, memo) in zip(proposals, scores):
             seen.add(action_key(proposal.action))
             total += proposal.count
             if not cost >= 0:
                 _refuse_cost(cost, proposal.action)
             if parts is not NO_PARTS or memo is not None:
                 is_plain = False
-            rows.append((above + cost, to_go, value, cost))
         if len(seen) < len(proposals) and self.algorithm.merges_siblings:
             return None
         tree.merged_siblings += total - len(proposals)
+        first = len(tree.places)
+        assert self._rows_of is not None
+        rows = self._rows_of(node.g, first, scores)
         kept = None if is_plain else scores
-        return tree.add_brood(
-            node, Brood(node, len(tree.places), self.commits, proposals, tuple(rows), kept)
-        )
+        return tree.add_brood(node, Brood(node, first, self.commits, proposals, tuple(rows), kept))
 
     def _grow_fresh(
         self, node: Node, proposals: Sequence[Proposal], scores: Sequence[NodeScore]

@@ -16,15 +16,16 @@ from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key
 
 __all__ = ["Brood", "Children", "Row", "Tree"]
 
-Row = tuple[float, float, float | None, float]
-"""(g, h, value, step cost) of a node."""
+Row = tuple[float, float, int, float, float | None, float]
+"""(f, −g, id, h, value, step cost) of a child. The tuple serves the algorithm's open list as it is:
+a second one for each child would cost as much as all else about it."""
 
 
 class Brood:
     """The children of one visit in the order of their ids, as the proposals and numbers they are.
 
     Args:
-        parent: their parent, as it stands now.
+        parent: their parent.
         first: id of the first child.
         seq: number of the visit.
         proposals: one a child.
@@ -40,7 +41,7 @@ class Brood:
         first: int,
         seq: int,
         proposals: Sequence[Proposal],
-        rows: tuple[Row, ...],
+        rows: Sequence[Row],
         scores: Sequence[NodeScore] | None,
     ) -> None:
         self.parent, self.depth, self.first, self.seq = parent.id, parent.depth + 1, first, seq
@@ -55,7 +56,8 @@ class Brood:
         if prior is None:
             prior = count / sum([p.count for p in self.proposals])
         node.prior, node.proposal, node.seq = prior, proposal, self.seq
-        node.g, node.h, node.value, node.step_cost = self.rows[at]
+        _, minus_g, _, node.h, node.value, node.step_cost = self.rows[at]
+        node.g = -minus_g
         if self.scores is None:
             node.parts = NO_PARTS
         else:
@@ -123,13 +125,14 @@ class Tree:
     def __iter__(self) -> Iterator[Node]:
         return self.first(len(self.places))
 
-    def open_rows(self) -> Iterator[tuple[int, Row]]:
-        """Yield the ids and numbers of the open nodes without making any."""
+    def open_numbers(self) -> Iterator[tuple[int, float, float, float | None]]:
+        """Yield (id, g, h, value) of the open nodes without making any."""
         for node_id, found in enumerate(self.places):
             if isinstance(found, Brood):
-                yield node_id, found.rows[node_id - found.first]
+                _, minus_g, _, h, value, _ = found.rows[node_id - found.first]
+                yield node_id, -minus_g, h, value
             elif found.status == "open":
-                yield node_id, (found.g, found.h, found.value, found.step_cost)
+                yield node_id, found.g, found.h, found.value
 
     def touched(self) -> Iterator[Node]:
         """Yield, in order of creation, the nodes that anybody has looked at.

@@ -365,3 +365,35 @@ def test_lookahead_branches_at_uncertain_tokens_and_drops_what_says_the_same() -
     assert prefixes[0] == "" and prefixes[1] == "ay"
     assert len(fold.tree.with_status("terminal")) <= 4
     assert fold.tree[1].status != "pruned"
+
+
+@pytest.mark.parametrize("rule", ["uct", "puct"])
+def test_mcts_follows_its_formula_at_every_choice(rule: Any) -> None:
+    """Each walk against the rule written out, at few and at many visits (table and function)."""
+    fold = Fold(MCTS(rule=rule, exploration=0.7, stop_at_goal=False))
+    rng = random.Random(3)
+
+    def chosen() -> int:
+        node = fold.tree.root
+        while node.children:
+            children = [c for i in node.children if (c := fold.tree[i]).status != "dead"]
+            n = node.visits
+            if rule == "puct":
+                bounds = [
+                    c.mean_value + 0.7 * c.prior * math.sqrt(n) / (1 + c.visits) for c in children
+                ]
+            else:
+                bounds = [c.mean_value + 0.7 * math.sqrt(math.log(n) / c.visits) for c in children]
+            node = children[bounds.index(max(bounds))]
+        return node.id
+
+    for turn in range(5_000):
+        expected = chosen() if turn % 50 < 5 or turn > 4_900 else None
+        work = fold.select()
+        assert work is not None
+        assert expected is None or work.node == expected
+        values = [rng.random() for _ in range(1 if turn > 20 else 3)]
+        proposals = [Proposal(str(i), prior=rng.random()) for i in range(len(values))]
+        scores = [NodeScore(1 - v, 0.0, v) for v in values]
+        fold.commit(work, Visit(proposals=proposals, scores=scores))
+    assert fold.tree.root.visits > 4_096
