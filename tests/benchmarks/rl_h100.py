@@ -50,6 +50,10 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("trl-bf16-liger", "smollm2", {"steps": 9}),
         ("trl-bf16", "smollm2", {"steps": 9}),
     ],
+    "smollm2-short": [
+        ("ours", "smollm2", {"steps": 10, **OURS_SMALL}),
+        ("trl-bf16-liger", "smollm2", {"steps": 6}),
+    ],
     "smollm2-rest": [
         ("ours", "smollm2", {"steps": 10, **OURS_SMALL}),
         ("trl-bf16-liger", "smollm2", {"steps": 9, "batch": 128}),
