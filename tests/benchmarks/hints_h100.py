@@ -494,7 +494,7 @@ def collect(paths: Sequence[Path]) -> None:
     ratios_now = figures["step_time"].get("skips_zero_advantage", {})
     figures["sage_ratio"] = ratios_now.get("sage", {}).get("ratio")
     figures["sage_ahead_ratio"] = ratios_now.get("sage_ahead", {}).get("ratio")
-    dropped = ("scores", "step_seconds", "card")
+    dropped = ("scores", "step_seconds", "hard_ids", "card")
     figures["rows"] = [{k: v for k, v in r.items() if k not in dropped} for r in rows]
     card = next((r["card"] for r in rows), "")
     record("hints_h100", figures, "python -m tests.benchmarks.hints_h100", card)
