@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
+from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Task
@@ -70,3 +70,18 @@ def test_training_goes_on_after_a_stop_with_the_same_hints(
     assert whole._hints is not None
     assert second._hints.state_dict() == whole._hints.state_dict()
     assert "'prefix_tokens':" in str(expected) or "'label':" in str(expected), "nothing was hinted"
+
+
+def test_a_generator_that_another_trainer_used_makes_the_same_groups(tmp_path: Path) -> None:
+    parts = tiny_parts()
+    config = tiny_config(tmp_path, optimiser={"lr": 0.01})
+    first = Trainer(config, parts, tiny_tasks(), EvenTokens())
+    used = first.generator
+    first._roller.roll(3)  # its cache and state are no longer fresh
+    del first
+    again = Trainer(config, parts, tiny_tasks(), EvenTokens(), sampler=used)
+    assert again.generator is used
+    fresh = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens())
+    for _ in range(2):
+        want, got = fresh.step(), again.step()
+        assert [g.to_dict() for g in got.groups] == [g.to_dict() for g in want.groups]
