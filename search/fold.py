@@ -18,7 +18,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
 from tfgrpo.search.algorithm import Algorithm, Work
 from tfgrpo.search.environment import Outcome
-from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, born
 from tfgrpo.search.tree import Brood, Children, Tree
 
 __all__ = ["Fold", "Merge", "Visit", "explore"]
@@ -93,7 +93,8 @@ class Fold:
         if not works:
             return None
         work = works[0]
-        node = self.tree[work.node]
+        found = self.tree.places[work.node]
+        node = found if isinstance(found, Node) else self.tree[work.node]
         if node.status == "open":
             node.status = "in_flight"
         return work
@@ -135,7 +136,8 @@ class Fold:
 
     def commit(self, work: Work, visit: Visit) -> None:
         """Put what came of a visit into the tree and tell the algorithm."""
-        tree, node, algorithm = self.tree, self.tree[work.node], self.algorithm
+        tree, algorithm, found = self.tree, self.algorithm, self.tree.places[work.node]
+        node = found if isinstance(found, Node) else tree[work.node]
         self.commits += 1
         if visit.usage:
             node.usage = sum(visit.usage.values(), node.usage or Usage())
@@ -216,22 +218,22 @@ class Fold:
     ) -> list[Node] | None:
         """Make new children in one go; None where two of them are the same."""
         tree, seq, above = self.tree, self.commits, node.g
-        parent, depth, first = node.id, node.depth + 1, len(tree.places)
+        parent, depth = node.id, node.depth + 1
+        first = at = len(tree.places)
         made: list[Node] = []
-        seen, total = set(), 0
+        seen: set[str] = set()
+        total = 0
         for proposal in proposals:
             total += proposal.count
-        for proposal, (cost, to_go, value, parts, memo) in zip(proposals, scores):
-            action, count, prior = proposal.action, proposal.count, proposal.prior
-            key = action_key(action)
-            if not cost >= 0:
-                _refuse_cost(cost, action)
+        for proposal, score in zip(proposals, scores):
+            key, prior = action_key(proposal.action), proposal.prior
+            if not score[0] >= 0:
+                _refuse_cost(score[0], proposal.action)
             seen.add(key)
-            child = Node(first + len(made), parent, depth, action, key, count)
-            child.prior = count / total if prior is None else prior
-            child.step_cost, child.g, child.h, child.value = cost, above + cost, to_go, value
-            child.seq, child.proposal, child.parts, child.memo = seq, proposal, parts, memo
-            made.append(child)
+            if prior is None:
+                prior = proposal.count / total
+            made.append(born(at, parent, depth, proposal, key, prior, above + score[0], score, seq))
+            at += 1
         if len(seen) < len(made) and self.algorithm.merges_siblings:
             return None
         tree.merged_siblings += total - len(made)

@@ -24,9 +24,10 @@ __all__ = ["MCTS"]
 
 
 _KNOWN = 1 << 12
+_INVERSES = [1.0, *(1 / n for n in range(1, _KNOWN))]
 _ROOTS = [1.0, *(n**-0.5 for n in range(1, _KNOWN))]
 _SPREAD = [0.0, *(math.sqrt(math.log(n)) for n in range(1, _KNOWN))]
-"""1/sqrt(n) and sqrt(ln n) of the counts that most nodes have: a walk needs two or more a level."""
+"""1/n, 1/sqrt(n) and sqrt(ln n) of the counts that most nodes have; a walk needs five a level."""
 
 
 def _by_uct(family: Sequence[Node], wide: float) -> Node:
@@ -80,15 +81,16 @@ class MCTS:
 
     def select(self, tree: Tree, room: int) -> list[Work]:
         """Walk down `room` times; each walk ends at another leaf."""
+        walk = self._walk if self.rule == "uct" else self._walk_by_prior
         found: list[Work] = []
         while len(found) < room and tree.root.leaves > 0:
-            found.append(Work(self._walk(tree)))
+            found.append(Work(walk(tree)))
         return found
 
     def _walk(self, tree: Tree) -> int:
-        """Go down to a leaf by the rule; each node on the way gets a visit of value 0."""
-        explore, is_puct = self.exploration, self.rule == "puct"
-        roots, spread = _ROOTS, _SPREAD
+        """Go down to a leaf by UCT; each node on the way gets a visit of value 0."""
+        explore, known = self.exploration, _KNOWN
+        inverses, roots, spread = _INVERSES, _ROOTS, _SPREAD
         node = tree.root
         while True:
             n = node.visits
@@ -97,18 +99,26 @@ class MCTS:
             family = node.family
             if family is None:
                 return node.id
-            if is_puct:
-                node = _by_puct(family, explore * math.sqrt(n))
-            elif n >= _KNOWN:
+            if n >= known:
                 node = _by_uct(family, explore * math.sqrt(math.log(n)))
-            else:  # as `_by_uct`, by table: a child has no more visits than its parent
-                wide, best = explore * spread[n], -1e308
-                for child in family:
-                    if child.leaves:
-                        n = child.visits
-                        bound = child.value_sum / n + wide * roots[n]
-                        if bound > best:
-                            best, node = bound, child
+                continue
+            wide, best = explore * spread[n], -math.inf  # as `_by_uct`, by table
+            for child in family:  # none of them has more visits than its parent
+                if child.leaves:
+                    n = child.visits
+                    bound = child.value_sum * inverses[n] + wide * roots[n]
+                    if bound > best:
+                        best, node = bound, child
+
+    def _walk_by_prior(self, tree: Tree) -> int:
+        """Go down to a leaf by PUCT; each node on the way gets a visit of value 0."""
+        node = tree.root
+        while True:
+            node.visits += 1
+            node.leaves -= 1
+            if node.family is None:
+                return node.id
+            node = _by_puct(node.family, self.exploration * math.sqrt(node.visits - 1))
 
     def _add_up(self, tree: Tree, node: Node, leaves: int, value: float) -> None:
         """Back up what a visit found: leaves that are free, the visits to them, and their values.
@@ -130,7 +140,7 @@ class MCTS:
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Back up the children's values in one walk."""
-        family = node.family = list(children)
+        family = node.family = children if isinstance(children, list) else list(children)
         total = 0.0
         for child in family:
             worth = child.value

@@ -26,6 +26,7 @@ __all__ = [
     "Status",
     "action_key",
     "action_name",
+    "born",
     "call",
     "show_action",
 ]
@@ -237,3 +238,52 @@ class Node:
     def mean_value(self) -> float:
         """Average of the values backed up through here; 0 before the first."""
         return self.value_sum / self.visits if self.visits else 0.0
+
+
+def born(
+    node_id: int,
+    parent: int,
+    depth: int,
+    proposal: Proposal,
+    key: str,
+    prior: float,
+    g: float,
+    score: NodeScore,
+    seq: int,
+) -> Node:
+    """Return the node that a proposal and its score make: as `Node(...)`, in half the time.
+
+    Most of a node's life is its birth, and a constructor spends most of that on passing defaults.
+    """
+    node = _new(Node)  # one assignment a line: that is what the interpreter does fastest
+    node.id = node_id
+    node.parent = parent
+    node.depth = depth
+    node.action = proposal.action
+    node.action_key = key
+    node.count = proposal.count
+    node.prior = prior
+    node.status = "open"
+    node.step_cost, node.h, node.value, node.parts, node.memo = score
+    node.g = g
+    node.visits = 0
+    node.value_sum = 0.0
+    node.leaves = 1
+    node.family = None
+    node.seq = seq
+    node.children = ()
+    node.proposal = proposal
+    node.state = None
+    node.state_key = None
+    node.is_executed = False
+    node.is_broken = False
+    node.is_terminal = False
+    node.is_goal = False
+    node.reward = None
+    node.observation = ""
+    node.error = ""
+    node.usage = None
+    return node
+
+
+_new = object.__new__

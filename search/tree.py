@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key
+from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, born
 
 __all__ = ["Brood", "Children", "Row", "Tree"]
 
@@ -50,19 +50,15 @@ class Brood:
     def make(self, node_id: int) -> Node:
         """Return one child as a node of its own."""
         at = node_id - self.first
-        proposal = self.proposals[at]
-        action, count, prior = proposal.action, proposal.count, proposal.prior
-        node = Node(node_id, self.parent, self.depth, action, action_key(action), count)
+        proposal, prior = self.proposals[at], self.proposals[at].prior
         if prior is None:
-            prior = count / sum([p.count for p in self.proposals])
-        node.prior, node.proposal, node.seq = prior, proposal, self.seq
-        _, minus_g, _, node.h, node.value, node.step_cost = self.rows[at]
-        node.g = -minus_g
-        if self.scores is None:
-            node.parts = NO_PARTS
-        else:
-            node.parts, node.memo = self.scores[at].parts, self.scores[at].memo
-        return node
+            prior = proposal.count / sum([p.count for p in self.proposals])
+        _, minus_g, _, h, value, cost = self.rows[at]
+        score = NodeScore(cost, h, value) if self.scores is None else self.scores[at]
+        key = action_key(proposal.action)
+        return born(
+            node_id, self.parent, self.depth, proposal, key, prior, -minus_g, score, self.seq
+        )
 
 
 class Children(Sequence[Node]):

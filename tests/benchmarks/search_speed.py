@@ -44,10 +44,10 @@ from tfgrpo.store.budget import Budget
 NAMES = [f"a{i}" for i in range(8)]
 
 
-def core_us_per_node(algorithm: Algorithm, nodes: int, width: int = 4, seed: int = 0) -> float:
-    """Grow a tree to `nodes` nodes and return microseconds a node."""
-    fold, rng = Fold(algorithm), random.Random(seed)
-    proposals = [Proposal(name) for name in NAMES[:width]]
+def core_us_per_node(algorithm: Algorithm, nodes: int) -> float:
+    """Grow a tree to `nodes` nodes, four a visit, and return microseconds a node."""
+    fold, rng = Fold(algorithm), random.Random(0)
+    proposals = [Proposal(name) for name in NAMES[:4]]
     start = time.process_time()
     while len(fold.tree) < nodes:
         work = fold.select()
@@ -116,6 +116,19 @@ def treequest_us_per_node(nodes: int) -> float:
     return (time.process_time() - start) / nodes * 1e6
 
 
+def our_us_per_node(nodes: int) -> float:
+    """Run our MCTS on the same task: one random value a node, two nodes a visit."""
+    fold, rng = Fold(MCTS()), random.Random(0)
+    proposals = [Proposal(name) for name in NAMES[:2]]
+    start = time.process_time()
+    while len(fold.tree) < nodes:
+        work = fold.select()
+        assert work is not None
+        scores = [NodeScore(0.0, 0.0, rng.random()) for _ in proposals]
+        fold.commit(work, Visit(proposals=proposals, scores=scores))
+    return (time.process_time() - start) / len(fold.tree) * 1e6
+
+
 def treequest_figures() -> dict[str, Any]:
     """The ratio at 1,000 and 5,000 nodes, in one process and turn by turn."""
     folder = os.environ.get("TFGRPO_TREEQUEST", "")
@@ -131,7 +144,7 @@ def treequest_figures() -> dict[str, Any]:
         for _ in range(turns):
             gc.collect()
             theirs = min(theirs, treequest_us_per_node(size))
-            ours = min(ours, *(core_us_per_node(MCTS(), size, width=2) for _ in range(3)))
+            ours = min(ours, *(our_us_per_node(size) for _ in range(3)))
         figures[f"treequest_ratio_{size}"] = round(theirs / ours, 1)
         figures[f"treequest_us_{size}"] = {"treequest": round(theirs, 1), "ours": round(ours, 2)}
     return figures

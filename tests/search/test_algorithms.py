@@ -30,6 +30,7 @@ from tfgrpo.search import (
 )
 from tfgrpo.search.chains import majority_probability
 from tfgrpo.search.fold import Visit
+from tfgrpo.search.node import born
 from tfgrpo.search.rollouts import first_entropy
 from tfgrpo.search.views import tree_rows
 
@@ -397,3 +398,13 @@ def test_mcts_follows_its_formula_at_every_choice(rule: Any) -> None:
         scores = [NodeScore(1 - v, 0.0, v) for v in values]
         fold.commit(work, Visit(proposals=proposals, scores=scores))
     assert fold.tree.root.visits > 4_096
+
+
+def test_a_node_that_is_born_is_the_node_that_is_constructed() -> None:
+    proposal = Proposal("a", count=2)
+    score = NodeScore(0.5, 2.0, 0.25, {"g1": 1.0}, ["memo"])
+    made = born(7, 3, 4, proposal, "a", 0.4, 1.5, score, 9)
+    known = Node(7, 3, 4, "a", "a", 2, 0.4, "open", 0.5, 1.5, 2.0, 0.25, seq=9)
+    known.proposal, known.parts, known.memo = proposal, score.parts, score.memo
+    names = Node.__dataclass_fields__
+    assert {n: getattr(made, n) for n in names} == {n: getattr(known, n) for n in names}
