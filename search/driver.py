@@ -28,15 +28,16 @@ from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.scope import CallScope, call_scope
 from tfgrpo.search.algorithm import Work
+from tfgrpo.search.booking import Booking
 from tfgrpo.search.environment import Environment
-from tfgrpo.search.expander import Expander, estimate_of
+from tfgrpo.search.expander import Expander
 from tfgrpo.search.fold import Fold, Visit
 from tfgrpo.search.log import EventLog
 from tfgrpo.search.replay import Pending, begin_or_replay
 from tfgrpo.search.scorer import Scorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.search.worker import Counts, Ticket, Worker, usage_rows
-from tfgrpo.store.budget import Budget, Ledger, Reservation
+from tfgrpo.store.budget import Budget, Ledger
 
 if TYPE_CHECKING:
     import asyncio  # at run time only where a loop is running, which has loaded it already
@@ -97,6 +98,7 @@ class Driver:
             log=log,
             counts=self._counts,
         )
+        self._booking = Booking(self.ledger, self._worker)
         deterministic = settings.mode == "deterministic"
         advised = settings.lookahead or fold.algorithm.lookahead
         self._width = max(1, advised) if deterministic else settings.concurrency
@@ -154,7 +156,7 @@ class Driver:
             ticket = self._ticket(pending.number, pending.work)
             ticket.visit = pending.visit
             try:
-                ticket.reservation = self._reserve(ticket)
+                ticket.reservation = self._booking.reserve(ticket)
             except BudgetError as exc:
                 self._stop = self._stop or f"budget: {exc.resource}"
                 self._put_back(ticket)
@@ -165,7 +167,7 @@ class Driver:
         """Take a visit of an earlier session that is committed again from the log."""
         ticket = self._ticket(pending.number, pending.work)
         ticket.visit = pending.visit
-        self.ledger.charge(**self._actual(ticket))
+        self.ledger.charge(**self._booking.actual(ticket))
         self._count(ticket)
 
     def _result(self) -> SearchResult:
@@ -223,7 +225,7 @@ class Driver:
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
         for ticket in self._open.values():
-            self._settle(ticket)
+            self._booking.settle(ticket)
             self._put_back(ticket)
         self._open.clear()
         if self._held is not None:
@@ -244,7 +246,7 @@ class Driver:
             if ticket.task is not None and not ticket.task.cancelled():
                 failure = ticket.task.exception()
                 if failure is not None:
-                    self._settle(ticket)
+                    self._booking.settle(ticket)
                     raise failure
             self._commit(ticket)
 
@@ -280,7 +282,7 @@ class Driver:
             if ticket is None:
                 return
             try:
-                ticket.reservation = self._reserve(ticket)
+                ticket.reservation = self._booking.reserve(ticket)
             except BudgetError as exc:
                 self._held = ticket
                 if self._open:  # running visits may settle below what they hold
@@ -318,70 +320,11 @@ class Driver:
         ticket.task = asyncio.create_task(self._run_visit(ticket))
         ticket.task.add_done_callback(lambda _: self._arrived.set())
 
-    # --- money ------------------------------------------------------------------------------
-
-    def _reserve(self, ticket: Ticket) -> Reservation:
-        """Reserve a visit's worst case; fewer samples where only fewer children fit."""
-        node = self.fold.tree[ticket.work.node]
-        amounts: dict[str, float] = {}
-        visit = ticket.visit
-        if not node.is_executed:
-            amounts["tool_calls"] = 1.0
-        if self.fold.wants_children(node):
-            room = self.ledger.remaining("nodes")
-            if 1 <= room < ticket.k and visit.proposals is None:
-                ticket.k = int(room)
-            ctx = self._worker.context_of(ticket, node)
-            amounts["expansions"] = 1.0
-            amounts["nodes"] = float(ticket.k)
-            if self.settings.execution == "eager":
-                amounts["tool_calls"] = amounts.get("tool_calls", 0.0) + ticket.k
-            for part in (self.expander, self.scorer):
-                if part is self.scorer and not hasattr(part, "estimate"):
-                    continue
-                for name, amount in estimate_of(part, ctx, node, ticket.k).items():  # type: ignore[arg-type]  # both have the same optional method
-                    amounts[name] = amounts.get(name, 0.0) + amount
-        return self.ledger.reserve(**amounts)
-
-    def _actual(self, ticket: Ticket) -> dict[str, float]:
-        """Return what a visit used, by resource."""
-        visit = ticket.visit
-        usage = sum(visit.usage.values(), Usage())
-        children = 0
-        if visit.proposals is not None:
-            children = len(self.fold.provisional(self.fold.tree[ticket.work.node], visit.proposals))
-        actual = {
-            "calls": float(usage.calls),
-            "prompt_tokens": float(usage.prompt_tokens),
-            "completion_tokens": float(usage.completion_tokens),
-            "tool_calls": float(visit.tool_calls),
-            "expansions": 1.0 if visit.proposals is not None or visit.error else 0.0,
-            "nodes": float(children),
-            "depth": float(self.fold.tree[ticket.work.node].depth + (1 if children else 0)),
-        }
-        if usage.cost_usd is not None:
-            actual["cost_usd"] = usage.cost_usd
-        return actual
-
-    def _settle(self, ticket: Ticket) -> None:
-        """Spend what arrived and give the rest back, also for a visit that was stopped."""
-        if ticket.reservation is not None and ticket.reservation.is_open:
-            held = ticket.reservation.amounts
-            ticket.reservation.settle(**dict.fromkeys(held, 0.0) | self._actual(ticket))
-
-    def _count(self, ticket: Ticket) -> None:
-        counts, visit = self._counts, ticket.visit
-        counts.tool_calls += visit.tool_calls
-        for role, usage in visit.usage.items():
-            counts.usage[role] = counts.usage.get(role, Usage()) + usage
-        if visit.proposals and visit.scores is None:
-            counts.unscored_visits += 1
-
     # --- commit -----------------------------------------------------------------------------
 
     def _commit(self, ticket: Ticket) -> None:
         visit = ticket.visit
-        self._settle(ticket)
+        self._booking.settle(ticket)
         self._count(ticket)
         if not ticket.is_whole and visit.proposals is None and not visit.reward:
             self._put_back(ticket)  # stopped before anything came; the log keeps what did
@@ -393,6 +336,14 @@ class Driver:
         self._watch_patience()
         if self._on_commit is not None:
             self._on_commit(self.fold)
+
+    def _count(self, ticket: Ticket) -> None:
+        counts, visit = self._counts, ticket.visit
+        counts.tool_calls += visit.tool_calls
+        for role, usage in visit.usage.items():
+            counts.usage[role] = counts.usage.get(role, Usage()) + usage
+        if visit.proposals and visit.scores is None:
+            counts.unscored_visits += 1
 
     def _watch_failures(self, visit: Visit) -> None:
         counts = self._counts

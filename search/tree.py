@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, born
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, born
 
 __all__ = ["Brood", "Children", "Row", "Tree"]
 
@@ -54,7 +54,7 @@ class Brood:
         if prior is None:
             prior = proposal.count / sum([p.count for p in self.proposals])
         _, minus_g, _, h, value, cost = self.rows[at]
-        score = NodeScore(cost, h, value) if self.scores is None else self.scores[at]
+        score: Any = (cost, h, value, NO_PARTS, None) if self.scores is None else self.scores[at]
         key = action_key(proposal.action)
         return born(
             node_id, self.parent, self.depth, proposal, key, prior, -minus_g, score, self.seq
