@@ -49,7 +49,7 @@ class Booking:
         usage = sum(visit.usage.values(), Usage())
         children = 0
         if visit.proposals is not None:
-            children = len(fold.provisional(node, visit.proposals))
+            children = fold.count_children(visit.proposals)
         actual = {
             "calls": float(usage.calls),
             "prompt_tokens": float(usage.prompt_tokens),

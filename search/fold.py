@@ -134,6 +134,12 @@ class Fold:
             children.append(child)
         return children
 
+    def count_children(self, proposals: Sequence[Proposal]) -> int:
+        """Return how many children `provisional` would give."""
+        if not self.algorithm.merges_siblings:
+            return len(proposals)
+        return len({action_key(p.action) for p in proposals})
+
     def commit(self, work: Work, visit: Visit) -> None:
         """Put what came of a visit into the tree and tell the algorithm."""
         tree, algorithm, found = self.tree, self.algorithm, self.tree.places[work.node]

@@ -26,6 +26,7 @@ from tfgrpo.search import (
     Outcome,
     Proposal,
     Work,
+    call,
     make_algorithm,
 )
 from tfgrpo.search.chains import majority_probability
@@ -398,6 +399,14 @@ def test_mcts_follows_its_formula_at_every_choice(rule: Any) -> None:
         scores = [NodeScore(1 - v, 0.0, v) for v in values]
         fold.commit(work, Visit(proposals=proposals, scores=scores))
     assert fold.tree.root.visits > 4_096
+
+
+@pytest.mark.parametrize("name", ["astar", "best_of_n"])
+def test_children_are_counted_as_they_would_be_made(name: str) -> None:
+    fold = Fold(make_algorithm(name))
+    proposals = [Proposal(a) for a in ("a", " a", "b", call("f", x=1), call("f", x=1.0))]
+    made = fold.provisional(fold.tree.root, proposals)
+    assert fold.count_children(proposals) == len(made) == (3 if name == "astar" else 5)
 
 
 def test_a_node_that_is_born_is_the_node_that_is_constructed() -> None:
