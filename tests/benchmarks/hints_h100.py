@@ -491,9 +491,13 @@ def collect(paths: Sequence[Path]) -> None:
             "hard_split_step_ratios": [round(r, 3) for r in known],
         }
     figures["step_time"] = step_times([r for r in rows if r["kind"] == "time"])
-    ratios_now = figures["step_time"].get("skips_zero_advantage", {})
-    figures["sage_ratio"] = ratios_now.get("sage", {}).get("ratio")
-    figures["sage_ahead_ratio"] = ratios_now.get("sage_ahead", {}).get("ratio")
+    # Every row forwarded in both, as the published code does; the stricter ratios stand beside it.
+    whole = figures["step_time"].get("forwards_all_rows", {})
+    skipping = figures["step_time"].get("skips_zero_advantage", {})
+    figures["sage_ratio"] = whole.get("sage_ahead", {}).get("ratio")
+    figures["sage_ratio_level_by_level"] = whole.get("sage", {}).get("ratio")
+    figures["sage_ratio_skipping"] = skipping.get("sage_ahead", {}).get("ratio")
+    figures["sage_ratio_level_by_level_skipping"] = skipping.get("sage", {}).get("ratio")
     dropped = ("scores", "step_seconds", "hard_ids", "card")
     figures["rows"] = [{k: v for k, v in r.items() if k not in dropped} for r in rows]
     card = next((r["card"] for r in rows), "")

@@ -42,7 +42,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 2,
     },
 }
-OURS_SMALL = {"max_rows": 256, "micro": 40_960, "checkpoint": True}
+OURS_SMALL = {"max_rows": 256, "micro": 40_960, "chunk": 1024, "checkpoint": True}
 """A small model's update is bound by launches: few large micro-batches, activations made twice."""
 PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "smollm2": [
