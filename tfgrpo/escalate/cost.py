@@ -149,7 +149,9 @@ def forecast_cost(
         stages.append(drawn("look", material.gate, sizes.gate, bare))
     arms = (bare, material.context) if material.has_library else (bare,)
     stages.append(drawn("table", material.test, sizes.test, *arms, times=2))
+    told = max(len(prompts.ids(t, material.context(t))) for t in material.practice)
     memory = training_bytes(shape, parameters, settings)
+    memory += cache_bytes(shape, settings.max_rows, told + max_tokens)
     return Cost(tuple(stages), memory, speed)
 
 
@@ -223,3 +225,8 @@ def training_bytes(shape: Shape, parameters: int, settings: EscalateSettings) ->
     activations = 34 * settings.micro_batch_tokens * shape.layers * shape.hidden
     logits = 4 * 4 * min(1024, settings.micro_batch_tokens) * shape.vocab
     return weights + states + activations + logits
+
+
+def cache_bytes(shape: Shape, rows: int, length: int) -> int:
+    """Return the bytes of the sampler's keys and values at 4 bytes a number."""
+    return 4 * 2 * rows * length * shape.layers * shape.kv_size

@@ -96,6 +96,7 @@ def practise(
         say(f"GRPO {reason}")
         return Practised("", {}, len(tasks), 0, 0, reason)
     say(f"GRPO: {mixed} of {len(profile)} practice tasks are mixed; training on {len(tasks)} tasks")
+    student.release()  # the trainer brings a sampler of its own
     config = train_config(
         student, material.config, settings, plan, folder, sizes, full_marks, tasks
     )

@@ -7,6 +7,7 @@ assumed. Does not know what is drawn for which purpose. Source: own.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -152,6 +153,15 @@ class Student:
     ) -> list[RolloutGroup]:
         """Return one group of n a task; the same seed gives every model the same draws."""
         return self.draw(label)([(t, context_of(t), n) for t in tasks], seed)
+
+    def release(self) -> None:
+        """Give back what drawing and training left: caches and gradients, not the weights."""
+        self._generator.release()
+        for parameter in self.parts.decoder.parameters():
+            parameter.grad = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def export(self, folder: Path, write: Callable[[Path], None]) -> str:
         """Write the model by `write` so that the folder appears whole; return its spec."""

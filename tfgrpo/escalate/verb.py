@@ -10,6 +10,7 @@ Does not know the command line. Source: own.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -168,21 +169,9 @@ class _Escalation:
         return result
 
     def _train(self) -> _Trained:
-        """Plan, distil, practise; the weights are let go of at the end."""
-        student = self._student(self._spec, "base")
-        found = _plan_of(self._material, self._settings, student, self._verifier)
-        for line in found.lines():
-            self._say(line)
-        self._write_tasks()
-        write_json(self._folder / "plan.json", found.to_dict())
-        plan, base = found.plan, self._timed("base look", lambda: self._base(student))
-        trained = _Trained(found, {"base": base}, {"base": self._spec})
-        if plan.distil != "none":
-            distilled = self._timed("distil", lambda: self._distil(student, plan))
-            if distilled is not None:
-                trained.distilled = distilled
-                trained.gate["distilled"] = distilled.gate
-                trained.specs["distilled"] = distilled.spec
+        """Plan, distil, practise. Each stage loads its own weights and lets go of them."""
+        trained = self._first_stage()
+        plan = trained.preview.plan
         if plan.grpo_steps:
             start, _ = choose(trained.gate)
             practised = self._timed("grpo", lambda: self._practise(trained.specs[start], plan))
@@ -191,12 +180,32 @@ class _Escalation:
                 trained.gate["grpo"], trained.specs["grpo"] = practised.gate, practised.spec
         return trained
 
+    def _first_stage(self) -> _Trained:
+        """Plan, look at the base, distil."""
+        student = self._student(self._spec, "base")
+        found = _plan_of(self._material, self._settings, student, self._verifier)
+        for line in found.lines():
+            self._say(line)
+        self._write_tasks()
+        write_json(self._folder / "plan.json", found.to_dict())
+        base = self._timed("base look", lambda: self._base(student))
+        trained = _Trained(found, {"base": base}, {"base": self._spec})
+        if found.plan.distil != "none":
+            distilled = self._timed("distil", lambda: self._distil(student, found.plan))
+            if distilled is not None:
+                trained.distilled = distilled
+                trained.gate["distilled"] = distilled.gate
+                trained.specs["distilled"] = distilled.spec
+        student.release()
+        return trained
+
     def _timed(self, stage: str, work: Callable[[], T]) -> T:
         started = time.perf_counter()
         try:
             return work()
         finally:
             self._seconds[stage] = time.perf_counter() - started
+            gc.collect()  # optimisers and caches stand in reference cycles
 
     def _student(self, spec: str, label: str) -> Student:
         return Student(spec, self._material.config, self._settings, self._verifier, label)

@@ -9,7 +9,7 @@ import pytest
 from tfgrpo.advise import Advice
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.escalate.cost import training_bytes
+from tfgrpo.escalate.cost import cache_bytes, training_bytes
 from tfgrpo.escalate.distilling import best_look, dealt
 from tfgrpo.escalate.material import task_states
 from tfgrpo.escalate.plan import GRPO_STEPS, Evidence, choose, make_plan
@@ -164,3 +164,5 @@ def test_adapters_take_less_memory_than_all_weights() -> None:
         shape, parameters, EscalateSettings(**small.model_dump() | {"lora_rank": 2})
     )
     assert whole > 20 * parameters and adapters < whole
+    # 3 rows of 10 tokens, 4 layers, keys and values of 2 heads of 16 numbers of 4 bytes.
+    assert cache_bytes(shape, 3, 10) == 3 * 10 * 4 * 2 * 2 * 16 * 4
