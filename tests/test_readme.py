@@ -169,6 +169,7 @@ def test_the_readmes_first_steps_work_on_the_command_line(tmp_path: Path) -> Non
     assert "run: " in learnt.stdout
     assert checked("runs", "list")
     checked("report", "runs/first")
+    assert checked("advise", "runs/first").strip()
     assert list((tmp_path / "runs" / "first").glob("*.html"))
 
 
