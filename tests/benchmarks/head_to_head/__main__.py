@@ -233,8 +233,8 @@ def parse() -> tuple[Options, bool]:
     parser.add_argument(
         "--learn", type=int, default=24, help="tasks to learn from, and to choose by"
     )
-    parser.add_argument("--budget", type=int, default=40_000, help="learning tokens a seed")
-    parser.add_argument("--deadline", type=float, default=270.0, help="seconds of learning")
+    parser.add_argument("--budget", type=int, default=30_000, help="learning tokens a seed")
+    parser.add_argument("--deadline", type=float, default=200.0, help="seconds of learning")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--smoke", action="store_true", help="tiny and not recorded")
     given = parser.parse_args()
@@ -265,6 +265,7 @@ def main() -> None:
         "tests": options.tests,
         "draws": options.draws,
         "budget_tokens": options.budget,
+        "deadline_s": options.deadline_s,
         "learning_tasks": 2 * options.learn,
         "wall_seconds": round(time.monotonic() - started, 1),
     }

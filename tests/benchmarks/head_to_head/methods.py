@@ -175,8 +175,9 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
 
     The published preset has neither gate nor rollback: all tasks are practised in small steps, so
     that a spent budget costs one step and not all lessons. Ours shares the tasks between practice
-    and gate. Prompts and replies have caps of their own, together 1.1 of the budget; rivals may go
-    to 1.25.
+    and gate, and takes worked examples alone: the example's own page says that this model writes no
+    lessons worth trying, and each kind of proposal costs another round of the gate. Prompts and
+    replies have caps of their own, together 1.1 of the budget; rivals may go to 1.25.
     """
     n_train, n_choose = len(setup.split.train), len(setup.split.choose)
     is_ours = preset == "default"
@@ -191,13 +192,8 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             "batch": n_train,
             "group_size": 6,
             "reference_exemplars": True,
-            "settings": {
-                "exemplars": 4,
-                "lessons_per_group": 1,
-                "max_words": 30,
-                "update": "direct",
-                "merge": "deterministic",
-            },
+            "entries": "exemplars",
+            "settings": {"exemplars": 4},
         }
     else:
         learn |= {"batch": 6, "group_size": 5, "epochs": 3}

@@ -17,21 +17,22 @@ _NAMES = {
     "dspy-simba-demos": "DSPy SIMBA, rules and demonstrations",
     "gepa": "GEPA",
     "ace-playbook": "ACE (ace-playbook)",
-    "ours": "**tfgrpo** (default preset)",
+    "ours": "**tfgrpo** (default preset, worked examples)",
 }
 
 _TEXT = """# Head-to-head
 
 Same model ({model}), same actor (temperature 0.7, 24 tokens), same {tests} held-out tasks x
-{draws} draws with the same seeds, {budget_tokens:,} learning tokens a seed counted at the server,
-{learning_tasks} tasks to learn from and choose by. Score is the share of exactly right answers;
+{draws} draws with the same seeds, at most {budget_tokens:,} learning tokens a seed counted at the
+server and {deadline_s:.0f} s, {learning_tasks} tasks to learn from and choose by. Score is the share of exactly right answers;
 intervals are 95 %, over learning seeds and tasks. Gain is the paired difference to no library.
 
 {table}
 
 * Tokens are prompt and completion tokens of learning, mean over seeds. Voting learns nothing: its
   tokens are what it spends with every pass over the test tasks.
-* Seconds are the wall time of learning, all seeds side by side on two cores.
+* Seconds are the wall time of learning, all seeds side by side on two cores. Methods that ask for
+  one long reply after another (reflections, summaries) meet the seconds before the tokens.
 * Every method's actor gets what was learnt in the same form: a system text, and worked examples as
   chat turns. DSPy's and ACE's own answer formats are not used for the actor, because this model
   does not write them; their reflection keeps its own prompts.
