@@ -24,8 +24,9 @@ _TEXT = """# Head-to-head
 
 Same model ({model}), same actor (temperature 0.7, 24 tokens), same {tests} held-out tasks x
 {draws} draws with the same seeds, at most {budget_tokens:,} learning tokens a seed counted at the
-server and {deadline_s:.0f} s, {learning_tasks} tasks to learn from and choose by. Score is the share of exactly right answers;
-intervals are 95 %, over learning seeds and tasks. Gain is the paired difference to no library.
+server and {deadline_s:.0f} s, {learning_tasks} tasks to learn from and choose by. Score is the
+share of exactly right answers; intervals are 95 %, over learning seeds and tasks. Gain is the
+paired difference to no library.
 
 {table}
 
