@@ -29,9 +29,9 @@ def train(
         import transformers  # noqa: F401
     except ImportError as exc:
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
+    from tfgrpo.named import add_module_folder
     from tfgrpo.rl import distributed
     from tfgrpo.rl.config import TrainConfig
-    from tfgrpo.rl.plug import add_module_folder
 
     add_module_folder(config.parent)
     settings = TrainConfig.from_toml(config, overrides or [])

@@ -6,13 +6,12 @@ installed. Does not know training. Source: own.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError, boundary
+from tfgrpo.named import load_object
 from tfgrpo.protocols import Allocator, Generator
 from tfgrpo.rl.config import CurriculumConfig, PlayConfig, TrainConfig
 from tfgrpo.rl.parts import Parts, write_model
@@ -32,28 +31,9 @@ ALLOCATORS: Mapping[str, str] = {
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
 
 
-def add_module_folder(folder: Path) -> None:
-    """Let `module:name` name a module beside the config file; installed modules come first."""
-    path = str(folder.resolve())
-    if path not in sys.path:
-        sys.path.append(path)
-
-
-def load_object(name: str, where: str) -> Any:
-    """Return the object `module:name`.
-
-    Raises:
-        ConfigError: the form is wrong, or there is no such module or name.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"{where} is {name!r}; give 'module:name'")
-    try:
-        value: Any = import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"{where}: {name!r} cannot be loaded: {exc}") from exc
+def _callable(name: str, where: str) -> Any:
+    """The function, class or tool that `module:name` names."""
+    value = load_object(name, where)
     if not callable(value) and not isinstance(value, Tool):
         raise ConfigError(f"{where}: {name!r} is a {type(value).__name__}, not a function")
     return value
@@ -67,7 +47,7 @@ def tools_of(play: PlayConfig) -> dict[str, Tool]:
     """
     found: dict[str, Tool] = {}
     for name in play.tools:
-        value = load_object(name, "play.tools")
+        value = _callable(name, "play.tools")
         made = value if isinstance(value, Tool) else tool(value)
         if made.spec.name in found:
             raise ConfigError(f"play.tools: two tools are named {made.spec.name!r}")
@@ -78,7 +58,7 @@ def tools_of(play: PlayConfig) -> dict[str, Tool]:
 def environment_of(play: PlayConfig, tools: Mapping[str, Tool]) -> MakeEnvironment:
     """Return what makes the environment of one rollout."""
     if play.environment:
-        make: MakeEnvironment = load_object(play.environment, "play.environment")
+        make: MakeEnvironment = _callable(play.environment, "play.environment")
         return make
     return lambda task: ToolEnvironment(
         tools,
@@ -113,7 +93,7 @@ def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
             "'module:name'"
         )
     with boundary(ConfigError, f"curriculum.allocate {curriculum.allocate!r}"):
-        made: Allocator = load_object(name, "curriculum.allocate")(**options)
+        made: Allocator = _callable(name, "curriculum.allocate")(**options)
     return made
 
 

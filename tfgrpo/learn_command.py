@@ -19,9 +19,9 @@ import typer
 from tfgrpo.config import Config
 from tfgrpo.display import printable
 from tfgrpo.errors import ConfigError
+from tfgrpo.named import add_module_folder
 from tfgrpo.nudges import nudge_totals, total_lines
 from tfgrpo.progress import ProgressView, QuietView, choose_view
-from tfgrpo.roles import add_module_folder
 from tfgrpo.run import Evaluation, Result, dry_run, evaluate_async, learn_async
 from tfgrpo.sampling import Stop, Stopped
 from tfgrpo.statistics import Interval, mean_interval

@@ -8,11 +8,8 @@ Does not know: the learning loop. Source: own.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
-from importlib import import_module
-from pathlib import Path
 from typing import Any, cast
 
 from tfgrpo.canonical import canonical_json
@@ -20,6 +17,7 @@ from tfgrpo.concurrency import AdaptiveLimiter
 from tfgrpo.config import Config, PolicyConfig, RoleConfig
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm import open_lm
+from tfgrpo.named import load_object
 from tfgrpo.policies import ChatPolicy, FunctionPolicy
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.retry import RetryingLM, RetryPolicy
@@ -99,7 +97,9 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
     if config.kind == "function":
         if not config.function:
             raise ConfigError("policy.kind is 'function': set policy.function to 'module:name'")
-        return FunctionPolicy(_callable(config.function), policy_id=f"function:{config.function}")
+        return FunctionPolicy(
+            _callable(config.function, "policy.function"), policy_id=f"function:{config.function}"
+        )
     lm = lm_of(config)
     if config.kind == "tools":
         tools = [_as_tool(name) for name in config.tools]
@@ -117,45 +117,15 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
 
 
 def _as_tool(name: str) -> Tool:
-    value = load_object(name)
-    return value if isinstance(value, Tool) else tool(_callable(name))
+    value = load_object(name, "policy.tools")
+    return value if isinstance(value, Tool) else tool(_callable(name, "policy.tools"))
 
 
-def _callable(name: str) -> Callable[..., Any]:
-    value = load_object(name)
+def _callable(name: str, where: str) -> Callable[..., Any]:
+    value = load_object(name, where)
     if not callable(value):
-        raise ConfigError(f"{name!r} is a {type(value).__name__}: a function is needed")
+        raise ConfigError(f"{where}: {name!r} is a {type(value).__name__}: a function is needed")
     return cast(Callable[..., Any], value)
-
-
-def add_module_folder(folder: Path) -> None:
-    """Let `module:name` in a config name a module beside the config file.
-
-    The folder comes last, so that no file in it stands in for an installed module.
-    """
-    path = str(folder.resolve())
-    if path not in sys.path:
-        sys.path.append(path)
-
-
-def load_object(name: str) -> Any:
-    """Return the object `module:name`.
-
-    Nothing is imported that the settings do not name.
-
-    Raises:
-        ConfigError: the form is wrong, or there is no such module or name.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"{name!r} is not of the form 'module:name'")
-    try:
-        value = import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"{name!r} cannot be loaded: {exc}") from exc
-    return value
 
 
 def sampling_of(values: Mapping[str, Any]) -> dict[str, Any]:

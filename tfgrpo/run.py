@@ -49,7 +49,7 @@ from tfgrpo.nudges import (
 )
 from tfgrpo.progress import ProgressView, QuietView
 from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
-from tfgrpo.roles import OpenLM, Roles, load_object, sampling_of
+from tfgrpo.roles import OpenLM, Roles, sampling_of
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.sampling import Draws, Sampler, SampleSettings, Stop
 from tfgrpo.statistics import Interval, Scores, mean_interval, min_detectable, paired_difference
@@ -175,7 +175,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     practised = _practised(splits, traces)
     notes = _check_leaks(practised, splits)
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
-    scheduler = given.scheduler or named_scheduler(config.nudge, load_object)
+    scheduler = given.scheduler or named_scheduler(config.nudge)
     plan = _forecast(config, splits)
     store = open_run(config, fork=fork, tasks=tasks, traces=traces)
     roles = Roles(config, store, given.opener)

@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.benchmarks.record import record
 from tfgrpo import Config, learn
+from tfgrpo.named import add_module_folder
 from tfgrpo.progress import PlainView
-from tfgrpo.roles import add_module_folder
 
 FOLDER = Path(__file__).parents[2] / "examples" / "customer_messages"
 FURTHER_SEEDS = (2, 3, 4)

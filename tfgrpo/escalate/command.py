@@ -16,7 +16,7 @@ from tfgrpo.config import read_tasks
 from tfgrpo.display import printable
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
-from tfgrpo.roles import add_module_folder
+from tfgrpo.named import add_module_folder
 
 
 def escalate(

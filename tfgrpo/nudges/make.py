@@ -6,13 +6,13 @@ Does not know how a method works. Source: own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfgrpo.config import Config, RoleConfig
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.experience.calls import Asker
 from tfgrpo.experience.draft import estimate_tokens
 from tfgrpo.experience.settings import ExperienceSettings
+from tfgrpo.named import load_object
 from tfgrpo.nudge_settings import NudgeConfig
 from tfgrpo.nudges.drafts import Drafts
 from tfgrpo.nudges.examples import Examples
@@ -126,19 +126,15 @@ def with_scheduler(config: Config, scheduler: HintScheduler | None) -> Config:
     return config.model_copy(update={"nudge": nudge})
 
 
-def named_scheduler(config: NudgeConfig, load: Callable[[str], Any]) -> HintScheduler | None:
+def named_scheduler(config: NudgeConfig) -> HintScheduler | None:
     """Return a fresh scheduler of the name in the settings, or None where there is no name.
-
-    Args:
-        config: the section.
-        load: finds `module:name`.
 
     Raises:
         ConfigError: nothing of that name, or no scheduler.
     """
     if config.kind != "scheduler" or not config.scheduler:
         return None
-    value = load(config.scheduler)
+    value = load_object(config.scheduler, "nudge.scheduler")
     with boundary(ConfigError, f"nudge.scheduler {config.scheduler!r}"):
         made = value if hasattr(value, "after") and not isinstance(value, type) else value()
     if not all(callable(getattr(made, name, None)) for name in ("start", "after", "accept")):

@@ -6,7 +6,6 @@ Nothing is imported that the settings do not name. Does not know tasks. Source: 
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
@@ -14,6 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.named import load_object
 from tfgrpo.protocols import LM, Limits, Sampling, ToolSpec, Verifier
 from tfgrpo.tools import Tool, tool
 from tfgrpo.verifiers.calls import ToolCalls
@@ -101,7 +101,7 @@ def _judge(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
 
 def _function(settings: dict[str, Any]) -> Verifier:
     name = settings.pop("function", None)
-    fn = _load(name, "verifier 'function': function")
+    fn = load_object(name, "verifier 'function': function")
     settings.setdefault("verifier_id", f"function:{name}")
     checked = _checked(
         FunctionVerifier, {"fn": fn, **settings}, "verifier 'function'", given={"fn"}
@@ -117,7 +117,7 @@ def _tool_calls(settings: dict[str, Any]) -> Verifier:
         )
     specs: list[ToolSpec] = []
     for name in names:
-        found = _load(name, "verifier 'tool_calls': tools")
+        found = load_object(name, "verifier 'tool_calls': tools")
         specs.append((found if isinstance(found, Tool) else tool(found)).spec)
     checked = _checked(
         ToolCalls, {"specs": specs, **settings}, "verifier 'tool_calls'", given={"specs"}
@@ -141,19 +141,6 @@ def _weighted(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
             raise ConfigError(f"verifier 'weighted': weight of {name!r} is {weight!r}; a number")
         made[name] = (make_verifier(rest, open_lm=open_lm), float(weight))
     return Weighted(made)
-
-
-def _load(name: Any, where: str) -> Any:
-    module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
-    if not (module_name and colon and attribute):
-        raise ConfigError(f"{where} is {name!r:.80}; give 'module:name'")
-    try:
-        value: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            value = getattr(value, part)
-    except (ImportError, AttributeError) as exc:
-        raise ConfigError(f"{where}: {name!r} cannot be loaded: {exc}") from exc
-    return value
 
 
 def _checked(

@@ -1,0 +1,47 @@
+"""`module:name` in a setting: the object it names, and the folder that such modules may lie in.
+
+Nothing is imported that the settings do not name. Does not know what the object is for. Source:
+own.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import ConfigError
+
+__all__ = ["add_module_folder", "load_object"]
+
+
+def add_module_folder(folder: Path) -> None:
+    """Let `module:name` in a config name a module beside the config file.
+
+    The folder comes last, so that no file in it stands in for an installed module.
+    """
+    path = str(folder.resolve())
+    if path not in sys.path:
+        sys.path.append(path)
+
+
+def load_object(name: Any, where: str) -> Any:
+    """Return the object `module:name`; `where` says which setting named it.
+
+    >>> load_object("math:pi", "policy.function")
+    3.141592653589793
+
+    Raises:
+        ConfigError: the form is wrong, or there is no such module or name.
+    """
+    module_name, colon, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if not (module_name and colon and attribute):
+        raise ConfigError(f"{where} is {name!r:.80}; give 'module:name'")
+    try:
+        value: Any = import_module(module_name)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except (ImportError, AttributeError) as exc:
+        raise ConfigError(f"{where}: {name!r} cannot be loaded: {exc}") from exc
+    return value
