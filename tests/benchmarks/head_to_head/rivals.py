@@ -20,7 +20,7 @@ from tfgrpo.rollout import Task
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "peers"
-GRACE_S = 90.0
+GRACE_S = 180.0
 """Time for a rival to end after its deadline, before it is stopped."""
 
 
