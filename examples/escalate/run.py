@@ -26,9 +26,9 @@ from tfgrpo import Config, learn
 from tfgrpo.advise import advise
 from tfgrpo.config import read_tasks
 from tfgrpo.escalate import Escalated, EscalateSettings, escalate
+from tfgrpo.named import add_module_folder
 from tfgrpo.progress import PlainView, QuietView
 from tfgrpo.report.view import load_view
-from tfgrpo.roles import add_module_folder
 
 MESSAGES = Path(__file__).resolve().parents[1] / "customer_messages"
 SHORT = (

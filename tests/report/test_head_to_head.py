@@ -105,6 +105,7 @@ def test_rows_are_over_seeds_and_losses_stay_in_the_table(
             "tests": 8,
             "draws": 2,
             "budget_tokens": 1000,
+            "deadline_s": 60.0,
             "learning_tasks": 4,
             "command": "c",
             "wall_seconds": 1.0,
