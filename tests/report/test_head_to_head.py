@@ -116,6 +116,6 @@ def test_rows_are_over_seeds_and_losses_stay_in_the_table(
     )
     lines = [x for x in (tmp_path / "page.md").read_text().splitlines() if x.startswith("| ")]
     names = [line.split("|")[1].strip() for line in lines[2:]]
-    assert names == ["no library", "GEPA", "**tfgrpo** (default preset)"]
+    assert names == ["no library", "GEPA", "**tfgrpo** (default preset, worked examples)"]
     assert "-0.200" in lines[3] and "1,234" in lines[3]
     assert "not installed" in lines[4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,12 @@ def doom(store: RunStore, rows: int, gets_through: bool) -> None:
     write, state = writer._write, {"left": rows, "dead": False}
 
     def dying(batch: Sequence[Statement]) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            # the journal's own thread, on a slow machine: there is no loop here to die with
+            if not state["dead"]:
+                state["left"] = max(1, state["left"] - len(batch))
+                write(batch)
+            return None
         if not state["dead"] and len(batch) < state["left"]:
             state["left"] -= len(batch)
             return write(batch)
