@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Imported early: first in the deep call stack of pytest's summary, CPython 3.11 can fail on it
 # with "AST constructor recursion depth mismatch".
@@ -62,3 +64,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 elif report.when == "call":
                     ran += 1
     terminalreporter.write_line(f"browser tests: {ran} ran, {skipped} skipped")
+
+
+_CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    """Headless Chromium; the test skips where it or playwright is absent."""
+    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+    found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
+    if found is None:
+        pytest.skip("no Chromium on the PATH: `make browser` installs Debian's")
+    async with playwright.async_playwright() as tools:
+        running = await tools.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield running
+        await running.close()

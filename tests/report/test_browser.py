@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,6 @@ from tests.report.made import made_run
 from tfgrpo.report.page import render_page
 
 pytestmark = pytest.mark.browser
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Any]:
-    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium on the PATH: `make browser` installs Debian's")
-    async with playwright.async_playwright() as tools:
-        running = await tools.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        await running.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,6 @@ from tests.search.test_views import EVIL, evil_tree
 from tfgrpo.search.views import to_html
 
 pytestmark = pytest.mark.browser
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Any]:
-    playwright = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
-    found = next(filter(None, map(shutil.which, _NAMES)), None)
-    if found is None:
-        pytest.skip("no Chromium on the PATH: `make browser` installs Debian's")
-    async with playwright.async_playwright() as tools:
-        running = await tools.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield running
-        await running.close()
 
 
 @pytest.fixture
