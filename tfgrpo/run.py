@@ -460,6 +460,7 @@ def _forecast(config: Config, splits: Splits) -> Forecast:
         splits.practice,
         splits.gate,
         splits.test,
+        experience_settings(config),
         policy_price=prices[0],
         critic_price=prices[1],
     )

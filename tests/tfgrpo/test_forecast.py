@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,14 @@ import pytest
 
 from tests.tfgrpo.worlds import HARMFUL, HELPFUL, World, settings
 from tfgrpo.config import Config
-from tfgrpo.forecast import Forecast, estimate_tokens, forecast
+from tfgrpo.experience import preset
+from tfgrpo.forecast import Forecast, estimate_tokens, forecast, library_tokens
+from tfgrpo.lm.scripted import Reply
+from tfgrpo.protocols import Request
+from tfgrpo.rollout import Task
 from tfgrpo.run import dry_run
+from tfgrpo.scope import current_scope
+
 
 CASES: list[tuple[str, World, dict[str, Any]]] = [
     ("helpful lessons", World(lesson=HELPFUL), {}),
@@ -21,6 +28,19 @@ CASES: list[tuple[str, World, dict[str, Any]]] = [
     ("no gate", World(), {"gate": {"enabled": False}}),
     ("the paper's algorithm", World(), {"learn": {"preset": "paper-main"}}),
 ]
+
+
+class Measured(World):
+    """A world that counts the tokens of prompts as a forecast does."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.prompt_tokens: Counter[str] = Counter()
+
+    def _policy(self, request: Request, seed: int | None) -> Reply:
+        tokens = sum(estimate_tokens(m.content) + 4 for m in request.messages)
+        self.prompt_tokens[current_scope().stage] += tokens
+        return super()._policy(request, seed)
 
 
 def calls(plan: Forecast) -> dict[str, tuple[int, int]]:
@@ -43,6 +63,39 @@ def test_a_run_asks_for_no_less_and_no_more_than_was_forecast(
     assert world.calls <= plan.calls_high
 
 
+@pytest.mark.parametrize(("name", "world", "sections"), CASES, ids=[c[0] for c in CASES])
+def test_prompts_hold_no_fewer_and_no_more_tokens_than_was_forecast(
+    tmp_path: Path, name: str, world: World, sections: dict[str, Any]
+) -> None:
+    config = settings(tmp_path, **sections)
+    plan, _ = dry_run(config, tasks=world.tasks)
+    measured = Measured(lesson=world.lesson, base=world.base, turns_help=world.turns_help)
+    measured.learn(config)
+    rows = {s.stage: s for s in plan.stages}
+    for stage in ("practice", "gate", "test"):
+        if stage in rows:
+            found = measured.prompt_tokens[stage]
+            assert rows[stage].prompt_low <= found <= rows[stage].prompt_high, (stage, found)
+
+
+def test_a_library_at_its_cap_is_the_most_that_is_forecast_for_it() -> None:
+    tight = preset("default", caps={"tokens": 100})
+    assert library_tokens(tight, 50, 30, 200) == 140
+    few = preset("default", lessons_per_group=1, max_words=10, exemplars=1)
+    assert library_tokens(few, 2, 30, 200) == 2 * 24 + (30 + 200 + 8) + 40
+    assert library_tokens(few, 0, 30, 200) == 40
+
+
+def test_each_step_of_a_tool_attempt_sends_again_what_came_before() -> None:
+    tasks = [Task("t", "x" * 40)]
+    section = {"kind": "tools", "max_steps": 3, "sampling": {"max_tokens": 100}}
+    config = Config.from_mapping({"policy": section, "learn": {"group_size": 2}})
+    (practice, *_) = forecast(config, tasks, (), ()).stages
+    bare = 10 + 4
+    by_hand = 2 * (3 * bare + (1 + 2) * (100 + 512 + 8))
+    assert (practice.prompt_low, practice.prompt_high) == (2 * bare, by_hand)
+
+
 def test_money_is_unknown_without_a_price_and_adds_up_with_one() -> None:
     tasks = World().tasks
     config = Config()
@@ -58,7 +111,7 @@ def test_money_is_unknown_without_a_price_and_adds_up_with_one() -> None:
         policy_price=(1.0, 2.0),
         critic_price=(1.0, 2.0),
     )
-    by_hand = sum(s.prompt_tokens * 1.0 + s.completion_high * 2.0 for s in priced.stages) / 1e6
+    by_hand = sum(s.prompt_high * 1.0 + s.completion_high * 2.0 for s in priced.stages) / 1e6
     assert priced.cost_high_usd == pytest.approx(by_hand, rel=1e-12)
     assert all((s.cost_low_usd or 0.0) <= (s.cost_high_usd or 0.0) for s in priced.stages)
 
