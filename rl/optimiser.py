@@ -130,7 +130,8 @@ class AdamW:
     def step(self, lr: float) -> float:
         """Apply one update at learning rate `lr` and return the gradient's norm before clipping.
 
-        A norm that is not finite changes nothing; the caller sees it in the returned value.
+        A norm that is not finite changes nothing, nor do gradients that nothing was added to; the
+        caller sees it in the returned value.
         """
         masters, gradients = self.weights.masters(), self.weights.gradients()
         names = [n for n in masters if n in gradients]
@@ -138,6 +139,8 @@ class AdamW:
         norm = global_norm(grads)
         if not norm < float("inf"):
             self.weights.clear()
+            return norm
+        if not names:
             return norm
         s = self.settings
         self.steps += 1

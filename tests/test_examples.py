@@ -113,6 +113,22 @@ async def test_the_bare_method_gains_beyond_noise_in_a_hundred_lines(
     assert len(lines) <= 100
 
 
+@pytest.mark.real
+async def test_bare_grpo_teaches_the_embedded_model_sums_in_four_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    example = load("grpo_in_150_lines.py")
+    gain = await example.main(seed=0, steps=4)
+    out = capsys.readouterr().out
+    assert out.count("groups mixed") == 4 and "held-out: +" in out
+    assert gain > 0.05
+    practice, held_out = example.make_tasks()
+    assert not {t.task_id for t in practice} & {t.task_id for t in held_out}
+    lines = (EXAMPLES / "grpo_in_150_lines.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150
+
+
 def test_the_tool_agent_learns_how_its_tools_want_to_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

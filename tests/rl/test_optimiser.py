@@ -29,6 +29,18 @@ def test_updates_equal_torch_adamw_with_clipping_and_decay() -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_a_step_without_gradients_moves_nothing_and_counts_as_none() -> None:
+    decoder = tiny_decoder()
+    optimiser = AdamW(FullWeights(decoder), AdamSettings(weight_decay=0.1))
+    for parameter in decoder.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step(1e-3)  # leaves momentum behind
+    before = [p.detach().clone() for p in decoder.parameters()]
+    assert optimiser.step(1e-3) == 0.0
+    assert optimiser.steps == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, decoder.parameters(), strict=True))
+
+
 def test_half_precision_gradients_are_summed_in_float32() -> None:
     decoder = tiny_decoder(dtype=torch.bfloat16)
     weights = FullWeights(decoder)

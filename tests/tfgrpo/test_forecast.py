@@ -18,7 +18,6 @@ from tfgrpo.rollout import Task
 from tfgrpo.run import dry_run
 from tfgrpo.scope import current_scope
 
-
 CASES: list[tuple[str, World, dict[str, Any]]] = [
     ("helpful lessons", World(lesson=HELPFUL), {}),
     ("harmful lessons", World(lesson=HARMFUL), {"learn": {"batch": 3}}),
