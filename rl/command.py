@@ -35,13 +35,15 @@ def train(
 
     add_module_folder(config.parent)
     settings = TrainConfig.from_toml(config, overrides or [])
-    rank, _ = distributed.start()
+    rank, processes = distributed.start()
     try:
         result = run(settings, _quiet if quiet or rank else _print_step)
     finally:
         distributed.finish()
     if rank == 0:
         typer.echo(_verdict(settings, result))
+    if processes > 1:
+        distributed.end()
 
 
 def run(settings: Any, on_step: Any) -> dict[str, Any]:

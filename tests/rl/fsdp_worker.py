@@ -39,7 +39,7 @@ def train(folder: Path, sections: dict[str, dict[str, object]]) -> tuple[Trainer
 def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     """Train; then lose the last step and resume; write what both came to."""
     torch.set_num_threads(1)
-    rank, _ = distributed.start()
+    rank, processes = distributed.start()
     trainer, ids = train(folder, sections)
     bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state().items()}
     if rank == 0:
@@ -54,6 +54,8 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
         report = {"ids": ids, "resumed_bit_equal": all_same}
         (folder / "report.json").write_text(json.dumps(report))
     distributed.finish()
+    if processes > 1:
+        distributed.end()
 
 
 if __name__ == "__main__":

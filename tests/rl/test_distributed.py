@@ -66,3 +66,40 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
     assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+THREADED = """
+import atexit, sys, threading
+import torch
+from tfgrpo.rl import distributed
+
+def busy():  # asks for the interpreter's lock again and again, from inside torch
+    a = torch.randn(100)
+    while True:
+        a + a
+
+class Leftover:
+    def __del__(self):
+        print("taken apart", flush=True)
+
+left = Leftover()
+atexit.register(lambda: print("hook ran"))
+for _ in range(4):
+    threading.Thread(target=busy, daemon=True).start()
+print("no newline at the end", end="")
+distributed.end()
+"""
+
+
+def test_a_process_that_ends_while_threads_use_torch_is_not_aborted() -> None:
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", THREADED],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert done.stdout == "no newline at the endhook ran\n"
