@@ -20,11 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.lm.decoding import RowQueue
 from tfgrpo.protocols import Generated, Generator, Sampling
 from tfgrpo.rl.kernels import add_rms_norm, decode_attention, pick_and_advance, silu_mul
 from tfgrpo.rl.kv_cache import Cache
 from tfgrpo.rl.model import Decoder, decoder_from_hf, hf_views, load_hf_weights, why_unsupported
-from tfgrpo.rl.serving import Counters, GroupRequest, OnDone, Service
+from tfgrpo.rl.row_feed import RowFeed, row_request
+from tfgrpo.rl.serving import Counters, Feed, GroupRequest, OnDone, Service
 
 
 class GroupGenerator:
@@ -113,16 +115,27 @@ class GroupGenerator:
         self._cache = None
         self._graph_pool = None
 
+    def serve(self, source: RowQueue) -> None:
+        """Serve rows that somebody else queues, in runs of rows of one sampling."""
+        while rows := source.take(1):
+            sampling = rows[0].sampling
+            feed = RowFeed(source, sampling)
+            self.run([row_request(rows[0])], sampling, feed.on_done, feed)
+
     def run(
-        self, requests: Iterable[GroupRequest], sampling: Sampling, on_done: OnDone
+        self,
+        requests: Iterable[GroupRequest],
+        sampling: Sampling,
+        on_done: OnDone,
+        feed: Feed | None = None,
     ) -> Counters:
-        """Serve requests, and those that `on_done` adds, until none is left.
+        """Serve requests, and those that `on_done` and `feed` add, until none is left.
 
         Raises:
             ConfigError: a prompt that fills the context, no token limit, or a setting not known.
         """
         with torch.no_grad():
-            return Service(self, sampling, on_done).serve(requests)
+            return Service(self, sampling, on_done, feed).serve(requests)
 
     def reserve(self, rows: int, length: int, new: int) -> None:
         """Allocate for at least these sizes: what fits in later costs no new cache and no graphs.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,18 @@ OnDone = Callable[[GroupRequest, list[Generated]], Iterable[GroupRequest]]
 """Called when a group's last row ends; may return further requests for the free slots."""
 
 
+class Feed(Protocol):
+    """Requests that come in while others are served."""
+
+    def more(self, free: int) -> Iterable[GroupRequest]:
+        """Return requests for that many free slots."""
+        ...
+
+    def is_cancelled(self, request: GroupRequest) -> bool:
+        """True when nobody waits for a request any more; its rows end where they are."""
+        ...
+
+
 @dataclass(slots=True)
 class Counters:
     """What the last run cost, in tokens and steps."""
@@ -66,7 +78,10 @@ class _Open:
 class Service:
     """One service of a queue: which row stands in which slot."""
 
-    def __init__(self, owner: GroupGenerator, sampling: Sampling, on_done: OnDone) -> None:
+    def __init__(
+        self, owner: GroupGenerator, sampling: Sampling, on_done: OnDone, feed: Feed | None = None
+    ) -> None:
+        self.feed = feed
         self.owner = owner
         self.sampling = sampling
         self.on_done = on_done
@@ -105,6 +120,8 @@ class Service:
         self.held = [None] * len(cache.slots.token)
         self.made = [0] * len(self.held)
         while True:
+            if self.feed is not None:
+                self._enqueue(self.feed.more(max(0, self.held.count(None) - len(self.waiting))))
             if self.waiting:
                 if not cache.holds(*self.needs):
                     cache = owner.grow(*self.needs)
@@ -158,7 +175,8 @@ class Service:
     def _prepare(self) -> Cache:
         length, new = self.needs
         wanted = min(len(self.waiting), self.owner.max_rows)
-        rows = self.owner.max_rows if self.owner.fixed_rows else _bucket(wanted)
+        takes_all = self.owner.fixed_rows or self.feed is not None
+        rows = self.owner.max_rows if takes_all else _bucket(wanted)
         return self.owner.prepare(min(rows, self.owner.max_rows), length, new)
 
     def _limit(self, slot: int) -> int:
@@ -170,6 +188,11 @@ class Service:
         held = self.held[slot]
         assert held is not None
         return len(held[0].request.prompt_ids)
+
+    def _is_cancelled(self, slot: int) -> bool:
+        held = self.held[slot]
+        assert held is not None and self.feed is not None
+        return self.feed.is_cancelled(held[0].request)
 
     def _admit(self, cache: Cache) -> None:
         """Put waiting rows into free slots and prefill their prompts."""
@@ -289,6 +312,8 @@ class Service:
         ended = [s for s in living if not alive[s]]
         cuts = self._stopped(cache, living) if self.sampling.stop else {}
         ended.extend(s for s in cuts if alive[s])
+        if self.feed is not None:
+            ended.extend(s for s in living if s not in ended and self._is_cancelled(s))
         if not ended:
             return
         index = torch.tensor(ended, device=cache.slots.token.device)

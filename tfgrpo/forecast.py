@@ -85,10 +85,15 @@ class Forecast:
                 else f"{s.cost_low_usd:.4f} to {s.cost_high_usd:.4f}"
             )
             rows.append(
-                f"{s.stage:<10}{f'{s.calls_low} to {s.calls_high}':>16}{f'≈{s.prompt_low} to {s.prompt_high}':>20}"
-                f"{f'≈{s.completion_low} to {s.completion_high}':>20}{cost:>18}"
+                f"{s.stage:<10}{_range(s.calls_low, s.calls_high):>16}"
+                f"{'≈' + _range(s.prompt_low, s.prompt_high):>20}"
+                f"{'≈' + _range(s.completion_low, s.completion_high):>20}{cost:>18}"
             )
         return [*rows, *self.notes]
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low} to {high}"
 
 
 Price = tuple[float, float]

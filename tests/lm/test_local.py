@@ -1,6 +1,8 @@
 """The decode loop and the local backend on a two-layer random model: exact, in float32."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -250,3 +252,105 @@ def test_wrong_settings_are_config_errors(tmp_path):
         LocalLM(str(tmp_path))
     with pytest.raises(ConfigError, match="max_rows"):
         LocalLM("smollm2-135m", max_rows=0)
+
+
+# ---- a generator of the trainer's kind behind the queue ------------------------------------------
+
+
+@pytest.fixture
+def grouped(loaded):
+    """The group generator as the engine; rows join and leave while it decodes."""
+    from tfgrpo.rl.generator import GroupGenerator, decoder_from_hf
+
+    def make(max_rows):
+        engine = GroupGenerator(
+            decoder_from_hf(loaded.model), eos_ids=(EOS,), max_rows=max_rows, poll_steps=4
+        )
+        lm = LocalLM("tiny", loaded=loaded, max_rows=max_rows, max_tokens=24, generator=engine)
+        return lm, engine
+
+    return make
+
+
+def ask(max_tokens, temperature=1.0, timeout_s=60.0):
+    extra = {"ignore_eos": True}
+    sampling = Sampling(temperature=temperature, max_tokens=max_tokens, extra=extra)
+    return Request((Message("user", "hi"),), sampling=sampling, limits=Limits(timeout_s=timeout_s))
+
+
+async def finished_in_order(lm, requests):
+    """Ask at the same moment, in order; return the numbers of the requests as they ended."""
+    await lm.complete(ask(1), 1, [99])  # what is made at the first call would mix up the order
+    ended = []
+
+    async def one(number, request):
+        (reply,) = await lm.complete(request, 1, [number])
+        assert len(reply.token_ids) == request.sampling.max_tokens
+        ended.append(number)
+
+    await asyncio.gather(*(one(i, r) for i, r in enumerate(requests)))
+    return ended
+
+
+async def test_the_group_generator_answers_as_the_contract_says(grouped):
+    lm, _ = grouped(8)
+    await check_lm(lm)
+
+
+async def test_a_late_row_joins_the_batch_that_is_decoded(grouped):
+    lm, engine = grouped(8)
+    long = asyncio.create_task(lm.complete(ask(160), 1, [0]))
+    while not engine.counters.steps:
+        await asyncio.sleep(0.001)
+    (late,) = await lm.complete(ask(160), 1, [1])  # of the same sampling
+    assert len(late.token_ids) == 160 and (await long)[0].token_ids
+    assert engine.counters.new_tokens == 320  # one run served both
+    assert engine.counters.steps < 320
+
+
+async def test_a_cancelled_row_leaves_its_place_to_the_next(grouped):
+    lm, engine = grouped(1)
+    lost = asyncio.create_task(lm.complete(ask(200), 1, [0]))
+    while not engine.counters.steps:
+        await asyncio.sleep(0.001)
+    lost.cancel()
+    (reply,) = await lm.complete(ask(200), 1, [1])
+    assert len(reply.token_ids) == 200
+    assert engine.counters.steps < 300  # 400 were needed if the first had gone on
+
+
+async def test_rows_of_another_sampling_are_not_kept_waiting_by_later_ones(grouped):
+    lm, _ = grouped(1)
+    warm, cold = ask(20), ask(20, temperature=0.0)
+    assert await finished_in_order(lm, [warm, cold, warm, warm]) == [0, 1, 2, 3]
+
+
+async def test_rows_of_one_sampling_share_a_batch_when_they_come_together(grouped):
+    lm, engine = grouped(8)
+    warm, cold = ask(20), ask(20, temperature=0.0)
+    await finished_in_order(lm, [warm, cold, warm, cold, warm])
+    assert engine.counters.new_tokens == 40  # the last run served both cold ones
+
+
+LEFT_OPEN = """
+import asyncio, sys
+sys.path.insert(0, {root!r})
+from tests.lm.test_local import LocalLM, _tiny_model, ask
+
+async def main():
+    lm = LocalLM("tiny", loaded=_tiny_model())
+    await lm.complete(ask(2), 1, [0])
+    jobs = [asyncio.ensure_future(lm.complete(ask(200), 1, [i])) for i in range(8)]
+    await asyncio.sleep(0.05)
+    raise SystemExit(7)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_while_a_model_decodes_keeps_its_exit_code(pytestconfig):
+    script = LEFT_OPEN.format(root=str(pytestconfig.rootpath))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 7, done.stderr[-2000:]

@@ -17,7 +17,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tfgrpo.lm.draws import draw_tokens, uniforms
 from tfgrpo.protocols import Generated, Sampling
@@ -66,6 +66,31 @@ class RowSource(Protocol):
         ...
 
 
+class RowQueue(RowSource, Protocol):
+    """A source that can hand out rows of one sampling."""
+
+    def take(
+        self, count: int, *, like: Sampling | None = None, in_order: bool = False
+    ) -> list[Row]:
+        """Return up to `count` waiting rows.
+
+        Args:
+            count: at most so many.
+            like: only rows of an equal sampling.
+            in_order: none that came after a row of another sampling, so that this one's turn comes.
+        """
+        ...
+
+
+@runtime_checkable
+class RowServer(Protocol):
+    """A generator that takes rows in while others are decoded."""
+
+    def serve(self, source: RowQueue) -> None:
+        """Decode rows until the source has none left; cancelled ones leave early."""
+        ...
+
+
 class HFGenerator:
     """Continuations from a transformers model.
 
@@ -108,7 +133,7 @@ class HFGenerator:
             for g, seed in enumerate(list(its_seeds)[:n])
         ]
         source = _ListSource(rows)
-        self.run(source)
+        self.serve(source)
         return [[source.results[p, g] for g in range(n)] for p in range(len(token_ids))]
 
     def sync(self, named_params: Mapping[str, Any]) -> None:
@@ -120,7 +145,7 @@ class HFGenerator:
             for name, value in named_params.items():
                 own[name].copy_(value)
 
-    def run(self, source: RowSource) -> None:
+    def serve(self, source: RowSource) -> None:
         """Decode rows until the source has none left."""
         import torch
 

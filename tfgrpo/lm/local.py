@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from typing import Any
 from tfgrpo.canonical import digest
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, TfgrpoError
 from tfgrpo.lm.chat import ChatFormat
-from tfgrpo.lm.decoding import HFGenerator, Row, default_threads
+from tfgrpo.lm.decoding import HFGenerator, Row, RowServer, default_threads
 from tfgrpo.lm.embedded import NAME as EMBEDDED
 from tfgrpo.lm.embedded import embedded_folder
 from tfgrpo.lm.wire import split_thinking, timed_out
@@ -152,8 +153,8 @@ def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
     """Return what decodes: on a GPU the graph-replaying decoder of `tfgrpo.rl.generator` where it
-    is installed, else the loop of `tfgrpo.lm.decoding`, which is as fast on a CPU and hands every
-    reply over as it ends."""
+    is installed, else the loop of `tfgrpo.lm.decoding`, which is as fast on a CPU. Both take rows in
+    while others decode and hand every reply over as it ends."""
     if loaded.model.device.type == "cuda":
         make = _faster_generator()
         made = make(loaded.model, loaded.tokenizer, max_rows=max_rows) if make else None
@@ -206,8 +207,30 @@ class _Queue:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     jobs: deque[_Job] = field(default_factory=deque)
+    taken: dict[int, _Job] = field(default_factory=dict)
+    """Jobs being decoded, by the id of their row."""
     thread: threading.Thread | None = None
     is_closed: bool = False
+
+    def close(self) -> tuple[list[_Job], threading.Thread | None]:
+        """Refuse further jobs; return those that wait and the thread that decodes."""
+        with self.lock:
+            self.is_closed = True
+            jobs, self.jobs = list(self.jobs), deque()
+            for job in jobs:
+                job.row.is_cancelled = True
+            return jobs, self.thread
+
+
+def _halt(queue: _Queue) -> None:
+    """End the engine thread before the interpreter goes; inside torch it would take the process
+    down with SIGABRT (pytorch issue 38228)."""
+    _, thread = queue.close()
+    with queue.lock:
+        for job in queue.taken.values():
+            job.row.is_cancelled = True
+    if thread is not None:
+        thread.join()
 
 
 class LocalLM:
@@ -254,6 +277,7 @@ class LocalLM:
         self._format: ChatFormat | None = None
         self._weights_id = weights_id
         self._queue = _Queue()
+        weakref.finalize(self, _halt, self._queue)
         self._load_lock = threading.Lock()
 
     @property
@@ -434,8 +458,8 @@ class LocalLM:
             generator = self._generator
             assert generator is not None
             try:
-                if isinstance(generator, HFGenerator):
-                    generator.run(source)
+                if isinstance(generator, RowServer):
+                    generator.serve(source)
                 else:
                     _run_batch(generator, source, self._max_rows)
             except TfgrpoError as exc:
@@ -493,12 +517,8 @@ class LocalLM:
 
     async def aclose(self) -> None:
         """Refuse further calls, cancel waiting ones and let the weights go."""
-        with self._queue.lock:
-            self._queue.is_closed = True
-            jobs, self._queue.jobs = list(self._queue.jobs), deque()
-            thread = self._queue.thread
+        jobs, thread = self._queue.close()
         for job in jobs:
-            job.row.is_cancelled = True
             job.settle(ProviderError(f"model {self.model_id!r} was closed", kind="bad_request"))
         if thread is not None:
             await asyncio.to_thread(thread.join)
@@ -510,48 +530,41 @@ class _JobSource:
 
     def __init__(self, queue: _Queue) -> None:
         self._queue = queue
-        self._taken: dict[int, _Job] = {}
 
-    def take(self, count: int) -> list[Row]:
-        """Up to `count` rows that somebody still waits for."""
+    def take(
+        self, count: int, *, like: Sampling | None = None, in_order: bool = False
+    ) -> list[Row]:
+        """Up to `count` rows that somebody still waits for; see `RowQueue`."""
+        wanted = None if like is None else _alike(like)
         rows: list[Row] = []
         with self._queue.lock:
-            while self._queue.jobs and len(rows) < count:
+            others: deque[_Job] = deque()
+            while self._queue.jobs and len(rows) < count and not (in_order and others):
                 job = self._queue.jobs.popleft()
-                if not job.row.is_cancelled:
-                    self._taken[id(job.row)] = job
-                    rows.append(job.row)
-        return rows
-
-    def take_alike(self, count: int) -> list[Row]:
-        """Up to `count` rows of the first one's sampling, for generators that take only one."""
-        rows = self.take(1)
-        if not rows:
-            return rows
-        wanted = _alike(rows[0].sampling)
-        with self._queue.lock:
-            rest: deque[_Job] = deque()
-            while self._queue.jobs:
-                job = self._queue.jobs.popleft()
-                if len(rows) < count and _alike(job.row.sampling) == wanted:
-                    self._taken[id(job.row)] = job
-                    rows.append(job.row)
-                else:
-                    rest.append(job)
-            self._queue.jobs = rest
+                if job.row.is_cancelled:
+                    continue
+                if wanted is not None and _alike(job.row.sampling) != wanted:
+                    others.append(job)
+                    continue
+                self._queue.taken[id(job.row)] = job
+                rows.append(job.row)
+            self._queue.jobs.extendleft(reversed(others))
         return rows
 
     def finish(self, row: Row, generated: Generated) -> None:
         """Hand a finished row over."""
-        job = self._taken.pop(id(row), None)
+        with self._queue.lock:
+            job = self._queue.taken.pop(id(row), None)
         if job is not None:
             job.settle(generated)
 
     def fail(self, error: BaseException) -> None:
         """Tell everybody whose row was being decoded."""
-        for job in self._taken.values():
+        with self._queue.lock:
+            jobs = list(self._queue.taken.values())
+            self._queue.taken.clear()
+        for job in jobs:
             job.settle(error)
-        self._taken.clear()
 
 
 def _alike(sampling: Sampling) -> str:
@@ -560,7 +573,8 @@ def _alike(sampling: Sampling) -> str:
 
 def _run_batch(generator: Generator, source: _JobSource, max_rows: int) -> None:
     """Serve the queue with a generator that knows only whole batches."""
-    while rows := source.take_alike(max_rows):
+    while rows := source.take(1):
+        rows += source.take(max_rows - 1, like=rows[0].sampling)
         replies = generator.generate(
             [r.prompt for r in rows], 1, rows[0].sampling, [[r.seed] for r in rows]
         )
