@@ -41,8 +41,8 @@ def start() -> tuple[int, int]:
 
 
 def finish() -> None:
-    """Leave the group."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    """Leave the group that `start` joined; an engine's own group of one process is left to it."""
+    if world()[1] > 1:
         torch.distributed.destroy_process_group()
 
 

@@ -14,7 +14,8 @@ from tfgrpo.protocols import Generated, Sampling
 
 
 class VllmColocated:
-    """A vLLM engine in this process; asleep (level 1) while the trainer works.
+    """A vLLM engine in this process; asleep (level 1) while the trainer works, on devices where
+    vLLM can sleep.
 
     Args:
         path: model folder the engine starts from.
@@ -28,8 +29,12 @@ class VllmColocated:
             import vllm
         except ImportError as exc:
             raise MissingExtraError.of("vllm", "the vLLM engine", "vllm") from exc
+        from vllm.platforms import current_platform
+
         self._vllm = vllm
-        self._llm = vllm.LLM(path, enable_sleep_mode=True, **options)
+        options.setdefault("enable_sleep_mode", current_platform.is_sleep_mode_available())
+        self._sleeps = bool(options["enable_sleep_mode"])
+        self._llm = vllm.LLM(path, **options)
 
     def generate(
         self,
@@ -55,17 +60,34 @@ class VllmColocated:
                         stop=list(sampling.stop) or None,
                     )
                 )
-        self._llm.wake_up()
+        self._wake_up()
         replies = iter(self._llm.generate(prompts, params, use_tqdm=False))
-        self._llm.sleep(level=1)
+        if self._sleeps:
+            self._llm.sleep(level=1)
         return [[_from_vllm(next(replies).outputs[0]) for _ in row] for row in seeds]
 
     def sync(self, named_params: Mapping[str, Any]) -> None:
         """Load weights into the engine and forget cached prefixes."""
-        self._llm.wake_up()
+        self._wake_up()
         weights = [(name, value.detach()) for name, value in named_params.items()]
-        self._llm.apply_model(lambda model: model.load_weights(weights))
+        # what was laid out for the kernels at the start can be loaded anew only by vLLM's own way
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self._llm.apply_model(_repack_head)
         self._llm.reset_prefix_cache()
+
+    def _wake_up(self) -> None:
+        if self._sleeps:
+            self._llm.wake_up()
+
+
+def _repack_head(model: Any) -> None:
+    """Make the output layer of a model with tied embeddings follow its embeddings.
+
+    vLLM's kernels for CPUs work on a packed copy, which its reload leaves as it was (0.32).
+    """
+    head = getattr(model, "lm_head", None)
+    if head is not None and hasattr(head, "weight") and head.weight.device.type == "cpu":
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _from_vllm(output: Any) -> Generated:

@@ -74,7 +74,8 @@ def check_mismatch(found: Mismatch, longest: int, limits: MismatchLimits, where:
         return
     raise ConfigError(
         f"{where}: the engine's log-probs differ from the trainer's by {found.mean_abs:.4f} nat a "
-        f"token (limit {limits.mean_abs}) and {found.max_row:.2f} nat a row (limit "
-        f"{row_limit:.2f}) over {found.n_tokens} tokens; usual causes: weights not synced, another "
-        "number type, another tokenizer or chat template, a sampler that truncates"
+        f"token (rollout.mismatch_mean allows {limits.mean_abs}) and {found.max_row:.2f} nat a row "
+        f"(rollout.mismatch_row allows {row_limit:.2f} at {longest} tokens) over {found.n_tokens} "
+        "tokens; usual causes: weights not synced, another number type, another tokenizer or chat "
+        "template, a sampler that truncates"
     )

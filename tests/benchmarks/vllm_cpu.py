@@ -58,21 +58,23 @@ def environment() -> dict[str, str]:
 
 
 @contextmanager
-def server(log: Path) -> Iterator[str]:
-    """Serve the embedded model; yields the spec string that leads to it."""
+def server(log: Path, folder: Path | None = None, *options: str) -> Iterator[str]:
+    """Serve the embedded model as `smol`, or a folder under its own path; yields the base URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(BIN / "vllm"), "serve", str(embedded_folder()), "--served-model-name", "smol",
+    command = [str(BIN / "vllm"), "serve", str(folder or embedded_folder()),
+               "--served-model-name", str(folder or "smol"),
                "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048",
-               "--dtype", "bfloat16"]  # fmt: skip
+               "--dtype", "bfloat16", *options]  # fmt: skip
+    env = environment() | ({"VLLM_SERVER_DEV_MODE": "1"} if folder else {})
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/v1/models", process, log)
-        yield f"http://127.0.0.1:{port}/v1#smol"
+        yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
         try:
@@ -143,7 +145,8 @@ async def burst(spec: str) -> tuple[list[RolloutGroup], float]:
 
 def measure(folder: Path) -> dict[str, Any]:
     """Run all of it and return the figures."""
-    with server(folder / "server.log") as spec:
+    with server(folder / "server.log") as url:
+        spec = f"{url}#smol"
         rollouts, errors = counted(learn(sys.executable, folder / "server", spec))
         groups, seconds = asyncio.run(burst(spec))
     replies = [r for g in groups for r in g.rollouts]

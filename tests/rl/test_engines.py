@@ -104,5 +104,8 @@ def test_the_gate_passes_noise_and_stops_drift() -> None:
     assert found.mean_abs == pytest.approx(0.01)
     check_mismatch(found, 100, MismatchLimits(), "step 1")
     drift = [[-1.05] * 100, [-2.0] * 100]
-    with pytest.raises(ConfigError, match=r"step 2: .*0\.0250 nat a token.*5\.00 nat a row"):
+    with pytest.raises(
+        ConfigError,
+        match=r"step 2: .*0\.0250 nat a token.*mismatch_mean.*5\.00 nat a row.*mismatch_row",
+    ):
         check_mismatch(measure_mismatch(drift, trainer), 100, MismatchLimits(), "step 2")
