@@ -153,8 +153,8 @@ def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
 
 def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
     """Return what decodes: on a GPU the graph-replaying decoder of `tfgrpo.rl.generator` where it
-    is installed, else the loop of `tfgrpo.lm.decoding`, which is as fast on a CPU. Both take rows in
-    while others decode and hand every reply over as it ends."""
+    is installed, else the loop of `tfgrpo.lm.decoding`, which is as fast on a CPU. Both take rows
+    in while others decode and hand every reply over as it ends."""
     if loaded.model.device.type == "cuda":
         make = _faster_generator()
         made = make(loaded.model, loaded.tokenizer, max_rows=max_rows) if make else None
