@@ -10,14 +10,13 @@ Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
 
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
+
+from tfgrpo.foreign import end_process
 
 if TYPE_CHECKING:
     from tfgrpo.rl.model import Decoder
@@ -49,16 +48,10 @@ def finish() -> None:
 def end() -> NoReturn:
     """Finish one of several processes with exit code 0; the last thing that it does.
 
-    Exit hooks run and streams are flushed, but the interpreter is not taken apart: gloo's threads
-    may only then let go of their last tensor, for which they ask for the interpreter's lock, and
-    that ends the process with SIGABRT (pytorch issues 38228 and 190489). The group's threads
-    outlive `finish`, since torch's caches of meshes keep it.
+    The group's threads outlive `finish`, since torch's caches of meshes keep it, and may only then
+    let go of their last tensor (pytorch issue 190489).
     """
-    atexit._run_exitfuncs()
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(0)
+    end_process(0)
 
 
 def sum_over_ranks(value: Tensor) -> Tensor:

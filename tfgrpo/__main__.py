@@ -1,5 +1,5 @@
 """`python -m tfgrpo` is the command line."""
 
-from tfgrpo.cli import main
+from tfgrpo.cli import run_program
 
-main()
+run_program()

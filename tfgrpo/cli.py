@@ -133,6 +133,20 @@ def main(arguments: list[str] | None = None) -> None:
         raise SystemExit(130) from None
 
 
+def run_program() -> None:
+    """The command `tfgrpo`: the exit code holds even where a tool or verifier hangs in a thread."""
+    try:
+        main()
+    except SystemExit as exc:
+        if "tfgrpo.foreign" not in sys.modules:  # no verb called code of others
+            raise
+        from tfgrpo.foreign import end_process, is_any_running
+
+        if not is_any_running():
+            raise
+        end_process(exc.code if isinstance(exc.code, int) else int(exc.code is not None))
+
+
 def _report(error: TfgrpoError, *, debug: bool) -> int:
     from tfgrpo.display import printable
     from tfgrpo.redact import redact

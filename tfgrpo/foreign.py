@@ -11,16 +11,23 @@ a synchronous function is dropped while its thread runs on. Source: own.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import inspect
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tfgrpo.errors import TfgrpoError, boundary
 
-__all__ = ["CallTimeout", "call_foreign", "is_async"]
+__all__ = ["CallTimeout", "call_foreign", "end_process", "is_any_running", "is_async"]
+
+_THREAD = "tfgrpo: "
+"""How the names of threads begin that run foreign code."""
 
 
 class CallTimeout(Exception):
@@ -107,5 +114,24 @@ async def _in_thread(
         finally:
             post(result, failure)
 
-    threading.Thread(target=work, name=f"tfgrpo {where}"[:60], daemon=True).start()
+    threading.Thread(target=work, name=f"{_THREAD}{where}"[:60], daemon=True).start()
     return await future
+
+
+def is_any_running() -> bool:
+    """True while a foreign function has not ended, though nobody may wait for it any more."""
+    return any(t.name.startswith(_THREAD) for t in threading.enumerate())
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process with an exit code, without taking the interpreter apart.
+
+    Exit hooks run and streams are flushed. A thread that asks for the interpreter's lock inside a
+    C++ extension after that, as torch's do, would end the process with SIGABRT in place of the code
+    (pytorch issue 38228).
+    """
+    atexit._run_exitfuncs()
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -301,6 +301,32 @@ def test_a_verifier_that_always_raises_ends_with_5_and_its_cause(tmp_path: Path)
     assert "verdict" not in ran.out and "kept" not in ran.out
 
 
+HANGS_IN_TORCH = """
+import torch
+
+def score(rollout, task):
+    a = torch.randn(100)
+    while task.task_id == "t0":  # asks for the interpreter's lock again and again
+        a + a
+    return float(rollout.answer == task.reference)
+"""
+
+
+@pytest.mark.real
+def test_a_verifier_that_hangs_in_an_extension_does_not_change_the_exit_code(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("torch")
+    folder = folder_with(
+        tmp_path, "[verifier]\nkind='function'\nfunction='mine:score'\ntimeout_s=0.5"
+    )
+    (folder / "mine.py").write_text(HANGS_IN_TORCH)
+    ran = cli(tmp_path, "learn", str(folder / "config.toml"), "--json")
+    assert ran.code in (0, 1, 5), ran
+    outcomes = json.loads(ran.out)["outcomes"].values()
+    assert sum(stage.get("verifier_failed", 0) for stage in outcomes) > 0
+
+
 @pytest.mark.real
 def test_a_policy_that_always_raises_ends_with_5_and_its_cause(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, "[policy]\nkind='function'\nfunction='mine:act'")
