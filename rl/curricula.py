@@ -178,7 +178,11 @@ class Curriculum:
         return not low <= share <= high and last.epoch < epoch <= ends
 
     def note(self, outcomes: Iterable[tuple[str, Sequence[float]]]) -> None:
-        """Keep what became of groups, in the order of their draws."""
+        """Keep what became of groups, in the order of their draws.
+
+        Rewards are those of rollouts without help; a group that has none of them says nothing of
+        how hard its task is: no allocator sees it, and its task does not rest for it.
+        """
         if self._allocate is None and not self.config.rest_epochs:
             return
         # the cursor stands after the draws, so the epoch of the last one is meant
@@ -232,7 +236,7 @@ class Curriculum:
 
     def groups(self) -> list[RolloutGroup]:
         """Return the history as groups, for an allocator."""
-        return list(self._groups)
+        return [g for g in self._groups if g.rollouts]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""

@@ -20,6 +20,7 @@ from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.curricula import Curriculum, Draw
+from tfgrpo.rl.hints.shaping import is_hinted
 from tfgrpo.rl.replay import Replay
 from tfgrpo.rl.rollouts import RolloutFigures
 from tfgrpo.rollout import RolloutGroup, Task
@@ -70,6 +71,8 @@ class _Outcome:
 
     task_id: str
     rewards: tuple[float, ...]
+    unaided: tuple[float, ...]
+    """Rewards of the rollouts that had no hint: how hard the task is by itself."""
     is_informative: bool
 
 
@@ -187,7 +190,7 @@ class Roller:
             outcomes = self._share(draws, groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             _add(tally.spent, self._maker.figures)
-            self._curriculum.note((o.task_id, o.rewards) for o in outcomes)
+            self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
         self._check(step, tally)
         self._maker.figures = tally.spent
         return Rolled(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
@@ -214,7 +217,7 @@ class Roller:
 
     def _share(self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]) -> list[_Outcome]:
         """What became of every process's groups, in the order of draws."""
-        mine = {g.task.task_id: (g.rewards_G, g.is_informative()) for g in groups}
+        mine = {g.task.task_id: (g.rewards_G, _unaided(g), g.is_informative()) for g in groups}
         everyone = {t: x for part in distributed.gather_objects(mine) for t, x in part.items()}
         return [_Outcome(d.task.task_id, *everyone[d.task.task_id]) for d in draws]
 
@@ -242,6 +245,11 @@ class Roller:
         rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
         rolled.groups = [*rolled.groups, *past]
         rolled.figures["groups_replayed"] = len(past)
+
+
+def _unaided(group: RolloutGroup) -> tuple[float, ...]:
+    hinted = {r.rollout_id for r in group.rollouts if is_hinted(r)}
+    return tuple(r.score.reward for r in group.graded if r.score and r.rollout_id not in hinted)
 
 
 def _next_size(wanted: int, full: int, rolled: int) -> int:

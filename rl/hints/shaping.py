@@ -52,6 +52,11 @@ def note_of(plan: HintPlan, *, n_prefix: int, bare_prompt: Sequence[int]) -> dic
     return note
 
 
+def is_hinted(rollout: Rollout) -> bool:
+    """True when a rollout was made under help, by what `note_of` left in it."""
+    return "label" in rollout.metadata.get("hint", {})
+
+
 def by_baseline(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Return the groups with those apart whose rollouts' plans have different keys."""
     found: list[RolloutGroup] = []

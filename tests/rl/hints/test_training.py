@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("torch")
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.rl.hints import make_scheduler
 from tfgrpo.rl.trainer import Trainer
-from tfgrpo.rollout import Task
+from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 SECTIONS = [
     {"name": "sage", "max_level": 2, "success_above": 0.9},
@@ -70,6 +71,41 @@ def test_training_goes_on_after_a_stop_with_the_same_hints(
     assert whole._hints is not None
     assert second._hints.state_dict() == whole._hints.state_dict()
     assert "'prefix_tokens':" in str(expected) or "'label':" in str(expected), "nothing was hinted"
+
+
+class Knowing(EvenTokens):
+    """Only replies to prompts that a hint made longer are right."""
+
+    def __init__(self, bare_tokens: int) -> None:
+        self.bare_tokens = bare_tokens
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        helped = len(rollout.steps[0].prompt_token_ids or ()) > self.bare_tokens
+        return Score(float(helped and (rollout.seed or 0) % 2))
+
+
+@pytest.mark.parametrize("name", ["sage", "scaf"])
+def test_help_is_not_taken_for_what_a_task_is_like_without_it(tmp_path: Path, name: str) -> None:
+    """An allocator that saw rewards under hints would think that the task is being solved."""
+    seen: list[RolloutGroup] = []
+
+    def allocate(tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int) -> list[int]:
+        seen[:] = history
+        return [budget // len(tasks)] * len(tasks)
+
+    made = trainer_of(tmp_path, {"name": name, "success_above": 0.5})
+    bare = len(made.step().groups[0].rollouts[0].steps[0].prompt_token_ids or ())
+    tasks = list(made._tasks)
+    config = tiny_config(tmp_path / "again", optimiser={"lr": 1e-3})
+    hints = make_scheduler({"name": name, "success_above": 0.5})
+    trainer = Trainer(config, tiny_parts(), tasks, Knowing(bare), hints=hints, allocate=allocate)
+    groups = [g for _ in range(3) for g in trainer.step().groups]
+    assert any(g.spread for g in groups), "no hint helped"
+    outcomes = trainer.curriculum.history
+    assert len(outcomes) == len(groups)
+    assert not any(reward for o in outcomes for reward in o.rewards)
+    assert all(g.rollouts for g in seen)
+    assert not any(reward for g in seen for reward in g.rewards_G)
 
 
 def test_a_generator_that_another_trainer_used_makes_the_same_groups(tmp_path: Path) -> None:
