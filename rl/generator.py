@@ -38,7 +38,8 @@ class GroupGenerator:
         detokenize: token ids to text, needed for stop strings only.
         max_rows: slots; memory grows with it.
         poll_steps: steps between two looks at which rows have ended.
-        fixed_rows: always run all slots, so that results are independent of the batch bit by bit.
+        fixed_rows: always run all slots and read each prompt alone, so that results are independent
+            of the batch bit by bit; on a CPU while the cache keeps its size (see `reserve`).
         graphs: False runs CUDA steps eagerly.
     """
 
@@ -200,7 +201,9 @@ class GroupGenerator:
         for i in range(n):
             mask = None
             if not on_cuda:
-                reach = torch.arange(max(1, longest - n + i + 1))
+                # masked columns too can change a sum's last bit
+                width = cache.capacity if self.fixed_rows else max(1, longest - n + i + 1)
+                reach = torch.arange(width)
                 mask = (reach <= cache.slots.position[:rows, None])[:, None, None]
             self._step(cache, rows, top_p, mask)
 

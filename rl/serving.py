@@ -225,7 +225,10 @@ class Service:
         fill(cache.slots.alive, [1] * len(opened))
 
     def _prefill(self, cache: Cache, taken: Sequence[int]) -> None:
-        """Compute each distinct prompt once (without its last token) and copy it to its rows."""
+        """Compute each distinct prompt once (without its last token) and copy it to its rows.
+
+        With `fixed_rows` each has a pass of its own, so that its bits do not depend on the others.
+        """
         by_prompt: dict[tuple[int, ...], list[int]] = {}
         for slot in taken:
             held = self.held[slot]
@@ -234,8 +237,9 @@ class Service:
             if ids:
                 by_prompt.setdefault(ids, []).append(slot)
         batch: list[tuple[int, ...]] = []
+        most = 0 if self.owner.fixed_rows else PREFILL_TOKENS
         for ids in by_prompt:
-            if batch and sum(map(len, batch)) + len(ids) > PREFILL_TOKENS:
+            if batch and sum(map(len, batch)) + len(ids) > most:
                 self._prefill_batch(cache, batch, by_prompt)
                 batch = []
             batch.append(ids)

@@ -81,6 +81,35 @@ def test_a_row_alone_equals_the_row_in_a_crowd() -> None:
     assert alone[0][0].token_ids == crowd[2][3].token_ids
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_with_fixed_rows_the_neighbours_change_no_bit(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        sampling = Sampling(max_tokens=24)
+        prompts = [*PROMPTS, tuple(range(3, 60))]
+        seeds = [[100 * i + j for j in range(4)] for i in range(len(prompts))]
+
+        def rows(chosen: list[int], draws: int) -> dict[tuple[int, int], tuple[float, ...]]:
+            generator = make(max_rows=8, fixed_rows=True)
+            generator.reserve(8, 128, 24)
+            made = generator.generate(
+                [prompts[i] for i in chosen], draws, sampling, [seeds[i][:draws] for i in chosen]
+            )
+            return {
+                (i, j): one.logprobs
+                for i, group in zip(chosen, made, strict=True)
+                for j, one in enumerate(group)
+            }
+
+        crowd = rows([0, 1, 2, 3, 4], 4)
+        for chosen, draws in (([0], 1), ([2], 3), ([4, 1], 2), ([3, 0], 4)):
+            for key, logps in rows(chosen, draws).items():
+                assert logps == crowd[key], (chosen, draws, key)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_another_seed_gives_another_sample() -> None:
     made = make().generate([PROMPTS[0]], 6, Sampling(max_tokens=12), [list(range(6))])
     assert len({row.token_ids for row in made[0]}) == 6
