@@ -348,6 +348,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.real
 def test_a_process_that_ends_while_a_model_decodes_keeps_its_exit_code(pytestconfig):
     script = LEFT_OPEN.format(root=str(pytestconfig.rootpath))
     done = subprocess.run(

@@ -16,6 +16,8 @@ from tfgrpo.escalate.material import read_material
 from tfgrpo.rl.checkpoint import sha256
 from tfgrpo.store import RunStore
 
+pytestmark = pytest.mark.real
+
 SMALL = EscalateSettings(
     dtype="float32", epochs=4, looks=2, lr=5e-3, grpo_steps=0, draws=3, tasks_per_step=3
 )
