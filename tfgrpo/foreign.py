@@ -133,5 +133,6 @@ def end_process(code: int) -> NoReturn:
     atexit._run_exitfuncs()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more, or it is closed
+            stream.flush()
     os._exit(code)
