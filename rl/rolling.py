@@ -248,8 +248,7 @@ class Roller:
 
 
 def _unaided(group: RolloutGroup) -> tuple[float, ...]:
-    hinted = {r.rollout_id for r in group.rollouts if is_hinted(r)}
-    return tuple(r.score.reward for r in group.graded if r.score and r.rollout_id not in hinted)
+    return tuple(r.score.reward for r in group.graded if r.score and not is_hinted(r))
 
 
 def _next_size(wanted: int, full: int, rolled: int) -> int:

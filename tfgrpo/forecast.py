@@ -145,8 +145,8 @@ def forecast(
     steps = learn.epochs * math.ceil(len(practice) / learn.batch) if practice else 0
     groups = learn.epochs * len(practice)
     longest = max((_prompt_tokens(config, [t]) for t in practice), default=0)
-    reply = config.policy.sampling.max_tokens or _DEFAULT_REPLY
-    library = library_tokens(settings or ExperienceSettings(), groups, longest, reply)
+    made = settings or ExperienceSettings()
+    library = library_tokens(made, groups, longest, _reply_limit(config))
     arms = {"both": 3, "lessons": 1, "exemplars": 1}[learn.entries] + gates.retry_single_edits
     draws = learn.epochs * learn.group_size
     # The first step's groups are made before there is anything to show.
@@ -204,6 +204,10 @@ def _nudges(
     )
 
 
+def _reply_limit(config: Config) -> int:
+    return config.policy.sampling.max_tokens or _DEFAULT_REPLY
+
+
 def _prompt_tokens(config: Config, tasks: Sequence[Task]) -> int:
     """Return the tokens of the tasks' bare prompts, one draw each."""
     system = config.policy.system
@@ -230,7 +234,7 @@ def _rollouts(
     policy = config.policy
     prompts = _prompt_tokens(config, tasks)
     low, high = (n * len(tasks) for n in draws)
-    limit = policy.sampling.max_tokens or _DEFAULT_REPLY
+    limit = _reply_limit(config)
     steps = policy.max_steps if policy.kind == "tools" else 1
     again = steps * (steps - 1) // 2 * (limit + _OBSERVATION + 2 * _MESSAGE_OVERHEAD)
     return _stage(

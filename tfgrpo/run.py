@@ -176,7 +176,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     notes = _check_leaks(practised, splits)
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
     scheduler = given.scheduler or named_scheduler(config.nudge)
-    plan = _forecast(config, splits)
+    plan = _forecast(config, splits, settings)
     store = open_run(config, fork=fork, tasks=tasks, traces=traces)
     roles = Roles(config, store, given.opener)
     view = given.view or QuietView()
@@ -378,12 +378,12 @@ def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
     given = Parts(**parts)
     config = with_scheduler(config, given.scheduler)
-    experience_settings(config)
+    settings = experience_settings(config)
     tasks, traces = _material(config, given)
     splits = _split(config, tasks)
     _check_leaks(_practised(splits, traces), splits)
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
-    return _forecast(config, splits), splits
+    return _forecast(config, splits, settings), splits
 
 
 def _material(config: Config, given: Parts) -> tuple[list[Task], list[RolloutGroup]]:
@@ -449,7 +449,7 @@ def _check_leaks(practised: Sequence[Task], splits: Splits) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _forecast(config: Config, splits: Splits) -> Forecast:
+def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
     table = PriceTable(config.run.prices or None)
     prices = []
     for spec in (config.policy.lm, config.critic.lm or config.policy.lm):
@@ -460,7 +460,7 @@ def _forecast(config: Config, splits: Splits) -> Forecast:
         splits.practice,
         splits.gate,
         splits.test,
-        experience_settings(config),
+        settings,
         policy_price=prices[0],
         critic_price=prices[1],
     )

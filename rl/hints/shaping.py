@@ -54,7 +54,7 @@ def note_of(plan: HintPlan, *, n_prefix: int, bare_prompt: Sequence[int]) -> dic
 
 def is_hinted(rollout: Rollout) -> bool:
     """True when a rollout was made under help, by what `note_of` left in it."""
-    return "label" in rollout.metadata.get("hint", {})
+    return "label" in _note(rollout)
 
 
 def by_baseline(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:

