@@ -11,6 +11,7 @@ attention split into two variable-length calls (own).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -204,26 +205,49 @@ class _Layout:
 
 
 def micro_batches(rows: Iterable[Row], max_tokens: int, *, whole: bool = False) -> list[list[Row]]:
-    """Cut rows, in order, into micro-batches of at most `max_tokens` input tokens.
+    """Cut rows, in order, into as few micro-batches of at most `max_tokens` input tokens as go.
 
-    A prompt counts once for the rows that follow each other with it. A row that alone passes the
-    limit gets a micro-batch of its own. With `whole` rows of one prompt are never parted, even
-    where they pass the limit.
+    Of the cuts with that many the one whose largest micro-batch is smallest is taken: it costs no
+    launch and lowers the peak of memory. A prompt counts once for the rows that follow each other
+    with it. A row that alone passes the limit gets a micro-batch of its own. With `whole` rows of
+    one prompt are never parted, even where they pass the limit.
     """
-    batches: list[list[Row]] = []
-    used = 0
+    units: list[_Unit] = []
     for _, group in groupby(rows, key=lambda row: row.prompt_ids):
         members = list(group)
-        prompt = len(members[0].prompt_ids)
-        units = [members] if whole else [[row] for row in members]
-        is_open = False
-        for unit in units:
-            cost = sum(len(row.suffix_ids) for row in unit) + (0 if is_open else prompt)
-            if not batches or used + cost > max_tokens:
-                batches.append([])
-                used = 0
-                cost += prompt if is_open else 0
-            batches[-1].extend(unit)
-            used += cost
-            is_open = True
+        for i, unit in enumerate([members] if whole else [[row] for row in members]):
+            own = sum(len(row.suffix_ids) for row in unit)
+            units.append(_Unit(unit, own, len(members[0].prompt_ids), begins_group=i == 0))
+    fewest = len(_cut(units, max_tokens))
+    if fewest > 1:
+        limits = range(sum(u.own for u in units) // fewest, max_tokens)
+        # fewer tokens allowed never need fewer micro-batches
+        at = bisect_left(limits, True, key=lambda limit: len(_cut(units, limit)) <= fewest)
+        max_tokens = limits[at] if at < len(limits) else max_tokens
+    return _cut(units, max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Rows that stay together."""
+
+    rows: list[Row]
+    own: int
+    """Tokens without the prompt."""
+    prompt: int
+    begins_group: bool
+
+
+def _cut(units: Sequence[_Unit], limit: int) -> list[list[Row]]:
+    """Fill one micro-batch after the other."""
+    batches: list[list[Row]] = []
+    used = 0
+    for unit in units:
+        cost = unit.own + (unit.prompt if unit.begins_group else 0)
+        if not batches or used + cost > limit:
+            batches.append([])
+            used = 0
+            cost = unit.own + unit.prompt
+        batches[-1].extend(unit.rows)
+        used += cost
     return batches

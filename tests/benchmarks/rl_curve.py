@@ -3,9 +3,10 @@
 16 prompts × 8, at most 96 tokens, 40 steps, the same tasks, reward, learning rate and optimiser
 settings; weights are float32 masters in both (TRL: float32 weights under autocast). Held-out
 accuracy is greedy, made by the same generator for both, with an interval over tasks. One process a
-run.
+run, one after another; those under `--together` share the card at the same time, so that only
+their accuracy counts (`shared` in the row says so).
 
-    python -m tests.benchmarks.rl_curve --out rows.jsonl --runs ours:0 ours:1 ours:2 trl:0
+    python -m tests.benchmarks.rl_curve --out rows.jsonl --runs ours:0 trl:0 --together trl:1 trl:2
     python -m tests.benchmarks.rl_curve --collect rows.jsonl
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", nargs="+", default=[])
+    parser.add_argument("--together", nargs="+", default=[])
     parser.add_argument("--one")
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--collect", type=Path, nargs="+")
@@ -206,31 +209,40 @@ def main() -> None:
         card = next((r["card"] for r in rows if "card" in r), "")
         record("rl_curve", {"rows": rows}, "python -m tests.benchmarks.rl_curve", card)
         return
+    end = time.monotonic() + given.seconds
+    for ones in [*([one] for one in given.runs), given.together]:
+        _run_beside(ones, given.out, end)
+
+
+def _run_beside(ones: list[str], out: Path, end: float) -> None:
+    """Run these at the same time, each in a process, and write a row for each."""
     import torch
 
-    end = time.monotonic() + given.seconds
-    for one in given.runs:
-        row: dict[str, Any] = {"trainer": one.partition(":")[0], "seed": int(one.split(":")[1])}
-        command = [sys.executable, "-m", "tests.benchmarks.rl_curve", "--one", one]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=max(1, end - time.monotonic()),
-                check=False,
-            )
-            lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
+    with ExitStack() as stack:
+        running = []
+        for one in ones:
+            told, wrong = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            command = [sys.executable, "-m", "tests.benchmarks.rl_curve", "--one", one]
+            running.append((one, told, wrong, subprocess.Popen(command, stdout=told, stderr=wrong)))
+        for one, told, wrong, process in running:
+            trainer, _, seed = one.partition(":")
+            row: dict[str, Any] = {"trainer": trainer, "seed": int(seed), "shared": len(ones) > 1}
+            try:
+                process.wait(max(1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            told.seek(0)
+            wrong.seek(0)
+            lines = [x for x in told.read().splitlines() if x.startswith("RESULT ")]
             if lines:
                 row |= json.loads(lines[-1].removeprefix("RESULT "))
             else:
-                row["error"] = done.stderr[-1500:]
-        except subprocess.TimeoutExpired:
-            row["error"] = "no time left"
-        row["card"] = torch.cuda.get_device_name()
-        with given.out.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row)[:1200], flush=True)
+                row["error"] = f"exit code {process.returncode}: {wrong.read()[-1500:]}"
+            row["card"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row)[:1200], flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Job: 64 prompts × 8, 256 forced new tokens, reward = parity of a CRC of the completion's token ids.
 Each arm runs in a process of its own, so that its peak memory is its own. Rows go to a JSONL file
-as they are made; `--collect` turns one or more of them into the recorded figures.
+as they are made; `--collect` turns one or more of them into the recorded figures. Arms are compared
+with those of the same `--call` (by default the time of the start), which is to say on one machine.
 
     python -m tests.benchmarks.rl_h100 --out rows.jsonl --plan smollm2 --seconds 560
     python -m tests.benchmarks.rl_h100 --collect rows.jsonl
@@ -49,18 +50,13 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("ours", "smollm2", {"steps": 10, **OURS_SMALL}),
         ("trl-bf16-liger", "smollm2", {"steps": 9}),
         ("trl-bf16", "smollm2", {"steps": 9}),
-    ],
-    "smollm2-short": [
-        ("ours", "smollm2", {"steps": 10, **OURS_SMALL}),
-        ("trl-bf16-liger", "smollm2", {"steps": 6}),
+        ("trl-bf16-liger", "smollm2", {"steps": 5, "batch": 128}),
+        ("ours-skip", "smollm2", {"steps": 5, **OURS_SMALL}),
     ],
     "smollm2-rest": [
-        ("ours", "smollm2", {"steps": 10, **OURS_SMALL}),
-        ("trl-bf16-liger", "smollm2", {"steps": 9, "batch": 128}),
-        ("trl-continuous", "smollm2", {"steps": 9}),
-        ("trl-static", "smollm2", {"steps": 5}),
+        ("trl-static", "smollm2", {"steps": 3}),
+        ("trl-continuous", "smollm2", {"steps": 3}),
         ("trl-defaults", "smollm2", {"steps": 3}),
-        ("ours-skip", "smollm2", {"steps": 6, **OURS_SMALL}),
     ],
     "rollout": [
         ("rollout-ours", "qwen05", {"rows": 512}),
@@ -70,12 +66,12 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("rollout-static", "qwen05", {"rows": 64}),
     ],
     "qwen05": [
-        ("ours", "qwen05", {"steps": 6}),
-        ("trl-bf16", "qwen05", {"steps": 3}),
+        ("ours", "qwen05", {"steps": 10, "micro": 16_384, "chunk": 1024, "checkpoint": True}),
+        ("trl-bf16", "qwen05", {"steps": 5}),
     ],
     "qwen15": [
-        ("ours", "qwen15", {"steps": 6}),
-        ("trl-bf16", "qwen15", {"steps": 3}),
+        ("ours", "qwen15", {"steps": 10, "micro": 8192, "chunk": 1024}),
+        ("trl-bf16", "qwen15", {"steps": 4}),
     ],
 }
 
@@ -100,6 +96,7 @@ def model_folder(model: str) -> Path:
     if (folder / "done").exists():
         return folder
     torch.manual_seed(0)
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     config = transformers.Qwen2Config(
         vocab_size=151_936,
         max_position_embeddings=2048,
@@ -117,7 +114,8 @@ def model_folder(model: str) -> Path:
             if parameter.dim() > 1:
                 is_last = name.endswith(("o_proj.weight", "down_proj.weight"))
                 parameter.normal_(0, 0.02 / (2 * depth) ** 0.5 if is_last else 0.02)
-    made.save_pretrained(folder)
+    torch.set_default_device("cpu")
+    made.cpu().save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     (folder / "done").touch()
     return folder
@@ -232,7 +230,10 @@ def run_ours(
         parts = load_parts(f"local:{model_folder(model)}", dtype="bfloat16")
         tasks = [Task(f"q{i}", text) for i, text in enumerate(questions())]
         trainer = Trainer(config, parts, tasks, CrcParity())
-        reports = [trainer.step().figures for _ in range(steps)]
+        reports = []
+        for _ in range(steps):
+            reports.append(trainer.step().figures)
+            print(f"STEP {reports[-1]['seconds']:.3f}", flush=True)
     kept = reports[2:]
     step_s = statistics.median(r["seconds"] for r in kept)
     rollout_s = statistics.median(r["rollout_seconds"] for r in kept)
@@ -276,6 +277,7 @@ def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             torch.cuda.synchronize()
             times[-1] = time.perf_counter() - times[-1]
+            print(f"STEP {times[-1]:.3f}", flush=True)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "frac_reward_zero_std" in logs:
@@ -430,43 +432,52 @@ def run_arm(arm: str, model: str, options: dict[str, Any]) -> dict[str, Any]:
     return run_rollout_generate(model, static=arm == "rollout-static", **options)
 
 
-def run_plan(plans: list[str], out: Path, seconds: float) -> None:
+def run_plan(plans: list[str], out: Path, seconds: float, call: str) -> None:
     """Run arms one after another, each in its own process, while time is left."""
     end = time.monotonic() + seconds
     import torch
 
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    call = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     for arm, model, options in [arm for plan in plans for arm in PLANS[plan]]:
         left = end - time.monotonic()
         row: dict[str, Any] = {"arm": arm, "model": model, "options": options, "card": card}
         row["call"] = call
-        if left < 20:
-            row["error"] = "no time left"
-        else:
-            command = [sys.executable, "-m", "tests.benchmarks.rl_h100", "--arm", arm]
-            command += ["--model", model, "--options", json.dumps(options)]
-            start = time.monotonic()
-            try:
-                done = subprocess.run(
-                    command,
-                    capture_output=True,
-                    text=True,
-                    timeout=min(left, 260),
-                    check=False,
-                    env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-                )
-                lines = [x for x in done.stdout.splitlines() if x.startswith("RESULT ")]
-                if lines and done.returncode == 0:
-                    row |= json.loads(lines[-1].removeprefix("RESULT "))
-                else:
-                    row["error"] = done.stderr[-1500:]
-            except subprocess.TimeoutExpired:
-                row["error"] = "timed out"
-            row["process_s"] = round(time.monotonic() - start, 1)
+        row |= {"error": "no time left"} if left < 20 else _in_process(arm, model, options, left)
         with out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row)[:900], flush=True)
+
+
+def _in_process(arm: str, model: str, options: dict[str, Any], left: float) -> dict[str, Any]:
+    """An arm's figures, or why there are none with the steps that it made."""
+    command = [sys.executable, "-m", "tests.benchmarks.rl_h100", "--arm", arm]
+    command += ["--model", model, "--options", json.dumps(options)]
+    start = time.monotonic()
+    row: dict[str, Any] = {}
+    with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+") as wrong:
+        try:
+            done = subprocess.run(
+                command,
+                stdout=told,
+                stderr=wrong,
+                timeout=min(left, 260),
+                check=False,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+            failed = "" if done.returncode == 0 else f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired:
+            failed = "timed out"
+        told.seek(0)
+        lines = told.read().splitlines()
+        wrong.seek(0)
+        if failed:
+            row["error"] = f"{failed}: {wrong.read()[-1500:]}"
+            row["all_step_s"] = [float(x.split()[1]) for x in lines if x.startswith("STEP ")]
+        else:
+            result = next(x for x in lines if x.startswith("RESULT "))
+            row |= json.loads(result.removeprefix("RESULT "))
+    row["process_s"] = round(time.monotonic() - start, 1)
+    return row
 
 
 def collect(paths: list[Path]) -> None:
@@ -484,7 +495,7 @@ def collect(paths: list[Path]) -> None:
             rest = [r for r in here if r["arm"].startswith(others)]
             b = max(rest, key=lambda r: r[key], default=None)
             if a and b:
-                found.append({"ratio": a[key] / b[key], "ours": a, "other": b})
+                found.append({"ratio": a[key] / b[key], "ours": a, "other": b, "rest": rest})
         return min(found, key=lambda f: f["ratio"], default={})
 
     figures: dict[str, Any] = {"rows": rows}
@@ -493,7 +504,8 @@ def collect(paths: list[Path]) -> None:
         ours, trl = whole["ours"], whole["other"]
         figures["ratio_best_trl"] = round(whole["ratio"], 2)
         figures["best_trl_arm"] = trl["arm"]
-        figures["peak_ratio"] = round(ours["peak_gb"] / trl["peak_gb"], 3)
+        smallest = min(r["peak_gb"] for r in whole["rest"])
+        figures["peak_ratio"] = round(ours["peak_gb"] / smallest, 3)
         figures["mixed_share"] = round(ours["mixed_share"], 3)
     for n in (512, 64):
         found = ratio(
@@ -520,6 +532,7 @@ def main() -> None:
     parser.add_argument("--plan", choices=sorted(PLANS), nargs="+")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--call", default=time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
     parser.add_argument("--arm")
     parser.add_argument("--model")
     parser.add_argument("--options", default="{}")
@@ -531,7 +544,7 @@ def main() -> None:
         figures = run_arm(given.arm, given.model, json.loads(given.options))
         print("RESULT " + json.dumps(figures))
     else:
-        run_plan(given.plan, given.out, given.seconds)
+        run_plan(given.plan, given.out, given.seconds, given.call)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,12 @@ import torch
 
 from tests.rl.test_trainer import fingerprint, make
 from tests.rl.tiny import random_rows, tiny_config, tiny_hf, tiny_parts
-from tfgrpo.protocols import Sampling
+from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.attention import _attend_dense, attend
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.model import decoder_from_hf
 from tfgrpo.rl.packing import pack
+from tfgrpo.rl.serving import GroupRequest
 from tfgrpo.rl.trainer import Parts
 from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate, score_rows
 
@@ -140,6 +141,45 @@ def test_a_fixed_row_count_makes_samples_independent_of_the_batch() -> None:
     crowd = GroupGenerator(decoder, **options).generate(prompts, 16, sampling, seeds)
     alone = GroupGenerator(decoder, **options).generate([prompts[1]], 1, sampling, [[seeds[1][7]]])
     assert alone[0][0].token_ids == crowd[1][7].token_ids
+
+
+class Arrivals:
+    """A feed whose third look brings a request and after whose fifth nobody waits for one."""
+
+    def __init__(self, late: GroupRequest, lost: str) -> None:
+        self._late, self._lost, self._looks = late, lost, 0
+
+    def more(self, free: int) -> list[GroupRequest]:
+        self._looks += 1
+        return [self._late] if self._looks == 3 and free else []
+
+    def is_cancelled(self, request: GroupRequest) -> bool:
+        return request.key == self._lost and self._looks > 5
+
+
+def test_rows_join_leave_and_are_cancelled_while_others_decode() -> None:
+    decoder = decoder_from_hf(big_hf())
+    options = {"eos_ids": (2,), "max_rows": 32, "fixed_rows": True}
+    sampling = Sampling(max_tokens=80, extra={"ignore_eos": True})
+    asked = [
+        GroupRequest(key, tuple(range(10, 10 + n)), (seed,), 80)
+        for key, n, seed in (("early", 12, 1), ("lost", 30, 2), ("late", 41, 3))
+    ]
+    made: dict[str, tuple[int, ...]] = {}
+
+    def keep(request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
+        made[request.key] = rows[0].token_ids
+        return []
+
+    crowd = GroupGenerator(decoder, **options)
+    counters = crowd.run(asked[:2], sampling, keep, Arrivals(asked[2], "lost"))
+    assert {k: len(v) for k, v in made.items()} == {"early": 80, "late": 80, "lost": 48}
+    assert counters.steps < 160
+    for request in asked:
+        (alone,) = GroupGenerator(decoder, **options).generate(
+            [request.prompt_ids], 1, sampling, [list(request.seeds)]
+        )[0]
+        assert made[request.key] == alone.token_ids[: len(made[request.key])]
 
 
 def test_first_tokens_follow_the_softmax_on_the_gpu() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.rl.tiny import random_rows, tiny_hf
 from tfgrpo.errors import ConfigError
@@ -75,13 +79,44 @@ def test_loss_positions_score_the_marked_token_and_not_its_neighbour() -> None:
     torch.testing.assert_close(scored.logp_D, full[2:3], rtol=1e-6, atol=1e-6)
 
 
-def test_micro_batches_keep_order_respect_the_limit_and_lose_nothing() -> None:
-    rows = random_rows(5, 3)
-    batches = micro_batches(rows, max_tokens=24)
-    assert [r.index for batch in batches for r in batch] == [r.index for r in rows]
-    assert len(batches) > 1
-    for batch in batches:
-        assert pack(batch).n_tokens <= 24 or len(batch) == 1
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 6), st.lists(st.integers(1, 7), min_size=1, max_size=3)),
+        min_size=1,
+        max_size=4,
+    ),
+    limit=st.integers(4, 30),
+    whole=st.booleans(),
+)
+def test_micro_batches_are_the_fewest_and_of_those_the_most_even(groups, limit, whole) -> None:
+    rows = []
+    for g, (prompt, suffixes) in enumerate(groups):
+        rows += [Row(len(rows) + i, (g,) * prompt, (1,) * n) for i, n in enumerate(suffixes)]
+
+    def is_sound(batches) -> bool:
+        parted = whole and any(
+            a[-1].prompt_ids == b[0].prompt_ids for a, b in itertools.pairwise(batches)
+        )
+        units = (lambda b: len({r.prompt_ids for r in b})) if whole else len
+        fits = all(pack(b).n_tokens <= limit or units(b) == 1 for b in batches)
+        return fits and not parted
+
+    def partitions():
+        for n_cuts in range(len(rows)):
+            for cuts in itertools.combinations(range(1, len(rows)), n_cuts):
+                edges = [0, *cuts, len(rows)]
+                yield [rows[a:b] for a, b in itertools.pairwise(edges)]
+
+    def largest(batches) -> int:
+        return max(pack(b).n_tokens for b in batches)
+
+    made = micro_batches(rows, limit, whole=whole)
+    assert [r.index for batch in made for r in batch] == [r.index for r in rows]
+    assert is_sound(made)
+    best = min((len(p), largest(p)) for p in partitions() if is_sound(p))
+    assert len(made) == best[0]
+    if best[1] <= limit:
+        assert largest(made) == best[1]
 
 
 def test_an_empty_completion_is_refused_by_name() -> None:
