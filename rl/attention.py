@@ -10,6 +10,8 @@ attention (arXiv 2310.01889); its use for shared prompts is own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +41,23 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     return torch.cat(pieces)[inverse]
 
 
+def merge(
+    a_THd: Tensor, a_lse_HT: Tensor, b_THd: Tensor, b_lse_HT: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the attention over two disjoint sets of keys together, and its log-sum-exp, from the
+    two sets' own."""
+    both_HT = torch.logaddexp(a_lse_HT, b_lse_HT)
+    a_TH1 = (a_lse_HT - both_HT).exp().t().unsqueeze(-1)
+    b_TH1 = (b_lse_HT - both_HT).exp().t().unsqueeze(-1)
+    return (a_THd * a_TH1 + b_THd * b_TH1).to(a_THd.dtype), both_HT
+
+
+@cache
+def _fused_merge() -> Callable[..., tuple[Tensor, Tensor]]:
+    made: Callable[..., tuple[Tensor, Tensor]] = torch.compile(merge, dynamic=True)
+    return made
+
+
 class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
@@ -61,11 +80,7 @@ class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torc
                 False,
                 False,
             )
-            both_HT = torch.logaddexp(lse[:, n:], cross_lse)
-            own_TH1 = (lse[:, n:] - both_HT).exp().t().unsqueeze(-1)
-            cross_TH1 = (cross_lse - both_HT).exp().t().unsqueeze(-1)
-            out[n:] = (out[n:] * own_TH1 + cross * cross_TH1).to(out.dtype)
-            lse[:, n:] = both_HT
+            out[n:], lse[:, n:] = _fused_merge()(out[n:], lse[:, n:], cross, cross_lse)
         ctx.save_for_backward(q, k, v, out, lse, rng[0], rng[1])
         ctx.packed = packed
         return out

@@ -181,7 +181,8 @@ def global_norm(grads: list[Tensor]) -> float:
     """Euclidean norm over all tensors and all processes."""
     if not grads:
         return 0.0
-    squares = torch.stack([g.float().pow(2).sum() for g in grads]).sum()
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]  # no copies
+    squares = torch.stack(norms).pow(2).sum()
     return math.sqrt(float(sum_over_ranks(squares)))
 
 

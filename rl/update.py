@@ -24,7 +24,7 @@ from tfgrpo.rl.distributed import most_over_ranks
 from tfgrpo.rl.logprob import Closure, one_pass_loss, score_tokens
 from tfgrpo.rl.losses import LOSSES
 from tfgrpo.rl.model import Decoder
-from tfgrpo.rl.packing import Packed, Row, micro_batches, pack
+from tfgrpo.rl.packing import Packed, Row, micro_batches, pack, to_device
 from tfgrpo.rl.registry import lookup
 
 
@@ -211,7 +211,7 @@ def _tokens(
 ) -> _Tokens:
     rows = [by_index[i] for i in packed.rows]
     counts = np.array([r.row.n_loss for r, _ in rows], dtype=np.int64)
-    kind = torch.float64 if hidden_D.dtype == torch.float64 else torch.float32
+    kind = np.float64 if hidden_D.dtype == torch.float64 else np.float32
     device = hidden_D.device
 
     def spread(values: Sequence[Any]) -> Tensor:
@@ -224,7 +224,7 @@ def _tokens(
                     for v, n in zip(values, counts, strict=True)
                 ]
             )
-        return torch.from_numpy(flat).to(device, kind)
+        return to_device(flat.astype(kind), device)
 
     def optional(name: str) -> Tensor | None:
         values = [getattr(r, name) for r, _ in rows]
@@ -233,13 +233,13 @@ def _tokens(
     return _Tokens(
         advantage_D=spread([r.advantage for r, _ in rows]),
         weight_D=spread([w for _, w in rows]),
-        row_D=torch.from_numpy(np.repeat(np.arange(len(rows)), counts)).to(device),
+        row_D=to_device(np.repeat(np.arange(len(rows)), counts), device),
         n_rows=len(rows),
         old_D=optional("old_logp"),
         ref_D=optional("ref_logp"),
         engine_D=optional("engine_logp") if "behaviour" in needs else None,
-        group_R=torch.tensor([r.group for r, _ in rows], device=device),
-        reward_R=torch.tensor([r.reward for r, _ in rows], device=device, dtype=kind),
+        group_R=to_device(np.array([r.group for r, _ in rows], dtype=np.int64), device),
+        reward_R=to_device(np.array([r.reward for r, _ in rows], dtype=kind), device),
     )
 
 
@@ -306,13 +306,8 @@ def _note(
     """Keep the figures of all micro-batches, read from the device in one go."""
     if not seen:
         return
-    rows = [row for part, *_ in seen for row in part]
-    values = torch.cat([logp_D for _, _, logp_D, _ in seen]).tolist()
-    at = 0
-    for row in rows:
-        result.logp[row.index] = tuple(values[at : at + row.n_loss])
-        at += row.n_loss
-    result.trained_tokens = len(values)
+    result.logp = _by_row([(part, logp_D) for part, _, logp_D, _ in seen])
+    result.trained_tokens = sum(map(len, result.logp.values()))
     result.loss = float(torch.stack([loss for _, loss, _, _ in seen]).sum())
     entropies = [entropy_D.sum() for *_, entropy_D in seen if entropy_D is not None]
     result.entropy_sum = float(torch.stack(entropies).sum()) if entropies else 0.0
@@ -322,7 +317,7 @@ def score_rows(
     decoder: Decoder, rows: Sequence[Row], *, temperature: float, max_tokens: int, chunk: int = 2048
 ) -> dict[int, tuple[float, ...]]:
     """Return, per row index, log π of its loss-bearing tokens; no gradients."""
-    found: dict[int, tuple[float, ...]] = {}
+    found: list[tuple[list[Row], Tensor]] = []
     with torch.no_grad():
         for part in micro_batches(rows, max_tokens):
             packed = pack(part, device=decoder.embed.device)
@@ -330,9 +325,16 @@ def score_rows(
             scored = score_tokens(
                 hidden_D, decoder.head_weight, packed.target_D, temperature=temperature, chunk=chunk
             )
-            values = scored.logp_D.tolist()
-            at = 0
-            for row in part:
-                found[row.index] = tuple(values[at : at + row.n_loss])
-                at += row.n_loss
-    return found
+            found.append((part, scored.logp_D))
+    return _by_row(found)
+
+
+def _by_row(found: Sequence[tuple[list[Row], Tensor]]) -> dict[int, tuple[float, ...]]:
+    """Cut the micro-batches' values, read from the device in one go, into rows."""
+    values = torch.cat([value_D for _, value_D in found]).tolist() if found else []
+    at = 0
+    cut: dict[int, tuple[float, ...]] = {}
+    for row in (row for part, _ in found for row in part):
+        cut[row.index] = tuple(values[at : at + row.n_loss])
+        at += row.n_loss
+    return cut

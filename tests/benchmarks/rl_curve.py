@@ -164,12 +164,13 @@ def run_trl(seed: int) -> dict[str, Any]:
         )
         trainer.train()
         judge = our_trainer(out, seed, lm)
-        before = judge.evaluate()
         judge.generator.sync(dict(trainer.model.named_parameters()))
-        return _row(before, judge.evaluate(), curve)
+        return _row(None, judge.evaluate(), curve)
 
 
-def _row(before: Any, after: Any, curve: list[tuple[float, float]]) -> dict[str, Any]:
+def _row(
+    before: dict[str, Any] | None, after: dict[str, Any], curve: list[tuple[float, float]]
+) -> dict[str, Any]:
     reached = None
     for i in range(4, len(curve)):
         if sum(r for _, r in curve[i - 4 : i + 1]) / 5 >= TARGET:
@@ -180,7 +181,7 @@ def _row(before: Any, after: Any, curve: list[tuple[float, float]]) -> dict[str,
         "heldout": after["mean"],
         "ci_low": after["low"],
         "ci_high": after["high"],
-        "heldout_before": before["mean"],
+        "heldout_before": None if before is None else before["mean"],
         "heldout_tasks": after["tasks"],
         "seconds": round(curve[-1][0], 2),
         "seconds_to_target": reached,
