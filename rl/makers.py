@@ -17,6 +17,7 @@ from tfgrpo.rl.multi_turn import TurnLimits
 from tfgrpo.rl.parts import Parts
 from tfgrpo.rl.play import PlayMaker
 from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+from tfgrpo.rl.serving import Counters
 from tfgrpo.rl.tool_turns import STOP, OffersTools, TurnText
 
 
@@ -105,12 +106,12 @@ class Counted:
 
     def __init__(self, own: GroupGenerator) -> None:
         self._own = own
-        self.steps = self.row_steps = 0
+        self._spent = Counters()
 
     def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
         """Serve a queue."""
         self._own.run(requests, sampling, on_done)
-        self._add()
+        self._spent.add(self._own.counters)
 
     def generate(
         self,
@@ -121,22 +122,17 @@ class Counted:
     ) -> list[list[Generated]]:
         """Return n continuations a prompt."""
         made = self._own.generate(token_ids, n, sampling, seeds)
-        self._add()
+        self._spent.add(self._own.counters)
         return made
 
     def sync(self, named_params: Mapping[str, Any]) -> None:
         """Take weights."""
         self._own.sync(named_params)
 
-    def take(self) -> dict[str, int]:
-        """Return the decode steps since the last call, and the rows decoded in them."""
-        found = {"decode_steps": self.steps, "decode_row_steps": self.row_steps}
-        self.steps = self.row_steps = 0
+    def take(self) -> Counters:
+        """Return what was done since the last call."""
+        found, self._spent = self._spent, Counters()
         return found
-
-    def _add(self) -> None:
-        self.steps += self._own.counters.steps
-        self.row_steps += self._own.counters.row_steps
 
 
 class Batches:

@@ -1,7 +1,6 @@
-"""What a step did and how far from the hardware's limits: one JSON line a step, sinks on top.
+"""What a step did: one JSON line a step, sinks on top.
 
-Does not know losses. Floors: a decode step must read the weights and the cache once; training
-needs about six operations a parameter and token. Source: the usual roofline argument.
+Does not know losses. Source: own.
 """
 
 from __future__ import annotations
@@ -9,23 +8,20 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.rl import distributed
-from tfgrpo.rl.model import Shape
 from tfgrpo.rollout import RolloutGroup
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
     from tfgrpo.rl.rollouts import RolloutFigures
+    from tfgrpo.rl.serving import Counters
     from tfgrpo.rl.updater import Updated
 
 log = logging.getLogger(__name__)
@@ -105,65 +101,6 @@ def tracker_sink(kind: str, project: str, config: Mapping[str, Any]) -> Sink:
     return sink
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
-    """What the device can do, measured."""
-
-    tb_s: float
-    """Copy bandwidth, bytes read plus written, 10^12 a second."""
-    tflop_s: float
-    """Matrix product rate in bfloat16, 10^12 operations a second."""
-
-
-def measure_roofline(device: torch.device, size: int = 8192) -> Roofline:
-    """Time one large copy and one large matrix product on a CUDA device (well under a second)."""
-    source = torch.randn(2**28, device=device, dtype=torch.bfloat16)
-    target = torch.empty_like(source)
-    a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
-    copy = _best_seconds(lambda: target.copy_(source))
-    product = _best_seconds(lambda: a @ a)
-    return Roofline(2 * source.numel() * 2 / copy / 1e12, 2 * size**3 / product / 1e12)
-
-
-def _best_seconds(work: Callable[[], Any], rounds: int = 5) -> float:
-    times = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return sorted(times)[len(times) // 2]
-
-
-def parameter_count(shape: Shape) -> int:
-    """Parameters, a tied head counted once."""
-    layer = (
-        (shape.q_size + 2 * shape.kv_size) * shape.hidden
-        + shape.q_size * shape.hidden
-        + 3 * shape.intermediate * shape.hidden
-        + 2 * shape.hidden
-    )
-    return shape.layers * layer + shape.vocab * shape.hidden * (1 if shape.is_tied else 2)
-
-
-def training_tflop(shape: Shape, input_tokens: int, loss_tokens: int) -> float:
-    """Operations of forward and backward, 10^12; the head counts for loss-bearing tokens only."""
-    body = parameter_count(shape) - shape.vocab * shape.hidden * (1 if shape.is_tied else 2)
-    return 6 * (body * input_tokens + shape.vocab * shape.hidden * loss_tokens) / 1e12
-
-
-def decode_floor_s(
-    shape: Shape, roofline: Roofline, steps: int, rows: int, mean_length: float
-) -> float:
-    """Least seconds for decode steps: weights and cache read once, or the matrix products."""
-    weights = 2 * parameter_count(shape)
-    cache = rows * mean_length * shape.layers * 2 * shape.kv_size * 2
-    traffic = (weights + cache) / (roofline.tb_s * 1e12)
-    products = 2 * parameter_count(shape) * rows / (roofline.tflop_s * 1e12)
-    return steps * max(traffic, products)
-
-
 def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
     """Rewards, outcomes and lengths of a step's groups."""
     rollouts = [r for g in groups for r in g.rollouts]
@@ -185,7 +122,7 @@ def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
 
 
 def rollout_figures(
-    made: RolloutFigures, counters: Mapping[str, int], hints: HintScheduler | None = None
+    made: RolloutFigures, counters: Counters, hints: HintScheduler | None = None
 ) -> dict[str, Any]:
     """What making a step's groups cost, and where the run's hints stand."""
     return {
@@ -194,7 +131,8 @@ def rollout_figures(
         "rollouts": made.rollouts,
         "hinted_rollouts": made.hinted_rollouts,
         "hints_too_long": made.hints_too_long,
-        **counters,
+        "decode_steps": counters.steps,
+        "decode_row_steps": counters.row_steps,
         "verify_seconds": made.verify_seconds,
         **{f"groups_{level}": count for level, count in made.levels.items()},
         **{f"hints_{k}": v for k, v in (hints.figures() if hints else {}).items()},

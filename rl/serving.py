@@ -67,6 +67,16 @@ class Counters:
     row_steps: int = 0
     """Rows decoded, idle ones included: steps × row count."""
     new_tokens: int = 0
+    cache_tokens: int = 0
+    """Cached tokens that living rows looked at, over all steps."""
+
+    def add(self, other: Counters) -> None:
+        """Count another run's too."""
+        self.prefill_tokens += other.prefill_tokens
+        self.steps += other.steps
+        self.row_steps += other.row_steps
+        self.new_tokens += other.new_tokens
+        self.cache_tokens += other.cache_tokens
 
 
 @dataclass(slots=True)
@@ -136,11 +146,13 @@ class Service:
             living = [s for s, held in enumerate(self.held) if held is not None]
             left = max(self._limit(s) - self.made[s] for s in living)
             n = min(owner.poll_steps, left)
-            longest = max(self._prompt(s) + self.made[s] for s in living) + n - 1
+            lengths = [self._prompt(s) + self.made[s] for s in living]
+            longest = max(lengths) + n - 1
             owner.steps(cache, rows, n, self.top_p, longest)
             self._hand_over()  # whoever grades works while the device decodes
             counters.steps += n
             counters.row_steps += n * rows
+            counters.cache_tokens += n * sum(lengths) + len(lengths) * (n * (n - 1) // 2)
             self._collect(cache, living)
 
     def _enqueue(self, requests: Iterable[GroupRequest]) -> None:

@@ -33,13 +33,13 @@ from tfgrpo.rl.metrics import (
     Sink,
     group_figures,
     rollout_figures,
-    training_tflop,
     update_figures,
 )
 from tfgrpo.rl.parts import Parts, load_parts, write_model
 from tfgrpo.rl.reliance import hint_reliance
 from tfgrpo.rl.replay import Replay
 from tfgrpo.rl.rolling import MakeGroups, Roller
+from tfgrpo.rl.roofline import budget_figures, measure_roofline
 from tfgrpo.rl.rows import RowMaker
 from tfgrpo.rl.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
@@ -174,6 +174,8 @@ class Trainer:
 
     def step(self) -> StepReport:
         """Make groups, update the weights once a batch, and return the figures."""
+        weight = self._parts.decoder.embed
+        roofline = measure_roofline(weight.device, weight.dtype)
         started = time.monotonic()
         number, epoch = self.step_number, self.curriculum.epoch
         with _memory_told(number + 1, "rollout.max_rows or rollout.max_tokens"):
@@ -194,7 +196,8 @@ class Trainer:
         loss = self.config.loss
         figures = first | group_figures(rolled.made) | rolled.figures | leaning
         figures["rows"] = len(rows)
-        figures |= rollout_figures(self._maker.figures, self._counted.take(), self._hints)
+        sampled = self._counted.take()
+        figures |= rollout_figures(self._maker.figures, sampled, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
         figures |= {
             "seconds": ended - started,
@@ -202,10 +205,7 @@ class Trainer:
             "update_seconds": ended - made,
             "samples_per_s": n_rollouts * self._world / (ended - started),
         }
-        tflop = training_tflop(
-            self._parts.decoder.shape, figures["input_tokens"], figures["trained_tokens"]
-        )
-        figures["update_tflop_s"] = tflop / max(1e-9, ended - made)
+        figures |= budget_figures(self._parts.decoder, roofline, sampled, figures)
         return StepReport(number + 1, figures, rolled.groups)
 
     def evaluate(self) -> dict[str, Any]:
@@ -221,6 +221,7 @@ class Trainer:
             seed=derive_seed(run.seed, "held out"),
             sampling=sampling,
         )
+        self._counted.take()  # no part of a step
         scores: dict[str, list[float]] = {}
         for part in distributed.gather_objects(
             {g.task.task_id: list(g.rewards_G) for g in groups if g.rewards_G}

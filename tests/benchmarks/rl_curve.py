@@ -190,12 +190,34 @@ def _row(
     }
 
 
+def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows, and the trainers' times for the seeds that both ran alone on one machine."""
+    pairs = [
+        (a, b)
+        for a in rows
+        for b in rows
+        if (a["trainer"], b["trainer"]) == ("ours", "trl")
+        and all(a[k] == b[k] for k in ("seed", "call"))
+        and not any("error" in r or r["shared"] for r in (a, b))
+    ]
+    return {
+        "rows": rows,
+        "ratio_seconds": [round(b["seconds"] / a["seconds"], 2) for a, b in pairs],
+        "ratio_seconds_to_target": [
+            round(b["seconds_to_target"] / a["seconds_to_target"], 2)
+            for a, b in pairs
+            if a["seconds_to_target"] and b["seconds_to_target"]
+        ],
+    }
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", nargs="+", default=[])
     parser.add_argument("--together", nargs="+", default=[])
+    parser.add_argument("--call", default=time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
     parser.add_argument("--one")
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--collect", type=Path, nargs="+")
@@ -208,14 +230,14 @@ def main() -> None:
     if given.collect:
         rows = [json.loads(x) for p in given.collect for x in p.read_text().splitlines()]
         card = next((r["card"] for r in rows if "card" in r), "")
-        record("rl_curve", {"rows": rows}, "python -m tests.benchmarks.rl_curve", card)
+        record("rl_curve", _compared(rows), "python -m tests.benchmarks.rl_curve", card)
         return
     end = time.monotonic() + given.seconds
     for ones in [*([one] for one in given.runs), given.together]:
-        _run_beside(ones, given.out, end)
+        _run_beside(ones, given.out, end, given.call)
 
 
-def _run_beside(ones: list[str], out: Path, end: float) -> None:
+def _run_beside(ones: list[str], out: Path, end: float, call: str) -> None:
     """Run these at the same time, each in a process, and write a row for each."""
     import torch
 
@@ -228,6 +250,7 @@ def _run_beside(ones: list[str], out: Path, end: float) -> None:
         for one, told, wrong, process in running:
             trainer, _, seed = one.partition(":")
             row: dict[str, Any] = {"trainer": trainer, "seed": int(seed), "shared": len(ones) > 1}
+            row["call"] = call
             try:
                 process.wait(max(1, end - time.monotonic()))
             except subprocess.TimeoutExpired:

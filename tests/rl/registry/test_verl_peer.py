@@ -1,14 +1,13 @@
 """verl's own estimators and losses on identical inputs: equal values and gradients.
 
 verl's one file of formulas is executed as it is, with its imports replaced by stand-ins, since the
-package needs a cluster's dependencies. Point `TFGRPO_VERL` at an unpacked wheel
-(`pip download --no-deps verl`, then unzip); skipped otherwise.
+package needs a cluster's dependencies. `make test` installs it without them; skipped where it is
+absent.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -26,10 +25,10 @@ from tfgrpo.rl.batch import RewardBatch, TokenBatch
 from tfgrpo.rl.credit import CREDIT
 from tfgrpo.rl.losses import LOSSES
 
-WHEEL = os.environ.get("TFGRPO_VERL", "")
+VERL = Path(sys.prefix) / "peers" / "verl"
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.skipif(not WHEEL, reason="TFGRPO_VERL does not name an unpacked verl wheel"),
+    pytest.mark.skipif(not VERL.is_dir(), reason=f"verl is not in {VERL.parent}"),
 ]
 
 LENGTHS = [4, 1, 6, 3, 5, 2]
@@ -52,9 +51,8 @@ class Settings(SimpleNamespace):
 @pytest.fixture(scope="module")
 def verl() -> Iterator[ModuleType]:
     """The module `verl.trainer.ppo.core_algos`."""
-    root = Path(WHEEL) / "verl"
     functional = ModuleType("verl.utils.torch_functional")
-    text = (root / "utils" / "torch_functional.py").read_text(encoding="utf-8")
+    text = (VERL / "utils" / "torch_functional.py").read_text(encoding="utf-8")
     names = ("masked_sum", "masked_mean", "masked_var", "masked_whiten")
     found = [re.search(rf"^def {n}\(.*?(?=^\S|\Z)", text, re.S | re.M) for n in names]
     source = "\n".join(m.group(0) for m in found if m)
@@ -89,7 +87,7 @@ def verl() -> Iterator[ModuleType]:
         "verl.workers.config": stand_in("verl.workers.config", ActorConfig=Settings),
     }
     spec = importlib.util.spec_from_file_location(
-        "verl_core_algos", root / "trainer" / "ppo" / "core_algos.py"
+        "verl_core_algos", VERL / "trainer" / "ppo" / "core_algos.py"
     )
     assert spec is not None and spec.loader is not None
     core = importlib.util.module_from_spec(spec)
