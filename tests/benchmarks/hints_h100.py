@@ -33,7 +33,7 @@ import torch
 
 from tests.benchmarks.hints_tasks import FAMILIES, WARM, LastNumber, hard_ones, pass_at, pool
 from tests.benchmarks.record import record
-from tests.benchmarks.rl_h100 import model_folder
+from tests.benchmarks.rl_job import model_folder
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hint_texts import solution_of
 from tfgrpo.prompts import render

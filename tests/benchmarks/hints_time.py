@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.rl_h100 import crc_parity, model_folder, questions
+from tests.benchmarks.rl_job import crc_parity, model_folder, questions
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.hints import make_scheduler

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
-from tests.benchmarks.rl_h100 import model_folder
+from tests.benchmarks.rl_job import model_folder
 from tfgrpo.rollout import Score, Task
 
 STEPS, PROMPTS, GROUP, NEW, LR = 40, 16, 8, 96, 1e-5
