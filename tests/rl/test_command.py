@@ -115,3 +115,16 @@ def test_a_model_that_is_not_local_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="training needs the weights"):
         load_parts("openai:gpt-5")
+
+
+def test_loading_weights_draws_nothing_and_leaves_progress_bars_as_they_were(tmp_path, capfd):
+    from transformers.utils import logging as progress
+
+    from tfgrpo.lm.local import load_model
+
+    write_model(tmp_path)
+    capfd.readouterr()
+    progress.enable_progress_bar()
+    load_model(str(tmp_path), device="cpu")
+    assert "Loading" not in capfd.readouterr().err
+    assert progress.is_progress_bar_enabled()

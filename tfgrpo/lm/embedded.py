@@ -15,6 +15,8 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,14 +124,22 @@ def _unpack(source: Path, folder: Path) -> None:
         import gguf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-        from transformers.utils import logging as progress
     except ImportError as exc:
         raise MissingExtraError.of("local", "the embedded model", exc.name or "torch") from exc
+
+    with without_progress_bars():
+        _convert(source, folder, torch, AutoModelForCausalLM, AutoTokenizer, GgufConfig)
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing on standard error while it reads weights."""
+    from transformers.utils import logging as progress
 
     showed_bars = progress.is_progress_bar_enabled()
     progress.disable_progress_bar()
     try:
-        _convert(source, folder, torch, AutoModelForCausalLM, AutoTokenizer, GgufConfig)
+        yield
     finally:
         if showed_bars:
             progress.enable_progress_bar()

@@ -27,7 +27,7 @@ from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, TfgrpoE
 from tfgrpo.lm.chat import ChatFormat
 from tfgrpo.lm.decoding import HFGenerator, Row, RowServer, default_threads
 from tfgrpo.lm.embedded import NAME as EMBEDDED
-from tfgrpo.lm.embedded import embedded_folder
+from tfgrpo.lm.embedded import embedded_folder, without_progress_bars
 from tfgrpo.lm.wire import split_thinking, timed_out
 from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request, Sampling
 from tfgrpo.redact import redact
@@ -89,9 +89,10 @@ def load_model(
     try:
         # without an explicit False, transformers asks on the terminal whether to run foreign code
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=kind, trust_remote_code=False, use_safetensors=True
-        )
+        with without_progress_bars():
+            model = AutoModelForCausalLM.from_pretrained(
+                place, dtype=kind, trust_remote_code=False, use_safetensors=True
+            )
         model = model.to(device).eval()
     except (OSError, ValueError, RuntimeError) as exc:
         raise ProviderError(
