@@ -16,20 +16,34 @@ from tfgrpo.canonical import derive_seed, digest
 from tfgrpo.context import Context
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.batch import Floats, RewardBatch
-from tfgrpo.rl.distill_objectives import PassSettings
+from tfgrpo.rl.distill_objectives import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
 from tfgrpo.rl.multi_turn import row_of
 from tfgrpo.rl.packing import Row
 from tfgrpo.rl.rollouts import RolloutMaker
 from tfgrpo.rl.update import UpdateSettings
 from tfgrpo.rollout import RolloutGroup, Task
 
-Wanted = tuple[Task, Context, int]
-"""A task, the context it is drawn under, and how many rollouts."""
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rollouts of one task under one context."""
+
+    task: Task
+    context: Context
+    n: int
+    place: int = 0
+    """Of the task, among those of the step."""
+    number: int = -1
+    """Of the context, among the task's; −1 for the bare prompt."""
+
 
 Draw = Callable[[Sequence[Wanted], int], list[RolloutGroup]]
 """(what is wanted, seed) to one group each, in order, drawn from the weights as they are."""
 
 ContextsOf = Callable[[Task], Sequence[Context]]
+
+Ids = Callable[[Task], tuple[int, ...]]
+"""A task's bare prompt as token ids."""
 
 
 def drawer(maker: RolloutMaker, sampling: Sampling | None = None) -> Draw:
@@ -38,14 +52,14 @@ def drawer(maker: RolloutMaker, sampling: Sampling | None = None) -> Draw:
     def draw(wanted: Sequence[Wanted], seed: int) -> list[RolloutGroup]:
         found: dict[int, RolloutGroup] = {}
         batches: dict[tuple[str, int], list[int]] = {}
-        for i, (_, context, n) in enumerate(wanted):
-            batches.setdefault((context.context_hash, n), []).append(i)
+        for i, one in enumerate(wanted):
+            batches.setdefault((one.context.context_hash, one.n), []).append(i)
         for (name, n), members in batches.items():
             groups = maker.make(
-                [wanted[i][0] for i in members],
+                [wanted[i].task for i in members],
                 n,
                 seed=derive_seed(seed, name),
-                context=wanted[members[0]][1],
+                context=wanted[members[0]].context,
                 sampling=sampling,
             )
             found |= dict(zip(members, groups, strict=True))
@@ -68,22 +82,62 @@ class Drawn:
 
 
 def drawn_rows(
-    groups: Sequence[RolloutGroup], tasks: Sequence[int], contexts: Sequence[int], bare_ids: Ids
+    groups: Sequence[RolloutGroup], wanted: Sequence[Wanted], bare_ids: Ids
 ) -> list[Drawn]:
-    """Return the graded rollouts of groups, given each group's task and context number."""
+    """Return the graded rollouts of groups, given what each was drawn for."""
     found: list[Drawn] = []
-    for group, task, context in zip(groups, tasks, contexts, strict=True):
+    for group, one in zip(groups, wanted, strict=True):
         for rollout in group.graded:
             if rollout.score is None or not any(s.token_ids for s in rollout.steps):
                 continue
             row = row_of(rollout, index=len(found))
             bare = replace(row, prompt_ids=bare_ids(group.task))
-            found.append(Drawn(row, bare, task, context, rollout.score.reward))
+            found.append(Drawn(row, bare, one.place, one.number, rollout.score.reward))
     return found
 
 
-Ids = Callable[[Task], tuple[int, ...]]
-"""A task's bare prompt as token ids."""
+@dataclass(frozen=True, slots=True)
+class FreshGroups:
+    """Where an objective's steps get their rollouts from."""
+
+    draw: Draw
+    """Makes groups from the current weights."""
+    tasks: Sequence[Task]
+    """To train on."""
+    contexts_of: ContextsOf
+    bare_ids: Ids
+    tasks_per_step: int = 8
+    seed: int = 0
+    """Of order and draws."""
+    passes: PassSettings = DEFAULT_PASSES
+    """How rows are cut; the temperature must be the draws'."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps that see every task once."""
+        return steps_per_epoch(len(self.tasks), self.tasks_per_step)
+
+    def tasks_of(self, step: int) -> list[Task]:
+        """The tasks of a step."""
+        return batch_of(list(self.tasks), step, self.tasks_per_step, self.seed)
+
+    def rows(self, kind: str, step: int, wanted: Sequence[Wanted]) -> list[Drawn]:
+        """Draw what a step wants; `kind` names the objective, whose draws are its own."""
+        groups = self.draw(wanted, derive_seed(self.seed, kind, step))
+        return drawn_rows(groups, wanted, self.bare_ids)
+
+    def identity(self, kind: str, settings: Any) -> str:
+        """Return the identity of an objective with these settings."""
+        rows = [[t.to_dict(), [c.context_hash for c in self.contexts_of(t)]] for t in self.tasks]
+        made_of = [
+            kind,
+            self.tasks_per_step,
+            self.seed,
+            asdict(settings),
+            asdict(self.passes),
+            rows,
+        ]
+        return digest(made_of, 16)
 
 
 def reward_batch(drawn: Sequence[Drawn], rewards: Sequence[float]) -> RewardBatch:
@@ -115,17 +169,3 @@ def reward_figures(drawn: Sequence[Drawn]) -> dict[str, float]:
         if rewards:
             found[name] = sum(rewards) / len(rewards)
     return found
-
-
-def identity_of(
-    kind: str,
-    tasks: Sequence[Task],
-    contexts_of: ContextsOf,
-    size: int,
-    seed: int,
-    settings: Any,
-    passes: PassSettings,
-) -> str:
-    """Return the identity of an objective that draws its own rollouts."""
-    rows = [[t.to_dict(), [c.context_hash for c in contexts_of(t)]] for t in tasks]
-    return digest([kind, size, seed, asdict(settings), asdict(passes), rows], 16)

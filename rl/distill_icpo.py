@@ -17,27 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.rl.advantages_group import grpo
 from tfgrpo.rl.distill_draws import (
-    ContextsOf,
-    Draw,
     Drawn,
-    Ids,
+    FreshGroups,
     Wanted,
-    drawn_rows,
-    identity_of,
     reward_batch,
     reward_figures,
     update_settings,
 )
-from tfgrpo.rl.distill_objectives import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
+from tfgrpo.rl.distill_objectives import PassSettings
 from tfgrpo.rl.logprob import one_pass_loss
 from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.packing import micro_batches, pack
 from tfgrpo.rl.update import TrainRow, accumulate, score_rows
-from tfgrpo.rollout import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,62 +78,36 @@ class Icpo:
     """ICPO as an `Objective` (approximation).
 
     Args:
-        draw: makes groups from the current weights.
-        tasks: to train on.
-        contexts_of: a task's examples; the first context is used.
-        bare_ids: a task's bare prompt.
+        source: tasks and rollouts; the first of a task's contexts is used, its examples.
         settings: constants.
-        tasks_per_step: of one update.
-        seed: of order and draws.
-        passes: how rows are cut; its temperature must be the draws'.
     """
 
-    def __init__(
-        self,
-        draw: Draw,
-        tasks: Sequence[Task],
-        contexts_of: ContextsOf,
-        bare_ids: Ids,
-        settings: IcpoSettings = DEFAULTS,
-        *,
-        tasks_per_step: int = 8,
-        seed: int = 0,
-        passes: PassSettings = DEFAULT_PASSES,
-    ) -> None:
-        self._draw = draw
-        self._tasks = list(tasks)
-        self._contexts_of = contexts_of
-        self._bare_ids = bare_ids
+    def __init__(self, source: FreshGroups, settings: IcpoSettings = DEFAULTS) -> None:
+        self._source = source
         self._settings = settings
-        self._size = tasks_per_step
-        self._seed = seed
-        self._passes = passes
-        self.steps_per_epoch = steps_per_epoch(len(self._tasks), tasks_per_step)
+        self.steps_per_epoch = source.steps_per_epoch
 
     @property
     def identity(self) -> str:
         """See `distill_objectives.Objective`."""
-        return identity_of(
-            "icpo", self._tasks, self._contexts_of, self._size, self._seed, self._settings,
-            self._passes,
-        )  # fmt: skip
+        return self._source.identity("icpo", self._settings)
+
+    def wanted(self, step: int) -> list[Wanted]:
+        """Return what is drawn in a step."""
+        s, source = self._settings, self._source
+        found: list[Wanted] = []
+        for place, task in enumerate(source.tasks_of(step)):
+            contexts = [c for c in source.contexts_of(task) if not c.is_empty][:1]
+            expert = s.expert if contexts else 0
+            mine = [Wanted(task, EMPTY_CONTEXT, s.group_size - expert, place, -1)]
+            mine += [Wanted(task, context, expert, place, 0) for context in contexts]
+            found += [one for one in mine if one.n]
+        return found
 
     def accumulate(self, decoder: Decoder, step: int) -> dict[str, float]:
         """See `distill_objectives.Objective`."""
-        s = self._settings
-        wanted: list[Wanted] = []
-        owners: list[int] = []
-        for i, task in enumerate(batch_of(self._tasks, step, self._size, self._seed)):
-            contexts = [c for c in self._contexts_of(task) if not c.is_empty][:1]
-            expert = s.expert if contexts else 0
-            shares = [(EMPTY_CONTEXT, s.group_size - expert), *((c, expert) for c in contexts)]
-            mine = [(task, context, n) for context, n in shares if n]
-            wanted.extend(mine)
-            owners.extend([i] * len(mine))
-        numbers = [-1 if context.is_empty else 0 for _, context, _ in wanted]
-        groups = self._draw(wanted, derive_seed(self._seed, "icpo", step))
-        drawn = drawn_rows(groups, owners, numbers, self._bare_ids)
-        figures = accumulate_icpo(decoder, drawn, s, self._passes, step)
+        drawn = self._source.rows("icpo", step, self.wanted(step))
+        figures = accumulate_icpo(decoder, drawn, self._settings, self._source.passes, step)
         return figures | reward_figures(drawn)
 
 

@@ -19,21 +19,16 @@ from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.rl.advantages_weighted import nudge
 from tfgrpo.rl.distill_draws import (
-    ContextsOf,
-    Draw,
     Drawn,
-    Ids,
+    FreshGroups,
     Wanted,
-    drawn_rows,
-    identity_of,
     reward_batch,
     reward_figures,
     update_settings,
 )
-from tfgrpo.rl.distill_objectives import DEFAULT_PASSES, PassSettings, batch_of, steps_per_epoch
+from tfgrpo.rl.distill_objectives import PassSettings
 from tfgrpo.rl.model import Decoder
 from tfgrpo.rl.update import TrainRow, accumulate
-from tfgrpo.rollout import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,74 +52,41 @@ class Nudge:
     """NudgeRL as an `Objective`.
 
     Args:
-        draw: makes groups from the current weights.
-        tasks: to train on.
-        contexts_of: a task's contexts; they are the strategies.
-        bare_ids: a task's bare prompt.
+        source: tasks and rollouts; a task's contexts are the strategies.
         settings: the method's constants.
-        tasks_per_step: of one update.
-        seed: of order, dropout and draws.
-        passes: how rows are cut; its temperature must be the draws'.
     """
 
-    def __init__(
-        self,
-        draw: Draw,
-        tasks: Sequence[Task],
-        contexts_of: ContextsOf,
-        bare_ids: Ids,
-        settings: NudgeSettings = DEFAULTS,
-        *,
-        tasks_per_step: int = 8,
-        seed: int = 0,
-        passes: PassSettings = DEFAULT_PASSES,
-    ) -> None:
-        self._draw = draw
-        self._tasks = list(tasks)
-        self._contexts_of = contexts_of
-        self._bare_ids = bare_ids
+    def __init__(self, source: FreshGroups, settings: NudgeSettings = DEFAULTS) -> None:
+        self._source = source
         self._settings = settings
-        self._size = tasks_per_step
-        self._seed = seed
-        self._passes = passes
-        self.steps_per_epoch = steps_per_epoch(len(self._tasks), tasks_per_step)
+        self.steps_per_epoch = source.steps_per_epoch
 
     @property
     def identity(self) -> str:
         """See `distill_objectives.Objective`."""
-        return identity_of(
-            "nudge", self._tasks, self._contexts_of, self._size, self._seed, self._settings,
-            self._passes,
-        )  # fmt: skip
+        return self._source.identity("nudge", self._settings)
 
-    def wanted(self, step: int) -> tuple[list[Wanted], list[int], list[int]]:
-        """Return what is drawn in a step, with each entry's task and context number."""
-        s = self._settings
-        wanted: list[Wanted] = []
-        owners: list[int] = []
-        numbers: list[int] = []
-        for i, task in enumerate(batch_of(self._tasks, step, self._size, self._seed)):
-            chance = np.random.default_rng(derive_seed(self._seed, "drop", step, task.task_id))
+    def wanted(self, step: int) -> list[Wanted]:
+        """Return what is drawn in a step."""
+        s, source = self._settings, self._source
+        found: list[Wanted] = []
+        for place, task in enumerate(source.tasks_of(step)):
+            chance = np.random.default_rng(derive_seed(source.seed, "drop", step, task.task_id))
             bare = 0
-            for c, context in enumerate(self._contexts_of(task)):
+            for number, context in enumerate(source.contexts_of(task)):
                 dropped = int(chance.binomial(s.per_context, s.dropout))
                 bare += dropped
                 if dropped < s.per_context:
-                    wanted.append((task, context, s.per_context - dropped))
-                    owners.append(i)
-                    numbers.append(c)
+                    left = s.per_context - dropped
+                    found.append(Wanted(task, context, left, place, number))
             if bare:
-                wanted.append((task, EMPTY_CONTEXT, bare))
-                owners.append(i)
-                numbers.append(-1)
-        return wanted, owners, numbers
+                found.append(Wanted(task, EMPTY_CONTEXT, bare, place, -1))
+        return found
 
     def accumulate(self, decoder: Decoder, step: int) -> dict[str, float]:
         """See `distill_objectives.Objective`."""
-        wanted, owners, numbers = self.wanted(step)
-        groups = self._draw(wanted, derive_seed(self._seed, "nudge", step))
-        drawn = drawn_rows(groups, owners, numbers, self._bare_ids)
-        figures = accumulate_nudge(decoder, drawn, self._settings, self._passes)
+        drawn = self._source.rows("nudge", step, self.wanted(step))
+        figures = accumulate_nudge(decoder, drawn, self._settings, self._source.passes)
         return figures | reward_figures(drawn)
 
 

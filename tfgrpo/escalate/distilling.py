@@ -28,6 +28,7 @@ from tfgrpo.escalate.student import Student
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Verifier
 from tfgrpo.rl.distill import Distiller, DistillSettings
+from tfgrpo.rl.distill_draws import FreshGroups
 from tfgrpo.rl.distill_icpo import Icpo, IcpoSettings
 from tfgrpo.rl.distill_nudge import Nudge
 from tfgrpo.rl.distill_objectives import Imitation, NearTeacher, PassSettings
@@ -307,27 +308,18 @@ def _objective(
             settings=passes,
             **common,
         )
-    passes = replace(passes, temperature=temperature)
-    draw = student.draw("on-policy")
-    if plan.distil == "nudge":
-        return Nudge(
-            draw,
-            material.practice,
-            lambda task: dealt(material.context(task), STRATEGIES),
-            student.prompts.ids,
-            passes=passes,
-            **common,
-        )
-    each = max(1, -(-len(material.practice) // settings.tasks_per_step))
-    return Icpo(
-        draw,
+    source = FreshGroups(
+        student.draw("on-policy"),
         material.practice,
-        lambda task: [material.context(task)],
+        lambda task: dealt(material.context(task), STRATEGIES),
         student.prompts.ids,
-        IcpoSettings(steps=settings.epochs * each),
-        passes=passes,
+        passes=replace(passes, temperature=temperature),
         **common,
     )
+    if plan.distil == "nudge":
+        return Nudge(source)
+    whole = replace(source, contexts_of=lambda task: [material.context(task)])
+    return Icpo(whole, IcpoSettings(steps=settings.epochs * source.steps_per_epoch))
 
 
 def dealt(context: Context, n: int) -> list[Context]:

@@ -21,7 +21,7 @@ from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.protocols import Sampling, Verifier
-from tfgrpo.rl.distill_draws import Draw, drawer
+from tfgrpo.rl.distill_draws import Draw, Wanted, drawer
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.packing import Row, pack
 from tfgrpo.rl.parts import Parts, load_parts
@@ -152,7 +152,7 @@ class Student:
         label: str | None = None,
     ) -> list[RolloutGroup]:
         """Return one group of n a task; the same seed gives every model the same draws."""
-        return self.draw(label)([(t, context_of(t), n) for t in tasks], seed)
+        return self.draw(label)([Wanted(t, context_of(t), n) for t in tasks], seed)
 
     def release(self) -> None:
         """Give back what drawing and training left: caches and gradients, not the weights."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from tfgrpo.protocols import Sampling
 from tfgrpo.rl.advantages_group import grpo
 from tfgrpo.rl.batch import RewardBatch
 from tfgrpo.rl.distill import Distiller, DistillSettings
-from tfgrpo.rl.distill_draws import Drawn, drawer
+from tfgrpo.rl.distill_draws import Drawn, FreshGroups, drawer
 from tfgrpo.rl.distill_icpo import (
     Icpo,
     IcpoSettings,
@@ -91,23 +93,34 @@ def test_nudge_adds_its_distillation_gradient_under_the_bare_prompt() -> None:
 
 def test_a_dropped_context_is_drawn_bare_and_no_rollout_is_lost() -> None:
     tasks = tiny_tasks(20)
-    nudge = Nudge(
+    source = FreshGroups(
         lambda *_: [], tasks, lambda _: STRATEGIES, lambda _: (1,), tasks_per_step=20, seed=3
     )
-    wanted, owners, numbers = nudge.wanted(0)
+    wanted = Nudge(source).wanted(0)
     total = dict.fromkeys(range(20), 0)
-    for (task, context, n), owner, number in zip(wanted, owners, numbers, strict=True):
-        assert context.is_empty == (number == -1)
-        assert number == -1 or context is STRATEGIES[number]
-        assert n > 0 and task in tasks
-        total[owner] += n
+    for one in wanted:
+        assert one.context.is_empty == (one.number == -1)
+        assert one.number == -1 or one.context is STRATEGIES[one.number]
+        assert one.n > 0 and one.task in tasks
+        total[one.place] += one.n
     assert set(total.values()) == {8}
-    bare = sum(n for (_, _, n), number in zip(wanted, numbers, strict=True) if number == -1)
+    bare = sum(one.n for one in wanted if one.number == -1)
     assert 0.1 < bare / 160 < 0.4  # a quarter is dropped
-    whole = Nudge(
-        lambda *_: [], tasks, lambda _: STRATEGIES, lambda _: (1,), NudgeSettings(dropout=0.0)
-    )
-    assert all(not context.is_empty and n == 4 for _, context, n in whole.wanted(0)[0])
+    whole = Nudge(source, NudgeSettings(dropout=0.0)).wanted(0)
+    assert all(not one.context.is_empty and one.n == 4 for one in whole)
+
+
+def test_icpo_draws_each_task_bare_and_with_its_first_examples() -> None:
+    tasks = tiny_tasks(4)
+    source = FreshGroups(lambda *_: [], tasks, lambda _: STRATEGIES, lambda _: (1,))
+    wanted = Icpo(source, IcpoSettings(group_size=6, expert=2)).wanted(0)
+    assert {(one.context.is_empty, one.number, one.n) for one in wanted} == {
+        (True, -1, 4),
+        (False, 0, 2),
+    }
+    assert all(one.context is STRATEGIES[0] for one in wanted if one.number == 0)
+    none = Icpo(replace(source, contexts_of=lambda _: ()), IcpoSettings(group_size=6, expert=2))
+    assert [(one.number, one.n) for one in none.wanted(0)] == [(-1, 6)] * 4
 
 
 def test_icpo_without_expert_rollouts_is_grpo() -> None:
@@ -181,9 +194,10 @@ def online(folder, kind):
     generator = GroupGenerator(parts.decoder, eos_ids=parts.eos_ids, max_rows=16)
     sampling = Sampling(temperature=1.0, max_tokens=config.rollout.max_tokens)
     maker = RolloutMaker(generator, prompts, EvenTokens(), sampling, policy_id="tiny")
-    objective = kind(
+    source = FreshGroups(
         drawer(maker), tiny_tasks(), lambda _: STRATEGIES, prompts.ids, tasks_per_step=3
     )
+    objective = kind(source)
     settings = DistillSettings(steps=4, lr=5e-3, save_every=2)
     return Distiller(parts, objective, settings, folder)
 
