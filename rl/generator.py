@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.lm.decoding import RowQueue
+from tfgrpo.lm.rows import RowQueue
 from tfgrpo.protocols import Generated, Generator, Sampling
 from tfgrpo.rl.kernels import add_rms_norm, decode_attention, pick_and_advance, silu_mul
 from tfgrpo.rl.kv_cache import Cache

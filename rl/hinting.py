@@ -45,7 +45,8 @@ def prepare(
 
 def policy_lm(parts: Parts, *, max_rows: int = 64) -> LM:
     """Return the weights that are trained, as they are now, as a text model."""
-    from tfgrpo.lm.local import LoadedModel, LocalLM
+    from tfgrpo.lm.loading import LoadedModel
+    from tfgrpo.lm.local import LocalLM
     from tfgrpo.rl.generator import GroupGenerator
 
     decoder = parts.decoder

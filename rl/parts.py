@@ -40,7 +40,7 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
         ConfigError: another kind of spec, a family that cannot be trained, or a folder with
             pickled weights or code of its own.
     """
-    from tfgrpo.lm.local import load_model
+    from tfgrpo.lm.loading import load_model
     from tfgrpo.rl.generator import eos_ids_of
     from tfgrpo.rl.model import decoder_from_hf
 

@@ -23,10 +23,10 @@ from tfgrpo.tools import Tool, tool
 
 ALLOCATORS: Mapping[str, str] = {
     "posterior_gain": "tfgrpo.routing.allocate:PosteriorGain",
-    "sgpo": "tfgrpo.routing.allocate:Sgpo",
-    "vade": "tfgrpo.routing.allocate:Vade",
-    "xrpo": "tfgrpo.routing.allocate:Xrpo",
-    "gdro": "tfgrpo.routing.allocate:RolloutGdro",
+    "sgpo": "tfgrpo.routing.allocate_published:Sgpo",
+    "vade": "tfgrpo.routing.allocate_published:Vade",
+    "xrpo": "tfgrpo.routing.allocate_published:Xrpo",
+    "gdro": "tfgrpo.routing.allocate_published:RolloutGdro",
 }
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
 

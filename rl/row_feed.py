@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfgrpo.lm.decoding import Row, RowQueue
+from tfgrpo.lm.rows import Row, RowQueue
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.serving import GroupRequest
 

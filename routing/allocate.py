@@ -3,12 +3,12 @@
 `PosteriorGain` spends where a mixed group becomes likelier, integrated over a posterior of the
 success rate: point estimates lose to uniform at realistic noise. Its guard falls back to uniform
 unless the lower bound of the gain is positive. `shrunk_baseline` joins a predicted rate with few
-rollouts. The other rules are readings of abstracts and labelled approximations.
+rollouts.
 
 All rules are pure: equal arguments, equal counts, in the order of the tasks, summing to at most the
 budget. History is groups that are done; only graded rollouts count.
-Does not know who runs the rollouts. Sources: V_0 (arXiv 2602.03584; the gain rule is our reading),
-V_0.5 (2603.10848; own form), and those named at each class.
+Does not know who runs the rollouts, or the published rules (`allocate_published`).
+Sources: V_0 (arXiv 2602.03584; the gain rule is our reading), V_0.5 (2603.10848; own form).
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.routing.laplace import sigmoid
@@ -30,14 +28,9 @@ from tfgrpo.routing.value_model import Estimates, ModelState
 
 __all__ = [
     "Baseline",
-    "Dars",
     "PosteriorGain",
     "PredictionError",
-    "RolloutGdro",
-    "Sgpo",
     "Uniform",
-    "Vade",
-    "Xrpo",
     "mixed_share",
     "shrunk_baseline",
     "uniform",
@@ -57,19 +50,24 @@ def mixed_share(p: Array, n: Counts | int) -> Array:
 
 def uniform(n_tasks: int, budget: int) -> list[int]:
     """Return the budget dealt evenly; the first tasks get the remainder."""
-    _check_budget(budget)
+    check_budget(budget)
     if not n_tasks:
         return []
     each, rest = divmod(budget, n_tasks)
     return [each + (i < rest) for i in range(n_tasks)]
 
 
-def _check_budget(budget: int) -> None:
+def check_budget(budget: int) -> None:
+    """Refuse a budget that is not a whole number of rollouts from 0 up.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if isinstance(budget, bool) or not isinstance(budget, (int, np.integer)) or budget < 0:
         raise ConfigError(f"budget {budget!r}: allowed is a whole number of rollouts from 0 up")
 
 
-def _counts(
+def seen_counts(
     tasks: Sequence[Task], history: Sequence[RolloutGroup], success_at: float | None, decay: float
 ) -> tuple[Array, Array]:
     """Return successes and trials a task; a group `a` groups older than the task's newest counts
@@ -189,10 +187,10 @@ class PosteriorGain:
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
     ) -> list[int]:
         """Return the counts."""
-        _check_budget(budget)
+        check_budget(budget)
         if not tasks:
             return []
-        k, n = self.faded(*_counts(tasks, history, self.success_at, self.decay))
+        k, n = self.faded(*seen_counts(tasks, history, self.success_at, self.decay))
         asked = {t.task_id for t in tasks}
         others = [g for g in history if g.task.task_id not in asked] or list(history)
         rows = outcomes_of_groups(others, success_at=self.success_at)
@@ -242,7 +240,7 @@ class PosteriorGain:
         rollout turns them, under a posterior that has seen their outcomes. No floor, no guard: an
         extra rollout for a mixed group gains nothing for certain.
         """
-        _check_budget(budget)
+        check_budget(budget)
         weights = self.posterior(pool, k, n, estimates)
         step = np.arange(1, self.cap + 1)
         stays_good = weights @ _GRID[:, None] ** step
@@ -319,206 +317,6 @@ def shrunk_baseline(
         return Baseline(rate, 0.0, False, v1)
     w = v1 / (variance + v1)
     return Baseline(w * mean + (1 - w) * rate, w, True, variance * v1 / (variance + v1))
-
-
-@dataclass(frozen=True, slots=True)
-class Sgpo:
-    """Group size about 1/p after profiling; solved tasks dropped, easy ones first (approximation).
-
-    Tasks without history get `floor`. Source: sGPO, abstract; the caps and the kept share of
-    unsolved tasks are design choices.
-    """
-
-    floor: int = 2
-    cap: int = 16
-    drop_at: float = 1.0
-    """Success rate from which a task is trivial."""
-    keep_unsolved: float = 0.5
-    """Share of the never-solved tasks that stay, chosen by a hash of their id."""
-    success_at: float | None = None
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return the counts; the budget is spent from high to low success rate."""
-        _check_budget(budget)
-        k, n = _counts(tasks, history, self.success_at, 1.0)
-        wanted = [self._wanted(t, a, b) for t, a, b in zip(tasks, k, n, strict=True)]
-        rate = np.where(n > 0, k / np.maximum(n, 1e-9), 0.5)
-        counts, left = [0] * len(tasks), budget
-        for i in np.argsort(-rate, kind="stable"):
-            counts[i] = min(wanted[i], left)
-            left -= counts[i]
-        return counts
-
-    def _wanted(self, task: Task, k: float, n: float) -> int:
-        if n == 0:
-            return self.floor
-        if k / n >= self.drop_at:
-            return 0
-        if k == 0:
-            kept = derive_seed("sgpo", task.task_id) < self.keep_unsolved * 2**31
-            return self.cap if kept else 0
-        return int(np.clip(math.ceil(n / k), self.floor, self.cap))
-
-
-@dataclass(frozen=True, slots=True)
-class Vade:
-    """Thompson-sample each task's rate and give groups to those nearest one half (approximation).
-
-    Older groups of a task decay by `decay`, and tasks that were not drawn of late decay further by
-    `idle_decay` a group of the others, so that stale belief widens. Source: VADE, abstract; score
-    p(1 − p) and both decays are our reading.
-    """
-
-    group_size: int = 8
-    prior: tuple[float, float] = (1.0, 1.0)
-    decay: float = 0.7
-    idle_decay: float = 0.98
-    success_at: float | None = None
-    seed: int = 0
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return `group_size` for the best budget // group_size tasks, 0 for the others."""
-        _check_budget(budget)
-        k, n = _counts(tasks, history, self.success_at, self.decay)
-        newest = {g.task.task_id: i for i, g in enumerate(history)}
-        rounds = max(len(tasks), 1)
-        idle = np.array(
-            [(len(history) - 1 - newest.get(t.task_id, 0)) / rounds for t in tasks], dtype=float
-        )
-        k, n = (
-            k * self.idle_decay ** np.maximum(idle, 0),
-            n * self.idle_decay ** np.maximum(idle, 0),
-        )
-        rng = np.random.default_rng(derive_seed("vade", self.seed, len(history)))
-        p = rng.beta(self.prior[0] + k, self.prior[1] + n - k) if len(tasks) else np.zeros(0)
-        chosen = np.argsort(-(p * (1 - p)), kind="stable")[: budget // self.group_size]
-        counts = [0] * len(tasks)
-        for i in chosen:
-            counts[int(i)] = self.group_size
-        return counts
-
-
-@dataclass(frozen=True, slots=True)
-class Xrpo:
-    """Base rollouts, then the largest expected drop of a mean's interval plus an exploration bonus
-    (approximation).
-
-    h(n) = t·s/√n with s from the seen outcomes (one pseudo-success and -failure for tasks with
-    fewer than two). Zero-variance tasks seen often get none. Source: XRPO, abstract and summary;
-    the bonus form is our reading.
-    """
-
-    base: int = 2
-    cap: int = 64
-    confidence: float = 0.9
-    bonus: float = 0.1
-    settled_at: int = 8
-    """Rollouts from which a task with equal outcomes gets nothing more."""
-    success_at: float | None = None
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return the counts."""
-        from scipy.stats import t as student
-
-        _check_budget(budget)
-        k, n = _counts(tasks, history, self.success_at, 1.0)
-        settled = (n >= self.settled_at) & ((k == 0) | (k == n))
-        base = [0 if s else self.base for s in settled]
-        if sum(base) > budget:
-            return uniform(len(tasks), budget) if not settled.any() else _cut(base, budget)
-        p = np.where(n >= 2, k / np.maximum(n, 1), (k + 1) / (n + 2))
-        s = np.sqrt(np.maximum(p * (1 - p), 0.0))
-        top = int(n.max(initial=0)) + self.cap + 2
-        quantile = student.ppf(0.5 + self.confidence / 2, np.maximum(np.arange(top) - 1, 1))
-        counts = np.array(base, dtype=np.int64)
-        for _ in range(budget - int(counts.sum())):
-            m = np.maximum((n + counts).astype(int), 2)
-            drop = s * (quantile[m] / np.sqrt(m) - quantile[m + 1] / np.sqrt(m + 1))
-            value = np.where(settled | (counts >= self.cap), -np.inf, drop + self.bonus / m)
-            best = int(np.argmax(value)) if len(value) else -1
-            if best < 0 or not np.isfinite(value[best]):
-                break
-            counts[best] += 1
-        return [int(c) for c in counts]
-
-
-def _cut(counts: Sequence[int], budget: int) -> list[int]:
-    """Take counts in order until the budget is spent."""
-    out = []
-    for c in counts:
-        out.append(min(c, budget))
-        budget -= out[-1]
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class Dars:
-    """Extra rollouts for hard tasks until their summed |advantage| matches a task at one half
-    (approximation).
-
-    A group of N rollouts at rate a has Σ|A| = 2N√(a(1−a)) with the population deviation. `equal`
-    raises tasks below one half to that of one half; `hard` to 2(1 − a) times it. Easy tasks get
-    nothing extra, never-solved ones the cap. Source: DARS, abstract; both schedules recalled.
-    """
-
-    cap: int = 32
-    schedule: Literal["equal", "hard"] = "equal"
-    success_at: float | None = None
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return rollouts on top of those in the history; scaled down to the budget."""
-        _check_budget(budget)
-        k, n = _counts(tasks, history, self.success_at, 1.0)
-        extra = np.array([self._extra(a, b) for a, b in zip(k, n, strict=True)], dtype=float)
-        if extra.sum() > budget:
-            extra = np.floor(extra * budget / extra.sum())
-        return [int(e) for e in extra]
-
-    def _extra(self, k: float, n: float) -> int:
-        if n == 0 or k / n >= 0.5:
-            return 0
-        a = k / n
-        target = n if self.schedule == "equal" else n * 2 * (1 - a)
-        needed = math.inf if a == 0 else target / (2 * math.sqrt(a * (1 - a)))
-        return max(math.ceil(min(needed, self.cap) - n - 1e-9), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutGdro:
-    """Rollouts in proportion to √(p(1 − p)) of a task's bin of success rates (approximation).
-
-    Source: Rollout-GDRO, abstract; bins replace the online shadow price by its fixed point.
-    """
-
-    bins: int = 5
-    floor: int = 2
-    success_at: float | None = None
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return counts that sum to the budget, or uniform where it does not cover the floor."""
-        _check_budget(budget)
-        if budget < self.floor * len(tasks) or not tasks:
-            return uniform(len(tasks), budget)
-        k, n = _counts(tasks, history, self.success_at, 1.0)
-        rate = (k + 0.5) / (n + 1.0)
-        bin_of = np.minimum((rate * self.bins).astype(int), self.bins - 1)
-        mean = np.array([rate[bin_of == b].mean() for b in bin_of])
-        share = np.sqrt(mean * (1 - mean))
-        exact = (budget - self.floor * len(tasks)) * share / share.sum()
-        counts = np.floor(exact).astype(np.int64)
-        rest = budget - self.floor * len(tasks) - int(counts.sum())
-        counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
-        return [int(c) + self.floor for c in counts]
 
 
 def state_predictor(

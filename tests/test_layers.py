@@ -101,8 +101,8 @@ def test_the_command_line_starts_without_models_or_modules(tmp_path: Path) -> No
     assert [name for name in loaded if name.startswith(modules)] == []
 
 
-def test_learning_loads_no_module_beside_the_core(tmp_path: Path) -> None:
-    loaded = loaded_by("tfgrpo.run", home=tmp_path)
+def test_learning_and_evaluating_load_no_module_beside_the_core(tmp_path: Path) -> None:
+    loaded = loaded_by("tfgrpo.run", "tfgrpo.evaluation", home=tmp_path)
     modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing")
     assert [name for name in loaded if name.startswith(modules)] == []
     assert third_party(loaded) & {"torch", "transformers", "litellm", "vllm", "openai"} == set()

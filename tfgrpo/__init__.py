@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from tfgrpo.config import Config
     from tfgrpo.context import Context
     from tfgrpo.errors import TfgrpoError
+    from tfgrpo.evaluation import evaluate
     from tfgrpo.experience import Library, load_artefact
     from tfgrpo.lm import open_lm
     from tfgrpo.policies import ChatPolicy, FunctionPolicy, ToolPolicy
     from tfgrpo.protocols import LM, Policy, Verifier
+    from tfgrpo.result import Result
     from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
-    from tfgrpo.run import Result, evaluate, learn, learn_async
+    from tfgrpo.run import learn, learn_async
     from tfgrpo.sampling import sample_group
 
 __all__ = [
@@ -54,7 +56,7 @@ _HOME = {
     "FunctionPolicy": "policies",
     "Library": "experience",
     "Policy": "protocols",
-    "Result": "run",
+    "Result": "result",
     "Rollout": "rollout",
     "RolloutGroup": "rollout",
     "Score": "rollout",
@@ -63,7 +65,7 @@ _HOME = {
     "ToolPolicy": "policies",
     "Usage": "rollout",
     "Verifier": "protocols",
-    "evaluate": "run",
+    "evaluate": "evaluation",
     "learn": "run",
     "learn_async": "run",
     "load_artefact": "experience",

@@ -19,10 +19,12 @@ import typer
 from tfgrpo.config import Config
 from tfgrpo.display import printable
 from tfgrpo.errors import ConfigError
+from tfgrpo.evaluation import Evaluation, evaluate_async
 from tfgrpo.named import add_module_folder
 from tfgrpo.nudges import nudge_totals, total_lines
 from tfgrpo.progress import ProgressView, QuietView, choose_view
-from tfgrpo.run import Evaluation, Result, dry_run, evaluate_async, learn_async
+from tfgrpo.result import Result
+from tfgrpo.run import dry_run, learn_async
 from tfgrpo.sampling import Stop, Stopped
 from tfgrpo.statistics import Interval, mean_interval
 from tfgrpo.store import RunStore

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.benchmarks.record import record
-from tfgrpo.lm.local import load_model
+from tfgrpo.lm.loading import load_model
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.generator import make_generator
 

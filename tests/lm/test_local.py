@@ -11,7 +11,8 @@ transformers = pytest.importorskip("transformers")
 
 from tfgrpo.errors import ConfigError, ProviderError  # noqa: E402
 from tfgrpo.lm.decoding import HFGenerator  # noqa: E402
-from tfgrpo.lm.local import LoadedModel, LocalLM  # noqa: E402
+from tfgrpo.lm.loading import LoadedModel  # noqa: E402
+from tfgrpo.lm.local import LocalLM  # noqa: E402
 from tfgrpo.messages import Message, ToolCall  # noqa: E402
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec  # noqa: E402
 from tfgrpo.testing import check_lm  # noqa: E402

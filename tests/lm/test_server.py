@@ -181,7 +181,7 @@ def embedded():
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     from tfgrpo.errors import MissingExtraError
-    from tfgrpo.lm.local import load_model
+    from tfgrpo.lm.loading import load_model
 
     try:
         return load_model("smollm2-135m", threads=1)

@@ -120,7 +120,7 @@ def test_a_model_that_is_not_local_is_refused() -> None:
 def test_loading_weights_draws_nothing_and_leaves_progress_bars_as_they_were(tmp_path, capfd):
     from transformers.utils import logging as progress
 
-    from tfgrpo.lm.local import load_model
+    from tfgrpo.lm.loading import load_model
 
     write_model(tmp_path)
     capfd.readouterr()

@@ -50,7 +50,7 @@ def test_pickled_weights_are_refused_and_never_read(model: Path, tmp_path: Path)
     with pytest.raises(ConfigError, match=r"'pytorch_model\.bin', a pickle.*safetensors is needed"):
         load_parts(f"local:{model}", device="cpu")
     # the loader below would not read it either
-    from tfgrpo.lm.local import load_model
+    from tfgrpo.lm.loading import load_model
 
     with pytest.raises(ProviderError, match=r"model\.safetensors"):
         load_model(str(model), device="cpu")
@@ -81,7 +81,7 @@ def test_a_models_own_code_is_refused_and_never_run(model: Path, tmp_path: Path,
     )
     with pytest.raises(ConfigError, match=f"{name} asks for the model's own Python code"):
         load_parts(f"local:{model}", device="cpu")
-    from tfgrpo.lm.local import load_model
+    from tfgrpo.lm.loading import load_model
 
     with pytest.raises(ProviderError, match="custom code"):
         load_model(str(model), device="cpu")  # and asks nobody on the terminal

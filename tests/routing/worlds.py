@@ -1,4 +1,4 @@
-"""Made-up outcome tables: topics of different difficulty, models of different skill."""
+"""Made-up outcome tables: topics of different difficulty, models of different skill; groups."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 from tfgrpo.routing.laplace import sigmoid
 from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable
 from tfgrpo.routing.vectors import Floats, HashedNgrams
@@ -64,3 +65,18 @@ def outcomes(n: int, *, model: str = "m", rate: float = 0.5, seed: int = 0) -> l
         Outcome(f"{texts[i % len(texts)]} case {i}", model, float(rng.random() < rate))
         for i in range(n)
     ]
+
+
+def tasks(n: int) -> list[Task]:
+    """Return n tasks, `t0` upwards."""
+    return [Task(f"t{i}", f"task {i}") for i in range(n)]
+
+
+def group(task_id: str, k: int, n: int, step: int = 0) -> RolloutGroup:
+    """Return a group of n graded rollouts of a task of `tasks`, the first k of them successes."""
+    task = Task(task_id, task_id.replace("t", "task "))
+    rollouts = tuple(
+        Rollout(f"{task_id}-{step}-{i}", task_id, outcome="graded", score=Score(float(i < k)))
+        for i in range(n)
+    )
+    return RolloutGroup(f"g-{task_id}-{step}", task, rollouts)

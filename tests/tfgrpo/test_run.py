@@ -9,7 +9,8 @@ import pytest
 
 from tests.tfgrpo.worlds import HELPFUL, Killed, World, comparable, journal, settings
 from tfgrpo.errors import BudgetError, ConfigError, StoreError
-from tfgrpo.run import Result, learn, open_run
+from tfgrpo.result import Result
+from tfgrpo.run import learn, open_run
 from tfgrpo.store import RunStore
 
 

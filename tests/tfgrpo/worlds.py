@@ -16,8 +16,9 @@ from tfgrpo.canonical import derive_seed
 from tfgrpo.config import Config
 from tfgrpo.lm.scripted import Reply, ScriptedLM
 from tfgrpo.protocols import Request
+from tfgrpo.result import Result
 from tfgrpo.rollout import Task
-from tfgrpo.run import Result, learn
+from tfgrpo.run import learn
 from tfgrpo.scope import current_scope
 from tfgrpo.store import RunStore
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from tfgrpo.lm.local import load_model
+from tfgrpo.lm.loading import load_model
 from tfgrpo.protocols import Generated, Generator, Sampling
 from tfgrpo.rl.engines import VllmColocated
 from tfgrpo.rl.gate import measure_mismatch

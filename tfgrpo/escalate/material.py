@@ -27,8 +27,8 @@ from tfgrpo.experience import (
     TopK,
     prompt_context,
 )
+from tfgrpo.learn_settings import experience_settings
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.run import experience_settings
 from tfgrpo.store import RunStore
 
 SPLITS = ("practice", "gate", "test")

@@ -1,94 +1,26 @@
 """The default `Generator`: a decode loop over any transformers causal LM, rows coming and going.
 
-Rows share one write position of a cache that is allocated ahead, right-aligned: a row of length L
-that joins at position t fills columns t-L to t, whatever its neighbours' lengths, and a finished
-row's place is taken over by the next waiting one. A prompt that several rows share is read once.
-On grouped-query models the query heads of a key head are given to attention as query positions,
-so that no key or value is copied.
+Waiting rows are admitted as places get free and as memory allows; every step draws one token a row,
+and a row leaves once it ends or nobody waits for it.
 
-Does not know chat, text (but for stop strings), asyncio. Idea: continuous batching (Orca, Yu et
-al. 2022) in the small; own code.
+Does not know chat, text (but for stop strings), asyncio, how keys and values lie in memory. Idea:
+continuous batching (Orca, Yu et al. 2022) in the small; own code.
 """
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
+from tfgrpo.lm.batch import Batch
 from tfgrpo.lm.draws import draw_tokens, uniforms
+from tfgrpo.lm.grouped_attention import use_grouped_attention
+from tfgrpo.lm.rows import Row, RowSource
 from tfgrpo.protocols import Generated, Sampling
 
 if TYPE_CHECKING:
     import torch
-
-_GROWTH = 64
-_PREFILL_TOKENS = 4096
-_ATTENTION = "tfgrpo_grouped"
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """One continuation being made."""
-
-    prompt: tuple[int, ...]
-    seed: int
-    sampling: Sampling
-    max_tokens: int
-    tag: Any = None
-    """Whatever the source wants back."""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    top: list[dict[int, float]] = field(default_factory=list)
-    """Per token the `top_logprobs` likeliest ids, where the sampling asks for them."""
-    is_cancelled: bool = False
-    on_token: Callable[[Row], None] | None = None
-    uniforms: Any = None
-
-    @property
-    def total(self) -> int:
-        """Cache columns that the row may need."""
-        return len(self.prompt) + self.max_tokens
-
-
-class RowSource(Protocol):
-    """Where rows come from and go to."""
-
-    def take(self, count: int) -> list[Row]:
-        """Return up to `count` waiting rows."""
-        ...
-
-    def finish(self, row: Row, generated: Generated) -> None:
-        """Take a finished row."""
-        ...
-
-
-class RowQueue(RowSource, Protocol):
-    """A source that can hand out rows of one sampling."""
-
-    def take(
-        self, count: int, *, like: Sampling | None = None, in_order: bool = False
-    ) -> list[Row]:
-        """Return up to `count` waiting rows.
-
-        Args:
-            count: at most so many.
-            like: only rows of an equal sampling.
-            in_order: none that came after a row of another sampling, so that this one's turn comes.
-        """
-        ...
-
-
-@runtime_checkable
-class RowServer(Protocol):
-    """A generator that takes rows in while others are decoded."""
-
-    def serve(self, source: RowQueue) -> None:
-        """Decode rows until the source has none left; cancelled ones leave early."""
-        ...
 
 
 class HFGenerator:
@@ -115,7 +47,7 @@ class HFGenerator:
         self._eos = frozenset(eos_ids)
         self._decode = decode
         self._max_rows = max_rows
-        self._grouped = _use_grouped_attention(model)
+        self._grouped = use_grouped_attention(model)
         self._max_columns = max(1, cache_bytes // _bytes_per_token(model))
 
     def generate(
@@ -150,7 +82,7 @@ class HFGenerator:
         import torch
 
         with torch.inference_mode():
-            batch = _Batch(self._model, grouped=self._grouped)
+            batch = Batch(self._model, grouped=self._grouped)
             waiting: deque[Row] = deque()
             while True:
                 self._admit(batch, waiting, source)
@@ -161,7 +93,7 @@ class HFGenerator:
                 if not waiting:
                     batch.shrink()
 
-    def _admit(self, batch: _Batch, waiting: deque[Row], source: RowSource) -> None:
+    def _admit(self, batch: Batch, waiting: deque[Row], source: RowSource) -> None:
         """Fill free places with waiting rows; several prompts are read in one pass."""
         live = len(batch.rows)
         # Reading one prompt costs about a decode step: wait until an eighth of the places is free.
@@ -191,7 +123,7 @@ class HFGenerator:
                 return
 
     def _advance(
-        self, batch: _Batch, slots: Sequence[int], logits: torch.Tensor, source: RowSource
+        self, batch: Batch, slots: Sequence[int], logits: torch.Tensor, source: RowSource
     ) -> None:
         """Draw the next token of the rows in `slots` (one row of logits a slot) and drop the
         finished ones."""
@@ -258,314 +190,6 @@ class _ListSource:
         self.results[row.tag] = generated
 
 
-class _Batch:
-    """The rows being decoded, their cache and the shared write position."""
-
-    def __init__(self, model: Any, *, grouped: bool) -> None:
-        self._model = model
-        self._device = model.device
-        self._grouped = grouped
-        self._cache_word = _cache_word(model)
-        self._cache = _SlotCache(model)
-        self.slots: list[Row | None] = []
-        self.last: list[int] = []
-        self._start: list[int] = []
-
-    @property
-    def rows(self) -> list[Row]:
-        """The live rows."""
-        return [r for r in self.slots if r is not None]
-
-    def leave(self, slot: int) -> None:
-        """Free a place; its cache is overwritten by whoever joins."""
-        self.slots[slot] = None
-        self.last[slot] = 0
-
-    def shrink(self) -> None:
-        """Drop free places once they are the larger half."""
-        live = [i for i, r in enumerate(self.slots) if r is not None]
-        if live and len(live) * 2 <= len(self.slots):
-            first = min(self._start[i] for i in live)
-            self._cache.rebuild(live, len(live), first, max(r.max_tokens for r in self.rows))
-            self.slots = [self.slots[i] for i in live]
-            self.last = [self.last[i] for i in live]
-            self._start = [self._start[i] - first for i in live]
-
-    def join(self, rows: Sequence[Row]) -> tuple[list[int], torch.Tensor]:
-        """Read the prompts of new rows; returns their places and logits."""
-        import torch
-
-        prompts = sorted({r.prompt for r in rows}, key=len)
-        read: dict[tuple[int, ...], tuple[Any, int]] = {}
-        logits: dict[tuple[int, ...], torch.Tensor] = {}
-        for chunk in _chunks(prompts):
-            layers, chunk_logits = self._prefill(chunk)
-            for i, prompt in enumerate(chunk):
-                read[prompt] = (layers, i)
-                logits[prompt] = chunk_logits[i]
-        slots = self._places(rows)
-        for row, slot in zip(rows, slots, strict=True):
-            layers, i = read[row.prompt]
-            length = len(row.prompt)
-            self._start[slot] = self._cache.length - length
-            self._cache.write(slot, layers, i, length)
-            self.slots[slot] = row
-        return slots, torch.stack([logits[r.prompt] for r in rows])
-
-    def _places(self, rows: Sequence[Row]) -> list[int]:
-        """Make room for rows: free places first, then new ones; columns for the longest prompt."""
-        longest = max(len(r.prompt) for r in rows)
-        live = [i for i, r in enumerate(self.slots) if r is not None]
-        if not live:
-            self.slots, self.last, self._start = [], [], []
-            self._cache.reset()
-        missing = len(rows) - (len(self.slots) - len(live))
-        if missing > 0 or longest > self._cache.length:
-            size = len(self.slots) + max(0, missing)
-            self._cache.rebuild(list(range(len(self.slots))), size, 0, _GROWTH, at_least=longest)
-            shift = self._cache.shifted
-            self._start = [s + shift for s in self._start] + [0] * (size - len(self.slots))
-            self.last += [0] * (size - len(self.slots))
-            self.slots += [None] * (size - len(self.slots))
-        return [i for i, r in enumerate(self.slots) if r is None][: len(rows)]
-
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, torch.Tensor]:
-        import torch
-
-        width = max(len(p) for p in prompts)
-        ids = torch.zeros((len(prompts), width), dtype=torch.long)
-        mask = torch.zeros((len(prompts), width), dtype=torch.bool)
-        for i, prompt in enumerate(prompts):
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            mask[i, width - len(prompt) :] = True
-        position = (mask.long().cumsum(-1) - 1).clamp_(min=0)
-        cache = _new_cache()
-        attention: torch.Tensor = mask
-        if self._grouped:
-            causal = torch.ones((width, width), dtype=torch.bool).tril_()
-            attention = mask[:, None, None, :] & causal
-            # A padding position attends to itself: a row of no keys would make NaNs.
-            attention = attention | torch.eye(width, dtype=torch.bool)
-        out = self._model(
-            input_ids=ids.to(self._device),
-            attention_mask=attention.to(self._device),
-            position_ids=position.to(self._device),
-            **{self._cache_word: cache},
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return cache.layers, out.logits[:, -1]
-
-    def step(self) -> torch.Tensor:
-        """Decode one position of every place; returns logits a place."""
-        import torch
-
-        cache = self._cache
-        if cache.length == cache.capacity:
-            live = [s for s, r in zip(self._start, self.slots, strict=True) if r is not None]
-            first = min(live)
-            cache.rebuild(list(range(len(self.slots))), len(self.slots), first, _GROWTH)
-            self._start = [max(0, s - first) for s in self._start]
-        start = torch.tensor(self._start, device=self._device)
-        position = (cache.length - start)[:, None]
-        columns = torch.arange(cache.length + 1, device=self._device)
-        mask = columns[None, :] >= start[:, None]
-        out = self._model(
-            input_ids=torch.tensor(self.last, device=self._device)[:, None],
-            attention_mask=mask[:, None, None, :] if self._grouped else mask,
-            position_ids=position,
-            **{self._cache_word: cache.cache},
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache.length += 1
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
-
-
-class _SlotCache:
-    """Keys and values of all places, allocated ahead: `[places, heads, columns, width]` each."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.length = 0
-        self.capacity = 0
-        self.shifted = 0
-        self.cache: Any = None
-        self._layers: list[Any] = []
-
-    def rebuild(
-        self, keep: Sequence[int], places: int, first: int, room: int, *, at_least: int = 0
-    ) -> None:
-        """Move the kept places, from column `first` on, into a cache of `places` places with `room`
-        free columns; `at_least` columns are filled or skipped before the write position."""
-        import torch
-
-        used = self.length - first
-        length = max(used, at_least)
-        self.shifted = length - used - first
-        capacity = length + max(room, _GROWTH)
-        index = None if list(keep) == list(range(len(keep))) else torch.tensor(list(keep))
-        for layer in self._layers:
-            layer.move(index, len(keep), places, (first, self.length), length, capacity)
-        self.length, self.capacity = length, capacity
-        self._places = places
-        if self.cache is not None:
-            for layer in self._layers:
-                layer.owner_length = self.length
-
-    def write(self, slot: int, layers: Any, i: int, length: int) -> None:
-        """Copy one read prompt, the last `length` columns of row i, before the write position."""
-        if self.cache is None:
-            self.cache, self._layers = _slot_layers(
-                layers, self._places, self.capacity, lambda: self.length
-            )
-        for mine, read in zip(self._layers, layers, strict=True):
-            columns = slice(self.length - length, self.length)
-            mine.key_buffer[slot, :, columns] = read.keys[i, :, -length:]
-            mine.value_buffer[slot, :, columns] = read.values[i, :, -length:]
-
-
-def _cache_word(model: Any) -> str:
-    """The name of the cache argument, which newer transformers shortened."""
-    names = inspect.signature(model.forward).parameters
-    return "cache" if "cache" in names else "past_key_values"
-
-
-def _new_cache() -> Any:
-    from transformers import DynamicCache
-
-    return DynamicCache()
-
-
-def _slot_layers(
-    like: Any, places: int, capacity: int, length: Callable[[], int]
-) -> tuple[Any, list[Any]]:
-    """A transformers cache whose layers write in place and hand out views."""
-    import torch
-    from transformers.cache_utils import Cache, DynamicLayer
-
-    class SlotLayer(DynamicLayer):  # type: ignore[misc,unused-ignore]
-        owner_length = 0
-
-        def allocate(self, like: torch.Tensor, places: int, capacity: int) -> torch.Tensor:
-            # Zeros, not empty: a masked column times NaN garbage would still be NaN.
-            return torch.zeros(
-                (places, like.shape[1], capacity, like.shape[3]),
-                dtype=like.dtype,
-                device=like.device,
-            )
-
-        def move(
-            self,
-            index: torch.Tensor | None,
-            kept: int,
-            places: int,
-            columns: tuple[int, int],
-            length: int,
-            capacity: int,
-        ) -> None:
-            first, last = columns
-            for name in ("key_buffer", "value_buffer"):
-                old = getattr(self, name)
-                new = self.allocate(old, places, capacity)
-                part = old[:kept] if index is None else old[index.to(old.device)]
-                new[:kept, :, length - (last - first) : length] = part[:, :, first:last]
-                setattr(self, name, new)
-
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            t = length()
-            self.key_buffer[:, :, t : t + 1] = key_states
-            self.value_buffer[:, :, t : t + 1] = value_states
-            return self.key_buffer[:, :, : t + 1], self.value_buffer[:, :, : t + 1]
-
-        def get_seq_length(self) -> int:
-            return length()
-
-    layers = []
-    for read in like:
-        layer = SlotLayer()
-        layer.is_initialized = True
-        layer.device, layer.dtype = read.keys.device, read.keys.dtype
-        layer.key_buffer = layer.allocate(read.keys, places, capacity)
-        layer.value_buffer = layer.allocate(read.values, places, capacity)
-        layer.keys, layer.values = layer.key_buffer, layer.value_buffer
-        layers.append(layer)
-    return Cache(layers=layers), layers
-
-
-def _use_grouped_attention(model: Any) -> bool:
-    """Switch the model to `_grouped_attention` where its attention is plain; False elsewhere."""
-    config = model.config
-    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
-    is_plain = (
-        kinds == {"full_attention"}
-        and not getattr(config, "sliding_window", None)
-        and not getattr(config, "attn_logit_softcapping", None)
-        and config.model_type in ("llama", "qwen2", "qwen3", "smollm3", "mistral")
-        and model.device.type == "cpu"
-    )
-    if not is_plain:
-        return False
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _grouped_attention)
-    model.set_attn_implementation(_ATTENTION)
-    return True
-
-
-def _grouped_attention(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attention for transformers' interface; `[B, H, T, D]` in, `[B, T, H, D]` out."""
-    import torch.nn.functional as F
-
-    rows, heads, steps, width = query.shape
-    groups = key.shape[1]
-    if steps == 1:
-        packed = query.reshape(rows, groups, heads // groups, width)
-        mask = attention_mask
-        if mask is not None:
-            mask = mask.expand(rows, 1, heads // groups, key.shape[2])
-        out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
-        return out.reshape(rows, heads, 1, width).transpose(1, 2), None
-    out = F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-        scale=scaling,
-        is_causal=attention_mask is None,
-        enable_gqa=heads != groups,
-    )
-    return out.transpose(1, 2).contiguous(), None
-
-
-def _chunks(prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Prompts of rising length in runs of at most 4,096 padded tokens."""
-    runs: list[list[tuple[int, ...]]] = []
-    for prompt in prompts:
-        if runs and (len(runs[-1]) + 1) * len(prompt) <= _PREFILL_TOKENS:
-            runs[-1].append(prompt)
-        else:
-            runs.append([prompt])
-    return runs
-
-
 def _temperature(sampling: Sampling) -> float:
     return 1.0 if sampling.temperature is None else sampling.temperature
 
@@ -585,8 +209,3 @@ def _bytes_per_token(model: Any) -> int:
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     itemsize = next(model.parameters()).element_size()
     return int(2 * config.num_hidden_layers * heads * width * itemsize)
-
-
-def default_threads() -> int:
-    """Threads that may run here: more than free cores make every CPU engine crawl."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,145 +11,27 @@ Does not know HTTP, caches, retries. Idea: one model, one queue (own).
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from tfgrpo.canonical import digest
-from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, TfgrpoError
+from tfgrpo.errors import ConfigError, ProviderError, TfgrpoError
 from tfgrpo.lm.chat import ChatFormat
-from tfgrpo.lm.decoding import HFGenerator, Row, RowServer, default_threads
+from tfgrpo.lm.decoding import HFGenerator
 from tfgrpo.lm.embedded import NAME as EMBEDDED
-from tfgrpo.lm.embedded import embedded_folder, without_progress_bars
+from tfgrpo.lm.jobs import Job, JobQueue, JobSource, halt, run_batch
+from tfgrpo.lm.loading import LoadedModel, folder_mark, load_model, model_place
+from tfgrpo.lm.rows import Row, RowServer
 from tfgrpo.lm.wire import split_thinking, timed_out
-from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request, Sampling
-from tfgrpo.redact import redact
+from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request
 from tfgrpo.rollout import Usage
-
-logger = logging.getLogger(__name__)
 
 _JOIN_S = 0.003
 """How long an idle engine waits for requests that are made at the same moment."""
-
-
-def bf16_is_native() -> bool:
-    """True when this processor multiplies bfloat16 in hardware (Linux tells)."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return any(f" {name}" in flags for name in ("amx_bf16", "avx512_bf16"))
-
-
-@dataclass(slots=True)
-class LoadedModel:
-    """Weights, tokenizer and where they came from."""
-
-    model: Any
-    tokenizer: Any
-    source: str
-    dtype: str
-    context_tokens: int
-    eos_ids: tuple[int, ...]
-
-
-def load_model(
-    name: str, *, device: str | None = None, dtype: str | None = None, threads: int | None = None
-) -> LoadedModel:
-    """Load weights: the embedded model, a folder, or a name on the hub (only when so named).
-
-    Args:
-        name: `smollm2-135m`, a path, or `ORG/NAME`.
-        device: `cpu`, `cuda`, …; None takes a GPU where there is one.
-        dtype: `bfloat16`, `float32`, `float16`; None is bfloat16 where the device multiplies it.
-        threads: of torch, for this process; None leaves torch's own choice.
-
-    Raises:
-        ConfigError: no such folder, device or dtype.
-        MissingExtraError: torch or transformers is not installed.
-        ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
-    """
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as exc:
-        raise MissingExtraError.of("local", "the local backend", exc.name or "torch") from exc
-    if threads:
-        torch.set_num_threads(min(threads, default_threads()))
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = _dtype(torch, name, device, dtype)
-    place = _place(name)
-    try:
-        # without an explicit False, transformers asks on the terminal whether to run foreign code
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        with without_progress_bars():
-            model = AutoModelForCausalLM.from_pretrained(
-                place, dtype=kind, trust_remote_code=False, use_safetensors=True
-            )
-        model = model.to(device).eval()
-    except (OSError, ValueError, RuntimeError) as exc:
-        raise ProviderError(
-            redact(f"local model {name!r} cannot be loaded: {type(exc).__name__}: {exc!s:.300}"),
-            kind="not_found",
-        ) from exc
-    model.requires_grad_(False)
-    return LoadedModel(
-        model,
-        tokenizer,
-        name,
-        str(kind).removeprefix("torch."),
-        _context_tokens(model.config),
-        _eos_ids(model, tokenizer),
-    )
-
-
-def _dtype(torch: Any, name: str, device: str, dtype: str | None) -> Any:
-    allowed = ("bfloat16", "float32", "float16")
-    if dtype is not None and dtype not in allowed:
-        raise ConfigError(f"local model {name!r}: dtype {dtype!r} must be one of {allowed}")
-    if dtype is not None:
-        return getattr(torch, dtype)
-    if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if bf16_is_native() else torch.float32
-
-
-def _place(name: str) -> str:
-    if name == EMBEDDED:
-        return str(embedded_folder())
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(f"local model {name!r}: the folder has no config.json")
-        return str(path)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return name  # named, hence wanted: the hub
-    raise ConfigError(
-        f"local model {name!r} is neither 'smollm2-135m', nor a folder, nor ORG/NAME of the hub"
-    )
-
-
-def _context_tokens(config: Any) -> int:
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    return 1 << 20
-
-
-def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    found: list[int] = []
-    for value in (model.generation_config.eos_token_id, tokenizer.eos_token_id):
-        found += value if isinstance(value, (list, tuple)) else [value]
-    return tuple(sorted({v for v in found if v is not None}))
 
 
 def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
@@ -176,62 +58,6 @@ def _faster_generator() -> Callable[..., Generator | None] | None:
     except ImportError:
         return None
     return make
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """One draw that somebody waits for."""
-
-    row: Row
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[Generated]
-
-    def settle(self, result: Generated | BaseException) -> None:
-        """Hand the result over to the waiting task; called on the engine thread."""
-        try:
-            self.loop.call_soon_threadsafe(self._set, result)
-        except RuntimeError:
-            logger.debug("a reply came after its event loop was closed")
-
-    def _set(self, result: Generated | BaseException) -> None:
-        if self.future.done():
-            return
-        if isinstance(result, BaseException):
-            self.future.set_exception(result)
-        else:
-            self.future.set_result(result)
-
-
-@dataclass(slots=True)
-class _Queue:
-    """Waiting jobs, and the engine thread's state; guarded by its lock."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    jobs: deque[_Job] = field(default_factory=deque)
-    taken: dict[int, _Job] = field(default_factory=dict)
-    """Jobs being decoded, by the id of their row."""
-    thread: threading.Thread | None = None
-    is_closed: bool = False
-
-    def close(self) -> tuple[list[_Job], threading.Thread | None]:
-        """Refuse further jobs; return those that wait and the thread that decodes."""
-        with self.lock:
-            self.is_closed = True
-            jobs, self.jobs = list(self.jobs), deque()
-            for job in jobs:
-                job.row.is_cancelled = True
-            return jobs, self.thread
-
-
-def _halt(queue: _Queue) -> None:
-    """End the engine thread before the interpreter goes; inside torch it would take the process
-    down with SIGABRT (pytorch issue 38228)."""
-    _, thread = queue.close()
-    with queue.lock:
-        for job in queue.taken.values():
-            job.row.is_cancelled = True
-    if thread is not None:
-        thread.join()
 
 
 class LocalLM:
@@ -265,7 +91,7 @@ class LocalLM:
         if max_rows < 1:
             raise ConfigError(f"local model {name!r}: max_rows {max_rows} must be 1 or more")
         if name != EMBEDDED and loaded is None:
-            _place(name)  # a wrong name is told now, not at the first call
+            model_place(name)  # a wrong name is told now, not at the first call
         self._name = name
         self._load: Callable[[], LoadedModel] = lambda: load_model(
             name, device=device, dtype=dtype, threads=threads
@@ -277,8 +103,8 @@ class LocalLM:
         self._generator = generator
         self._format: ChatFormat | None = None
         self._weights_id = weights_id
-        self._queue = _Queue()
-        weakref.finalize(self, _halt, self._queue)
+        self._queue = JobQueue()
+        weakref.finalize(self, halt, self._queue)
         self._load_lock = threading.Lock()
 
     @property
@@ -295,7 +121,7 @@ class LocalLM:
             "dtype": self._dtype_asked or "auto",
             "max_tokens": self._default_tokens,
             "weights": self._weights_id,
-            "files": _folder_mark(self._name),
+            "files": folder_mark(self._name),
         }
 
     @property
@@ -414,14 +240,14 @@ class LocalLM:
         prompt: tuple[int, ...],
         seeds: Sequence[int | None],
         on_token: Callable[[Row], None] | None = None,
-    ) -> list[_Job]:
+    ) -> list[Job]:
         assert self._loaded is not None
         room = self._loaded.context_tokens - len(prompt)
         limit = min(request.sampling.max_tokens or self._default_tokens, room)
         sampling = replace(request.sampling, max_tokens=limit)
         loop = asyncio.get_running_loop()
         jobs = [
-            _Job(
+            Job(
                 Row(
                     prompt,
                     secrets.randbits(63) if seed is None else seed,
@@ -455,14 +281,14 @@ class LocalLM:
                 if not self._queue.jobs:
                     self._queue.thread = None
                     return
-            source = _JobSource(self._queue)
+            source = JobSource(self._queue)
             generator = self._generator
             assert generator is not None
             try:
                 if isinstance(generator, RowServer):
                     generator.serve(source)
                 else:
-                    _run_batch(generator, source, self._max_rows)
+                    run_batch(generator, source, self._max_rows)
             except TfgrpoError as exc:
                 source.fail(exc)
             except (ArithmeticError, RuntimeError, ValueError, MemoryError) as exc:
@@ -479,7 +305,7 @@ class LocalLM:
         chat: ChatFormat,
         request: Request,
         prompt: tuple[int, ...],
-        job: _Job,
+        job: Job,
         made: Generated,
         *,
         is_first: bool,
@@ -524,69 +350,3 @@ class LocalLM:
         if thread is not None:
             await asyncio.to_thread(thread.join)
         self._loaded = self._generator = self._format = None
-
-
-class _JobSource:
-    """Feeds a generator from the queue and hands finished rows to whoever waits."""
-
-    def __init__(self, queue: _Queue) -> None:
-        self._queue = queue
-
-    def take(
-        self, count: int, *, like: Sampling | None = None, in_order: bool = False
-    ) -> list[Row]:
-        """Up to `count` rows that somebody still waits for; see `RowQueue`."""
-        rows: list[Row] = []
-        with self._queue.lock:
-            others: deque[_Job] = deque()
-            while self._queue.jobs and len(rows) < count and not (in_order and others):
-                job = self._queue.jobs.popleft()
-                if job.row.is_cancelled:
-                    continue
-                if like is not None and job.row.sampling != like:
-                    others.append(job)
-                    continue
-                self._queue.taken[id(job.row)] = job
-                rows.append(job.row)
-            self._queue.jobs.extendleft(reversed(others))
-        return rows
-
-    def finish(self, row: Row, generated: Generated) -> None:
-        """Hand a finished row over."""
-        with self._queue.lock:
-            job = self._queue.taken.pop(id(row), None)
-        if job is not None:
-            job.settle(generated)
-
-    def fail(self, error: BaseException) -> None:
-        """Tell everybody whose row was being decoded."""
-        with self._queue.lock:
-            jobs = list(self._queue.taken.values())
-            self._queue.taken.clear()
-        for job in jobs:
-            job.settle(error)
-
-
-def _run_batch(generator: Generator, source: _JobSource, max_rows: int) -> None:
-    """Serve the queue with a generator that knows only whole batches."""
-    while rows := source.take(1):
-        rows += source.take(max_rows - 1, like=rows[0].sampling)
-        replies = generator.generate(
-            [r.prompt for r in rows], 1, rows[0].sampling, [[r.seed] for r in rows]
-        )
-        for row, (generated, *_) in zip(rows, replies, strict=True):
-            row.token_ids, row.logprobs = list(generated.token_ids), list(generated.logprobs)
-            source.finish(row, generated)
-
-
-def _folder_mark(name: str) -> str:
-    """A cheap mark of a folder's weights: names, sizes and times of its weight files."""
-    path = Path(name).expanduser()
-    if name == EMBEDDED or not path.is_dir():
-        return ""
-    rows = sorted(
-        (p.name, p.stat().st_size, p.stat().st_mtime_ns)
-        for p in path.iterdir()
-        if p.suffix in (".safetensors", ".bin", ".gguf", ".json", ".jinja")
-    )
-    return digest([list(r) for r in rows], 16)

@@ -24,12 +24,13 @@ from tests.benchmarks.head_to_head.data import (
 from tfgrpo.config import Config
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.experience import prompt_context
+from tfgrpo.learn_settings import experience_settings
 from tfgrpo.lm import open_lm
 from tfgrpo.messages import Message
 from tfgrpo.policies import ChatPolicy
 from tfgrpo.protocols import Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Step, Task
-from tfgrpo.run import experience_settings, learn_async
+from tfgrpo.run import learn_async
 from tfgrpo.sampling import Draws, SampleSettings, sample_groups
 from tfgrpo.statistics import Scores
 
