@@ -151,6 +151,7 @@ def update_figures(done: Updated, *, with_entropy: bool) -> dict[str, Any]:
         "input_tokens": sum(r.input_tokens for r in results),
         "skipped_tokens": sum(r.skipped_tokens for r in results),
         "prompt_tokens_saved": sum(r.prompt_tokens_saved for r in results),
+        "score_seconds": done.score_seconds,
     }
     if done.mismatch is not None:
         figures |= {

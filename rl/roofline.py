@@ -81,15 +81,19 @@ def training_tflop(shape: Shape, input_tokens: int, loss_tokens: int) -> float:
     return 6 * (_body(shape) * input_tokens + head * loss_tokens) / 1e12
 
 
+def decode_tb(shape: Shape, work: Counters, element_bytes: int) -> float:
+    """Weights read once a decode step, and what rows looked at in the cache: 10^12 bytes."""
+    weights = (_body(shape) + shape.vocab * shape.hidden) * element_bytes
+    cached = 2 * shape.layers * shape.kv_size * element_bytes
+    return (work.steps * weights + work.cache_tokens * cached) / 1e12
+
+
 def decode_floor_s(shape: Shape, roofline: Roofline, work: Counters, element_bytes: int) -> float:
     """Least seconds of sampling: prompts' products, then weights and cache or the products."""
-    head = shape.vocab * shape.hidden
-    weights = (_body(shape) + head) * element_bytes
-    cached = 2 * shape.layers * shape.kv_size * element_bytes
-    traffic = (work.steps * weights + work.cache_tokens * cached) / 1e12
-    products = 2 * (_body(shape) + head) * work.new_tokens / 1e12
+    products = 2 * (_body(shape) + shape.vocab * shape.hidden) * work.new_tokens / 1e12
     prefill = 2 * _body(shape) * work.prefill_tokens / 1e12
-    return (prefill / roofline.tflop_s) + max(traffic / roofline.tb_s, products / roofline.tflop_s)
+    traffic_s = decode_tb(shape, work, element_bytes) / roofline.tb_s
+    return prefill / roofline.tflop_s + max(traffic_s, products / roofline.tflop_s)
 
 
 def budget_figures(
@@ -102,15 +106,22 @@ def budget_figures(
         roofline: of its device and type of number.
         work: of the trainer's own sampler; without decode steps (another engine sampled) rollouts
             have no floor.
-        figures: `seconds`, `update_seconds`, `input_tokens` and `trained_tokens` of the step.
+        figures: `seconds`, `rollout_seconds`, `update_seconds`, `input_tokens` and
+            `trained_tokens` of the step.
     """
     shape = decoder.shape
     tflop = training_tflop(shape, figures["input_tokens"], figures["trained_tokens"])
     floors = {"update_floor_seconds": tflop / roofline.tflop_s}
+    sampling = {}
     if work.steps:
         size = decoder.embed.element_size()
         floors["rollout_floor_seconds"] = decode_floor_s(shape, roofline, work, size)
+        sampling = {
+            "rollout_tb_s": decode_tb(shape, work, size) / max(1e-9, figures["rollout_seconds"]),
+            "idle_row_share": 1 - work.new_tokens / work.row_steps,
+        }
     return {
+        **sampling,
         "update_tflop_s": tflop / max(1e-9, figures["update_seconds"]),
         "roofline_tb_s": roofline.tb_s,
         "roofline_tflop_s": roofline.tflop_s,

@@ -6,7 +6,9 @@ and a whole copy is refreshed after each update. Does not know tasks or rewards.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +44,8 @@ class Updated:
     norms: list[float] = field(default_factory=list)
     """The gradient's norm of each optimiser step that was taken."""
     mismatch: Mismatch | None = None
+    score_seconds: float = 0.0
+    """Of passes that only measure: the reference, log π_old, the gate at another temperature."""
 
 
 class Updater:
@@ -58,6 +62,7 @@ class Updater:
         self._decoder = decoder
         self._engine = engine
         self._rank, self._world = distributed.world()
+        self._score_seconds = 0.0
         self.model = self._trained_model()
         self.weights = self._make_weights()
         o = config.optimiser
@@ -84,6 +89,7 @@ class Updater:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
         o, settings = self._config.optimiser, self.settings
+        self._score_seconds = 0.0
         reuses = o.epochs_per_batch * o.updates_per_epoch > 1
         rows = self._with_scores(list(rows), reuses, stale)
         done = Updated()
@@ -105,6 +111,7 @@ class Updater:
             if distributed.most_over_ranks(result.trained_tokens):
                 done.norms.append(self._move(lr, number))
             # else nothing to learn from: not even momentum moves the weights
+        done.score_seconds = self._score_seconds
         return done
 
     def _with_scores(
@@ -181,24 +188,37 @@ class Updater:
         if decoder is None:
             # sharded weights need all processes in step, so the whole copy scores
             decoder = self.model if self._world == 1 else self._decoder
-        return score_rows(
-            decoder,
-            [r.row for r in rows],
-            temperature=self._config.rollout.temperature if temperature is None else temperature,
-            max_tokens=self._config.optimiser.micro_batch_tokens,
-            chunk=self._config.optimiser.vocabulary_chunk,
-        )
+        with self._scoring():
+            return score_rows(
+                decoder,
+                [r.row for r in rows],
+                temperature=self._config.rollout.temperature
+                if temperature is None
+                else temperature,
+                max_tokens=self._config.optimiser.micro_batch_tokens,
+                chunk=self._config.optimiser.vocabulary_chunk,
+            )
 
     def mean_logp(self, rows: Sequence[TrainRow]) -> Tokens:
         """Return, per row index, the mean over the vocabulary of log π at each sampled token."""
-        found = measure_rows(
-            self.model if self._world == 1 else self._decoder,
-            [r.row for r in rows],
-            temperature=self._config.rollout.temperature,
-            max_tokens=self._config.optimiser.micro_batch_tokens,
-            chunk=self._config.optimiser.vocabulary_chunk,
-        )
+        with self._scoring():
+            found = measure_rows(
+                self.model if self._world == 1 else self._decoder,
+                [r.row for r in rows],
+                temperature=self._config.rollout.temperature,
+                max_tokens=self._config.optimiser.micro_batch_tokens,
+                chunk=self._config.optimiser.vocabulary_chunk,
+            )
         return found.mean_logp
+
+    @contextmanager
+    def _scoring(self) -> Iterator[None]:
+        """Count a pass's time; its values are read from the device, so it has ended by then."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._score_seconds += time.monotonic() - started
 
     def _gate(
         self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]], number: int

@@ -69,6 +69,16 @@ def test_a_step_tells_its_floors_and_an_evaluation_is_no_part_of_it(tmp_path, mo
     assert first["update_floor_seconds"] == pytest.approx(tflop / 1e-6)
     floors = first["update_floor_seconds"] + first["rollout_floor_seconds"]
     assert first["floor_share"] == pytest.approx(floors / first["seconds"])
+    idle = 1 - first["completion_tokens"] / first["decode_row_steps"]
+    assert first["idle_row_share"] == pytest.approx(idle)
+    rate = first["rollout_floor_seconds"] * 1e-6 / first["rollout_seconds"]
+    assert first["rollout_tb_s"] <= rate  # the floor is traffic or products, and prompts on top
+    assert first["score_seconds"] == 0.0  # on-policy, nothing is only measured
+
+
+def test_passes_that_only_measure_are_timed(tmp_path) -> None:
+    figures = make(tiny_config(tmp_path, loss={"kl": 0.1})).step().figures
+    assert 0 < figures["score_seconds"] < figures["update_seconds"]
 
 
 def test_measuring_a_device_leaves_the_draws_of_a_run_alone() -> None:

@@ -31,8 +31,8 @@ def metrics(folder) -> list[dict]:
 
 def comparable(row: dict) -> dict:
     """A step's figures without timings."""
-    timings = {"seconds", "samples_per_s", "update_tflop_s", "floor_share"}
-    of_machine = ("_seconds", "roofline_tb_s", "roofline_tflop_s")
+    timings = {"seconds", "samples_per_s", "floor_share"}
+    of_machine = ("_seconds", "_tb_s", "_tflop_s")
     return {k: v for k, v in row.items() if k not in timings and not k.endswith(of_machine)}
 
 
