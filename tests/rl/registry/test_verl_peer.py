@@ -25,7 +25,7 @@ from tfgrpo.rl.batch import RewardBatch, TokenBatch
 from tfgrpo.rl.credit import CREDIT
 from tfgrpo.rl.losses import LOSSES
 
-VERL = Path(sys.prefix) / "peers" / "verl"
+VERL = Path(sys.prefix) / "peers" / "verl" / "verl"
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not VERL.is_dir(), reason=f"verl is not in {VERL.parent}"),

@@ -1,0 +1,127 @@
+"""Runs the Triton kernels in Triton's interpreter and writes how far they are from the torch forms.
+
+Started with `TRITON_INTERPRET=1`, which has to be set before Triton is imported. In float32: the
+interpreter does not calculate in bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tfgrpo.rl import kernels, triton_kernels
+from tfgrpo.rl.kernels import Slots
+from tfgrpo.rl.model import Shape
+
+CPU = torch.device("cpu")
+
+
+def far(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference; infinite where shapes differ or a number is not one."""
+    if a.shape != b.shape:
+        return float("inf")
+    gap = (a.double() - b.double()).abs()
+    return float(gap.nan_to_num(nan=float("inf")).max())
+
+
+def norm(n: int) -> list[float]:
+    """With something to add and without; the sum lands in place."""
+    draw = torch.Generator().manual_seed(n)
+    x, delta = (torch.randn(5, n, generator=draw) for _ in range(2))
+    weight = torch.randn(n, generator=draw)
+    found = []
+    for added in (delta, None):
+        ours, wanted = x.clone(), x.clone()
+        normed = triton_kernels.add_rms_norm(ours, added, weight, 1e-5)
+        found += [far(normed, kernels.add_rms_norm(wanted, added, weight, 1e-5)), far(ours, wanted)]
+    return found
+
+
+def silu(n: int) -> list[float]:
+    """Gate times up."""
+    both = torch.randn(3, 2 * n, generator=torch.Generator().manual_seed(n)) * 3
+    return [far(triton_kernels.silu_mul(both), kernels.silu_mul(both))]
+
+
+def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
+    """Output and what was appended to the cache; rows at starts, ends and edges of blocks."""
+    draw = torch.Generator().manual_seed(heads)
+    position = torch.tensor([0, 1, 63, 64, 65, 149], dtype=torch.int32)
+    rows, length = len(position), 150
+    shape = Shape(
+        "qwen3", 100, heads * size, 1, heads, kv, size, 8, 256, 1e-5, True, False, has_norm
+    )
+    cache = [torch.randn(rows, kv, length, size, generator=draw) for _ in range(2)]
+    qkv = torch.randn(rows, (heads + 2 * kv) * size, generator=draw)
+    angle = torch.rand(length, size // 2, generator=draw) * 6
+    angles = (angle.cos(), angle.sin())
+    norms = tuple(torch.rand(size, generator=draw) for _ in range(2)) if has_norm else None
+    ours, wanted = ([c.clone() for c in cache] for _ in range(2))
+    out = triton_kernels.decode_attention(qkv, *ours, position, angles, norms, shape)
+    slots = Slots.empty(rows, 4, 1, CPU)
+    slots.position[:] = position
+    mask = (torch.arange(length) <= position[:, None])[:, None, None]
+    plain = kernels.decode_attention(qkv, *wanted, slots, angles, norms, shape, mask)
+    return [far(out, plain), *(far(a, b) for a, b in zip(ours, wanted, strict=True))]
+
+
+def pick(vocab: int) -> dict[str, float]:
+    """Everything that a row carries after a draw, over temperatures, ends, limits and idle rows."""
+    rows, new = 120, 8
+    draw = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(rows, vocab, generator=draw) * 4
+    numbers = torch.rand(rows, new, generator=draw, dtype=torch.float64)
+    numbers[:2] = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)[:, None]
+    before = Slots.empty(rows, new, 2, CPU)
+    before.uniform[:] = numbers
+    before.alive[:] = torch.arange(rows) % 5 != 3
+    before.count[:] = torch.arange(rows) % 3
+    before.limit[:] = before.count + torch.tensor([1, 4, 2]).repeat(rows // 3)
+    before.position[:] = torch.arange(rows) + 3
+    before.inv_temperature[:] = torch.tensor([1.0, 0.0, 0.7, 1.6]).repeat(rows // 4)
+    before.eos[:] = torch.stack([logits[1].argmax(), logits[5].argmax()])
+    ours, wanted = (copied(before) for _ in range(2))
+    triton_kernels.pick_and_advance(logits, ours)
+    kernels.pick_and_advance(logits, wanted, 1.0)
+    names = ("token", "position", "count", "limit", "alive", "inv_temperature", "uniform",
+             "out_token", "out_logp")  # fmt: skip
+    pairs = zip(names, ours.per_row(), wanted.per_row(), strict=True)
+    moved = int((ours.count - before.count).sum())
+    return {name: far(a, b) for name, a, b in pairs} | {
+        "moved": moved,
+        "ended": int(before.alive.sum() - ours.alive.sum()),
+        "ended_at_limit": int(((ours.count >= ours.limit) & (before.alive == 1)).sum()),
+    }
+
+
+def copied(slots: Slots) -> Slots:
+    """The same slots over memory of their own."""
+    return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
+
+
+def main(out: Path) -> None:
+    """Write all differences."""
+    found: dict[str, Any] = {
+        "norm": {n: norm(n) for n in (1, 72, 576)},
+        "silu": {n: silu(n) for n in (40, 1536)},
+        "attention": {
+            f"{heads}/{kv} heads of {size}, norms {has_norm}": attention(heads, kv, size, has_norm)
+            for heads, kv, size, has_norm in (
+                (6, 2, 16, False),
+                (6, 2, 16, True),
+                (9, 3, 64, False),
+                (14, 2, 64, False),
+                (4, 4, 32, True),
+            )
+        },
+        "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
+    }
+    out.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,63 @@
+"""The Triton kernels, run by Triton's interpreter on the CPU, against their torch forms."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+APART = Path(sys.prefix) / "peers" / "triton"
+HAS_TRITON = (APART / "triton").is_dir() or importlib.util.find_spec("triton") is not None
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not HAS_TRITON, reason=f"triton is neither in {APART} nor installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("kernels") / "differences.json"
+    paths = os.pathsep.join([str(ROOT), str(APART)])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.rl.kernel_worker", str(out)],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def test_norms_and_gates_equal_the_torch_forms(differences) -> None:
+    for kind in ("norm", "silu"):
+        for size, gaps in differences[kind].items():
+            assert max(gaps) < 1e-5, (kind, size)
+
+
+def test_attention_of_a_decode_step_equals_the_torch_form_and_appends_to_the_cache(
+    differences,
+) -> None:
+    assert len(differences["attention"]) == 5
+    for case, (out, keys, values) in differences["attention"].items():
+        assert out < 1e-4 and keys < 1e-5 and values == 0, case
+
+
+def test_drawn_tokens_equal_the_torch_form_at_every_number_and_temperature(differences) -> None:
+    for vocab, gaps in differences["pick"].items():
+        for name in ("token", "position", "count", "limit", "alive", "uniform", "out_token"):
+            assert gaps[name] == 0, (vocab, name)
+        assert gaps["out_logp"] < 1e-5
+        # 96 of 120 rows live; some end at their limit, some at an end token before it, some go on
+        assert gaps["moved"] == 96
+        assert 96 > gaps["ended"] > gaps["ended_at_limit"] > 0
