@@ -2,8 +2,7 @@
 
 The client signs, connects and pools; everything that decides is ours: no retries, no redirects,
 one total deadline on monotonic time (a slow drip never resets it), a limit for the first token,
-a limit for the bytes held, the reading of streams, and the typing of every failure. A stream
-that ends without a finish reason is not an answer.
+and the typing of every failure. What comes back is read by `openai_reply`.
 
 Does not know retries, prices, caches. Idea: one layer, one job (own).
 """
@@ -19,18 +18,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
-from tfgrpo.lm.failures import body_failure, error_in_body, http_failure
+from tfgrpo.lm.failures import http_failure
+from tfgrpo.lm.openai_reply import ReplyReader
 from tfgrpo.lm.parallel import draws_in_parallel
-from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.usage import normalise_usage, share_usage
-from tfgrpo.lm.wire import (
-    ChoiceParts,
-    loads,
-    prompt_bytes,
-    reply_bytes,
-    request_json,
-    timed_out,
-)
+from tfgrpo.lm.wire import prompt_bytes, reply_bytes, request_json, timed_out
 from tfgrpo.protocols import Completion, Limits, Request
 from tfgrpo.redact import Secret, redact, redact_logs
 
@@ -42,8 +34,6 @@ logger = logging.getLogger(__name__)
 OFFICIAL_URL = "https://api.openai.com/v1"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_PIECE_OVERHEAD = 64
-"""Bytes that a held piece costs beside its text: bounds 2,000,000 one-letter pieces, too."""
 
 
 class OpenAILM:
@@ -206,7 +196,7 @@ class OpenAILM:
         if stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
-        reader = _Reply(request, self._where)
+        reader = ReplyReader(request, self._where)
         async with (
             _deadline(request.limits, self._where) as first_token,
             self._open(body, request.limits) as chunks,
@@ -290,7 +280,7 @@ class OpenAILM:
     def _key_source(self) -> str:
         return f"from {self._secret.source}" if self._secret else "none was sent"
 
-    def _completions(self, reply: _Reply, request: Request) -> list[Completion]:
+    def _completions(self, reply: ReplyReader, request: Request) -> list[Completion]:
         self._check_model(reply.model)
         parts = [reply.choices[i] for i in sorted(reply.choices)]
         weights = [reply_bytes(p) for p in parts]
@@ -324,125 +314,6 @@ class OpenAILM:
             await client.close()
 
 
-class _Reply:
-    """One answer while it is read: its choices, usage and model, within the bytes allowed."""
-
-    def __init__(self, request: Request, where: str) -> None:
-        self.choices: dict[int, ChoiceParts] = {}
-        self.usage: Any = None
-        self.model = ""
-        self._where = where
-        self._limit = request.limits.max_reply_bytes
-        self._held = 0
-
-    async def read_body(self, chunks: AsyncIterator[bytes]) -> None:
-        """Read a whole JSON answer."""
-        pieces: list[bytes] = []
-        async for chunk in chunks:
-            self._hold(len(chunk))
-            pieces.append(chunk)
-        raw = b"".join(pieces)
-        answer = self._json(raw)
-        self._take(answer, "message")
-        if not self.choices:
-            raise self._bad("the answer has no choices", raw)
-        for parts in self.choices.values():
-            if parts.finish is None:
-                parts.finish = "stop"  # a whole body needs no terminal marker
-
-    async def read_stream(self, chunks: AsyncIterator[bytes], first_token: asyncio.Timeout) -> None:
-        """Read an event stream to its end; raises where no choice was finished."""
-        events = EventStream()
-        head = b""
-        done = False
-        async for chunk in chunks:
-            if len(head) < 4096:
-                head += chunk[:4096]
-            self._bound_line(len(chunk), events)
-            for data in events.feed(chunk):
-                done = self._event(data, first_token) or done
-        for data in events.close():
-            done = self._event(data, first_token) or done
-        unfinished = [p for p in self.choices.values() if p.finish is None]
-        if self.choices and not unfinished:
-            return
-        if not self.choices and not done:
-            # Not a stream at all: a plain JSON body, a page, or nothing.
-            answer = self._json(head)
-            self._take(answer, "message")
-            if self.choices and all(p.finish for p in self.choices.values()):
-                return
-        raise self._bad(
-            "the stream ended without a finish reason" if self.choices else "an empty answer", head
-        )
-
-    def _bound_line(self, size: int, events: EventStream) -> None:
-        if events.pending_bytes + size > self._limit + 65536:
-            raise self._too_long()
-
-    def _event(self, data: str, first_token: asyncio.Timeout) -> bool:
-        """Take one event's data; True for the done marker."""
-        if data.strip() == "[DONE]":
-            return True
-        for text in _json_texts(data):
-            before = self._held
-            self._take(self._json(text.encode("utf-8", "surrogatepass")), "delta")
-            if self._held != before and first_token.when() is not None:
-                first_token.reschedule(None)
-        return False
-
-    def _json(self, raw: bytes) -> Mapping[str, Any]:
-        if not raw.strip():
-            raise self._bad("an empty answer", raw)
-        try:
-            answer = loads(raw.removeprefix(b"\xef\xbb\xbf"))
-        except ValueError:
-            answer = None
-        if not isinstance(answer, Mapping):
-            raise self._bad("the answer is not a JSON object", raw)
-        error = answer.get("error")
-        if error and not answer.get("choices"):
-            raise body_failure(
-                error_in_body(error), raw, "an error with status 200", where=self._where
-            )
-        return answer
-
-    def _take(self, answer: Mapping[str, Any], key: str) -> None:
-        if isinstance(answer.get("usage"), Mapping):
-            self.usage = answer["usage"]
-        if isinstance(answer.get("model"), str) and answer["model"]:
-            self.model = answer["model"]
-        prompt_ids = answer.get("prompt_token_ids")
-        choices = answer.get("choices")
-        for place, choice in enumerate(choices if isinstance(choices, list) else ()):
-            if not isinstance(choice, Mapping):
-                continue
-            index = choice.get("index")
-            parts = self.choices.setdefault(
-                index if isinstance(index, int) and key == "delta" else place, ChoiceParts()
-            )
-            if isinstance(prompt_ids, list):
-                parts.prompt_token_ids = tuple(prompt_ids)
-            body = choice.get(key) or choice.get("delta" if key == "message" else "message")
-            if parts.add(choice, body) and key == "delta":
-                self._hold(_size(body) + _PIECE_OVERHEAD)
-
-    def _hold(self, size: int) -> None:
-        self._held += size
-        if self._held > self._limit:
-            raise self._too_long()
-
-    def _too_long(self) -> ProviderError:
-        return ProviderError(
-            f"{self._where}: the reply is longer than limits.max_reply_bytes = {self._limit:,}; "
-            "set max_tokens, or raise the limit",
-            kind="bad_reply",
-        )
-
-    def _bad(self, why: str, raw: bytes) -> ProviderError:
-        return body_failure("bad_reply", raw, why, where=self._where)
-
-
 @asynccontextmanager
 async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout]:
     """Bound a block by both limits on the loop's monotonic clock; gives the first-token timer,
@@ -461,28 +332,6 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
             raise
     if failure is not None:
         raise failure
-
-
-def _json_texts(data: str) -> list[str]:
-    """An event's data as JSON texts: one, or one a line where a server forgot the empty lines."""
-    if "\n" not in data:
-        return [data] if data.strip() else []
-    try:
-        loads(data.encode("utf-8", "surrogatepass"))
-    except ValueError:
-        return [line for line in data.split("\n") if line.strip() and line.strip() != "[DONE]"]
-    return [data]
-
-
-def _size(body: Any) -> int:
-    """Characters of text in a delta; nested tool-call pieces included."""
-    if isinstance(body, str):
-        return len(body)
-    if isinstance(body, Mapping):
-        return sum(_size(v) for v in body.values())
-    if isinstance(body, list):
-        return sum(_size(v) for v in body)
-    return 0
 
 
 def _clean(value: Any) -> Any:
