@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from tfgrpo.rl import kernels, triton_kernels
+from tests.rl.tiny import tiny_parts
+from tfgrpo.protocols import Sampling
+from tfgrpo.rl import generator, kernels, triton_kernels
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
 
@@ -98,6 +102,32 @@ def pick(vocab: int) -> dict[str, float]:
     }
 
 
+def generated(through_kernels: bool) -> list[list[int]]:
+    """Tokens of groups whose rows join, end early and make room, decoded by either form."""
+    decoder = tiny_parts(kind="qwen3").decoder
+    own = {
+        "add_rms_norm": triton_kernels.add_rms_norm,
+        "silu_mul": triton_kernels.silu_mul,
+        "decode_attention": lambda qkv, k, v, slots, angles, norms, shape, mask: (
+            triton_kernels.decode_attention(qkv, k, v, slots.position, angles, norms, shape)
+        ),
+        "pick_and_advance": lambda logits, slots, top_p: triton_kernels.pick_and_advance(
+            logits, slots
+        ),
+    }
+    with ExitStack() as stack:
+        for name, kernel in own.items() if through_kernels else ():
+            stack.enter_context(patch.object(generator, name, kernel))
+        sampler = generator.GroupGenerator(decoder, eos_ids=(2,), max_rows=6, poll_steps=3)
+        made = sampler.generate(
+            [tuple(range(5, 5 + n)) for n in (1, 4, 9, 20)],
+            3,
+            Sampling(temperature=0.8, max_tokens=16),
+            [[10 * i + j for j in range(3)] for i in range(4)],
+        )
+    return [list(row.token_ids) for group in made for row in group]
+
+
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
     return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
@@ -118,6 +148,7 @@ def main(out: Path) -> None:
                 (4, 4, 32, True),
             )
         },
+        "generated": [generated(False), generated(True)],
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }
     out.write_text(json.dumps(found))

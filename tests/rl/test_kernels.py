@@ -61,3 +61,10 @@ def test_drawn_tokens_equal_the_torch_form_at_every_number_and_temperature(diffe
         # 96 of 120 rows live; some end at their limit, some at an end token before it, some go on
         assert gaps["moved"] == 96
         assert 96 > gaps["ended"] > gaps["ended_at_limit"] > 0
+
+
+def test_a_generator_draws_the_same_tokens_through_the_kernels(differences) -> None:
+    torch_form, kernel_form = differences["generated"]
+    assert kernel_form == torch_form
+    assert len({tuple(row) for row in torch_form}) == 12
+    assert len({len(row) for row in torch_form}) > 2  # rows end at different times
