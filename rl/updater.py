@@ -188,13 +188,13 @@ class Updater:
         if decoder is None:
             # sharded weights need all processes in step, so the whole copy scores
             decoder = self.model if self._world == 1 else self._decoder
+        if temperature is None:
+            temperature = self._config.rollout.temperature
         with self._scoring():
             return score_rows(
                 decoder,
                 [r.row for r in rows],
-                temperature=self._config.rollout.temperature
-                if temperature is None
-                else temperature,
+                temperature=temperature,
                 max_tokens=self._config.optimiser.micro_batch_tokens,
                 chunk=self._config.optimiser.vocabulary_chunk,
             )
