@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tfgrpo.rl.model import Decoder
-from tfgrpo.rl.packing import Row, micro_batches, pack
+from tfgrpo.rl.packing import Row, by_row, micro_batches, pack
 
 Tokens = dict[int, tuple[float, ...]]
 """Per row index: one number a loss-bearing token."""
@@ -43,7 +43,7 @@ def measure_rows(
         max_tokens: input tokens of one forward.
         chunk: tokens whose logits exist at once.
     """
-    found = Measured()
+    found: list[tuple[list[Row], torch.Tensor]] = []
     chunk = max(1, chunk // 4)  # four tensors of a chunk's logits live at once
     with torch.no_grad():
         for part in micro_batches(rows, max_tokens):
@@ -66,15 +66,5 @@ def measure_rows(
                         ]
                     )
                 )
-            values = torch.cat(pieces, dim=1).tolist()
-            start = 0
-            for row in part:
-                stop = start + row.n_loss
-                for place, numbers in zip(
-                    (found.logp, found.entropy, found.sum_square, found.mean_logp),
-                    values,
-                    strict=True,
-                ):
-                    place[row.index] = tuple(numbers[start:stop])
-                start = stop
-    return found
+            found.append((part, torch.cat(pieces, dim=1)))
+    return Measured(*(by_row([(part, values[i]) for part, values in found]) for i in range(4)))

@@ -216,6 +216,23 @@ class _Layout:
         self.used += len(suffix)
 
 
+def by_row(
+    found: Sequence[tuple[Sequence[Row], torch.Tensor]],
+) -> dict[int, tuple[float, ...]]:
+    """Cut values of micro-batches' loss-bearing tokens, read from the device in one go, into rows.
+
+    Args:
+        found: each micro-batch's rows and their values: D.
+    """
+    values = torch.cat([value_D for _, value_D in found]).tolist() if found else []
+    at = 0
+    cut: dict[int, tuple[float, ...]] = {}
+    for row in (row for part, _ in found for row in part):
+        cut[row.index] = tuple(values[at : at + row.n_loss])
+        at += row.n_loss
+    return cut
+
+
 def micro_batches(rows: Iterable[Row], max_tokens: int, *, whole: bool = False) -> list[list[Row]]:
     """Cut rows, in order, into as few micro-batches of at most `max_tokens` input tokens as go.
 

@@ -75,6 +75,11 @@ def _body(shape: Shape) -> int:
     )
 
 
+def _multiplied(shape: Shape) -> int:
+    """Parameters that a made token is multiplied with: the blocks and the head."""
+    return _body(shape) + shape.vocab * shape.hidden
+
+
 def training_tflop(shape: Shape, input_tokens: int, loss_tokens: int) -> float:
     """Operations of forward and backward, 10^12; the head counts for loss-bearing tokens only."""
     head = shape.vocab * shape.hidden
@@ -83,14 +88,14 @@ def training_tflop(shape: Shape, input_tokens: int, loss_tokens: int) -> float:
 
 def decode_tb(shape: Shape, work: Counters, element_bytes: int) -> float:
     """Weights read once a decode step, and what rows looked at in the cache: 10^12 bytes."""
-    weights = (_body(shape) + shape.vocab * shape.hidden) * element_bytes
+    weights = _multiplied(shape) * element_bytes
     cached = 2 * shape.layers * shape.kv_size * element_bytes
     return (work.steps * weights + work.cache_tokens * cached) / 1e12
 
 
 def decode_floor_s(shape: Shape, roofline: Roofline, work: Counters, element_bytes: int) -> float:
     """Least seconds of sampling: prompts' products, then weights and cache or the products."""
-    products = 2 * (_body(shape) + shape.vocab * shape.hidden) * work.new_tokens / 1e12
+    products = 2 * _multiplied(shape) * work.new_tokens / 1e12
     prefill = 2 * _body(shape) * work.prefill_tokens / 1e12
     traffic_s = decode_tb(shape, work, element_bytes) / roofline.tb_s
     return prefill / roofline.tflop_s + max(traffic_s, products / roofline.tflop_s)

@@ -24,7 +24,7 @@ from tfgrpo.rl.distributed import most_over_ranks
 from tfgrpo.rl.logprob import Closure, one_pass_loss, score_tokens
 from tfgrpo.rl.losses import LOSSES
 from tfgrpo.rl.model import Decoder
-from tfgrpo.rl.packing import Packed, Row, micro_batches, pack, to_device
+from tfgrpo.rl.packing import Packed, Row, by_row, micro_batches, pack, to_device
 from tfgrpo.rl.registry import lookup
 
 
@@ -306,7 +306,7 @@ def _note(
     """Keep the figures of all micro-batches, read from the device in one go."""
     if not seen:
         return
-    result.logp = _by_row([(part, logp_D) for part, _, logp_D, _ in seen])
+    result.logp = by_row([(part, logp_D) for part, _, logp_D, _ in seen])
     result.trained_tokens = sum(map(len, result.logp.values()))
     result.loss = float(torch.stack([loss for _, loss, _, _ in seen]).sum())
     entropies = [entropy_D.sum() for *_, entropy_D in seen if entropy_D is not None]
@@ -326,15 +326,4 @@ def score_rows(
                 hidden_D, decoder.head_weight, packed.target_D, temperature=temperature, chunk=chunk
             )
             found.append((part, scored.logp_D))
-    return _by_row(found)
-
-
-def _by_row(found: Sequence[tuple[list[Row], Tensor]]) -> dict[int, tuple[float, ...]]:
-    """Cut the micro-batches' values, read from the device in one go, into rows."""
-    values = torch.cat([value_D for _, value_D in found]).tolist() if found else []
-    at = 0
-    cut: dict[int, tuple[float, ...]] = {}
-    for row in (row for part, _ in found for row in part):
-        cut[row.index] = tuple(values[at : at + row.n_loss])
-        at += row.n_loss
-    return cut
+    return by_row(found)

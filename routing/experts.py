@@ -58,6 +58,13 @@ class Evidence:
     local_rows: int
     """Most rows that the process and the network read; of more, they read a random part."""
 
+    def read_rows(self) -> NDArray[np.int64]:
+        """Numbers of the rows that the process and the network read, ascending."""
+        rows = np.arange(len(self.counts))
+        if len(rows) <= self.local_rows:
+            return rows
+        return np.sort(np.random.default_rng(0).permutation(rows)[: self.local_rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -197,9 +204,7 @@ class Local:
     """The axes' log odds plus a Gaussian process, near in meaning and in reference profile."""
 
     def __init__(self, seen: Evidence) -> None:
-        rows = np.arange(len(seen.counts))
-        if len(rows) > seen.local_rows:
-            rows = np.sort(np.random.default_rng(0).permutation(rows)[: seen.local_rows])
+        rows = seen.read_rows()
         self._prior = LocalPrior(seen.pool, seen.vectors)
         whole = self._prior.centred(seen.vectors, seen.covariates)
         self._context = Query(whole.vectors[rows], whole.covariates.take(rows))
@@ -277,10 +282,7 @@ class NetworkContext:
     def __init__(self, seen: Evidence, closed_form: Expert) -> None:
         self._prior = LocalPrior(seen.pool, seen.vectors)
         self._skip = closed_form
-        n = len(seen.counts)
-        rows = np.arange(n)
-        if n > seen.local_rows:
-            rows = np.sort(np.random.default_rng(0).permutation(rows)[: seen.local_rows])
+        n, rows = len(seen.counts), seen.read_rows()
         left = self._skip.left_out
         self.n, self.rows = n, rows
         self.left_out = Gaussian(left.mean[rows], left.variance[rows])

@@ -8,10 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.benchmarks.child import tell_step
 from tests.benchmarks.rl_job import (
     GROUP,
     NEW,
     PROMPTS,
+    TRL_PLAIN,
     CrcParity,
     crc_parity,
     model_folder,
@@ -63,7 +65,7 @@ def run_ours(
         reports = []
         for _ in range(steps):
             reports.append(trainer.step().figures)
-            print(f"STEP {reports[-1]['seconds']:.3f}", flush=True)
+            tell_step(reports[-1]["seconds"])
     kept = reports[2:]
     step_s = statistics.median(r["seconds"] for r in kept)
     rollout_s = statistics.median(r["rollout_seconds"] for r in kept)
@@ -110,7 +112,7 @@ def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             torch.cuda.synchronize()
             times[-1] = time.perf_counter() - times[-1]
-            print(f"STEP {times[-1]:.3f}", flush=True)
+            tell_step(times[-1])
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "frac_reward_zero_std" in logs:
@@ -140,18 +142,10 @@ def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict
             gradient_accumulation_steps=PROMPTS * GROUP // batch,
             num_generations=GROUP,
             max_completion_length=NEW,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            beta=0.0,
             learning_rate=1e-6,
             max_steps=steps,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
             generation_kwargs={"min_new_tokens": NEW},
-            bf16=True,
+            **TRL_PLAIN,
             **options,
         )
         tokenizer = AutoTokenizer.from_pretrained(folder)

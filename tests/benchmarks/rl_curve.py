@@ -16,16 +16,14 @@ import argparse
 import json
 import random
 import re
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.child import Child, tell
 from tests.benchmarks.record import record
-from tests.benchmarks.rl_job import model_folder
+from tests.benchmarks.rl_job import TRL_PLAIN, model_folder
 from tfgrpo.rollout import Score, Task
 
 STEPS, PROMPTS, GROUP, NEW, LR = 40, 16, 8, 96, 1e-5
@@ -135,20 +133,12 @@ def run_trl(seed: int) -> dict[str, Any]:
             gradient_accumulation_steps=PROMPTS * GROUP // 32,
             num_generations=GROUP,
             max_completion_length=NEW,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=0,
-            beta=0.0,
             learning_rate=LR,
             lr_scheduler_type="constant",
             max_steps=STEPS,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            bf16=True,
             gradient_checkpointing=False,
             seed=seed,
+            **TRL_PLAIN,
         )
         rows = [
             {"prompt": [{"role": "user", "content": t.prompt}], "answer": t.reference}
@@ -225,7 +215,7 @@ def main() -> None:
     if given.one:
         trainer, _, seed = given.one.partition(":")
         made = (run_ours if trainer == "ours" else run_trl)(int(seed))
-        print("RESULT " + json.dumps({"trainer": trainer, "seed": int(seed), **made}))
+        tell({"trainer": trainer, "seed": int(seed), **made})
         return
     if given.collect:
         rows = [json.loads(x) for p in given.collect for x in p.read_text().splitlines()]
@@ -241,32 +231,15 @@ def _run_beside(ones: list[str], out: Path, end: float, call: str) -> None:
     """Run these at the same time, each in a process, and write a row for each."""
     import torch
 
-    with ExitStack() as stack:
-        running = []
-        for one in ones:
-            told, wrong = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
-            command = [sys.executable, "-m", "tests.benchmarks.rl_curve", "--one", one]
-            running.append((one, told, wrong, subprocess.Popen(command, stdout=told, stderr=wrong)))
-        for one, told, wrong, process in running:
-            trainer, _, seed = one.partition(":")
-            row: dict[str, Any] = {"trainer": trainer, "seed": int(seed), "shared": len(ones) > 1}
-            row["call"] = call
-            try:
-                process.wait(max(1, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            told.seek(0)
-            wrong.seek(0)
-            lines = [x for x in told.read().splitlines() if x.startswith("RESULT ")]
-            if lines:
-                row |= json.loads(lines[-1].removeprefix("RESULT "))
-            else:
-                row["error"] = f"exit code {process.returncode}: {wrong.read()[-1500:]}"
-            row["card"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-            with out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(json.dumps(row)[:1200], flush=True)
+    running = [Child(["tests.benchmarks.rl_curve", "--one", one]) for one in ones]
+    for one, child in zip(ones, running, strict=True):
+        trainer, _, seed = one.partition(":")
+        row: dict[str, Any] = {"trainer": trainer, "seed": int(seed), "shared": len(ones) > 1}
+        row |= {"call": call, **child.figures(max(1, end - time.monotonic()))}
+        row["card"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+        with out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row)[:1200], flush=True)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.child import Child, tell
 from tests.benchmarks.record import record
 from tests.benchmarks.rl_arms import run_arm
 
@@ -83,34 +80,10 @@ def run_plan(plans: list[str], out: Path, seconds: float, call: str) -> None:
 
 def _in_process(arm: str, model: str, options: dict[str, Any], left: float) -> dict[str, Any]:
     """An arm's figures, or why there are none with the steps that it made."""
-    command = [sys.executable, "-m", "tests.benchmarks.rl_h100", "--arm", arm]
-    command += ["--model", model, "--options", json.dumps(options)]
     start = time.monotonic()
-    row: dict[str, Any] = {}
-    with tempfile.TemporaryFile("w+") as told, tempfile.TemporaryFile("w+") as wrong:
-        try:
-            done = subprocess.run(
-                command,
-                stdout=told,
-                stderr=wrong,
-                timeout=min(left, 260),
-                check=False,
-                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-            )
-            failed = "" if done.returncode == 0 else f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired:
-            failed = "timed out"
-        told.seek(0)
-        lines = told.read().splitlines()
-        wrong.seek(0)
-        if failed:
-            row["error"] = f"{failed}; standard error ends: {wrong.read()[-1500:]}"
-            row["all_step_s"] = [float(x.split()[1]) for x in lines if x.startswith("STEP ")]
-        else:
-            result = next(x for x in lines if x.startswith("RESULT "))
-            row |= json.loads(result.removeprefix("RESULT "))
-    row["process_s"] = round(time.monotonic() - start, 1)
-    return row
+    arguments = ["tests.benchmarks.rl_h100", "--arm", arm, "--model", model]
+    row = Child([*arguments, "--options", json.dumps(options)]).figures(min(left, 260))
+    return row | {"process_s": round(time.monotonic() - start, 1)}
 
 
 def collect(paths: list[Path]) -> None:
@@ -175,8 +148,7 @@ def main() -> None:
     if given.collect:
         collect(given.collect)
     elif given.arm:
-        figures = run_arm(given.arm, given.model, json.loads(given.options))
-        print("RESULT " + json.dumps(figures))
+        tell(run_arm(given.arm, given.model, json.loads(given.options)))
     else:
         run_plan(given.plan, given.out, given.seconds, given.call)
 

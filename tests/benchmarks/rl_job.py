@@ -12,6 +12,18 @@ from pathlib import Path
 from typing import Any
 
 PROMPTS, GROUP, NEW = 64, 8, 256
+TRL_PLAIN: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "beta": 0.0,
+    "bf16": True,
+    "logging_steps": 1,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""What all of TRL's runs share: plain sampling, no KL, autocast to bfloat16, nothing written."""
 SHAPES: dict[str, dict[str, int]] = {
     "qwen05": {
         "hidden_size": 896,
