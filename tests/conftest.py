@@ -11,8 +11,12 @@ from typing import Any
 
 # Imported early: first in the deep call stack of pytest's summary, CPython 3.11 can fail on it
 # with "AST constructor recursion depth mismatch".
-import hypothesis  # noqa: F401
+import hypothesis
 import pytest
+
+# A test asserts no duration, so neither does hypothesis on its behalf.
+hypothesis.settings.register_profile("tfgrpo", hypothesis.settings.default, deadline=None)
+hypothesis.settings.load_profile("tfgrpo")
 
 _LOOPBACK = ("127.", "::1", "localhost")
 

@@ -151,7 +151,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.text() | JSON.map(json.dumps) | st.lists(ROW | JSON, max_size=5).map(json.dumps), st.text()
 )
@@ -170,7 +170,7 @@ def test_any_reply_is_read_or_refused_and_nothing_else_is_raised(text: str, nois
 SAFE = st.text(st.characters(codec="utf-8", exclude_characters="\\\"'{}[]“”‘’`<>", exclude_categories=["C", "Z"]), min_size=5, max_size=12)  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(SAFE, min_size=1, max_size=4, unique=True),
     st.sampled_from(["plain", "fence", "py", "wrap"]),

@@ -43,7 +43,7 @@ def test_lessons_of_any_text_are_rendered_literally_and_read_back() -> None:
     assert parse_rendered(rendered(library)) == NASTY
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.text(min_size=1).filter(lambda t: t.strip()), min_size=1, max_size=6))
 def test_parsing_the_rendered_list_gives_the_library(texts: list[str]) -> None:
     library = Library().apply([Edit("add", t) for t in texts], deduplicate=False).library
@@ -276,7 +276,7 @@ def _check(before: Library, done: Applied, caps: Caps) -> None:
         assert done.library.undo().version_id == before.version_id
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(st.lists(EDIT, max_size=6), max_size=5), st.integers(1, 6), st.integers(10, 60))
 def test_any_edits_keep_the_books_the_caps_the_pins_and_the_way_back(
     steps: list[list[Edit]], entries: int, tokens: int

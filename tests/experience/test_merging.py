@@ -112,7 +112,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(PROPOSAL, min_size=1, max_size=5), st.lists(ROW, min_size=1, max_size=6))
 def test_no_reply_loses_or_doubles_a_proposal(edits: list[Edit], rows: list[object]) -> None:
     proposals = numbered(edits)

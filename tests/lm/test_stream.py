@@ -38,7 +38,7 @@ def test_every_byte_alone_gives_the_same_events():
     assert read([BODY[i : i + 1] for i in range(len(BODY))]) == EXPECTED
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, len(BODY)), max_size=12))
 def test_any_splits_give_the_same_events(cuts):
     marks = sorted({0, *cuts, len(BODY)})

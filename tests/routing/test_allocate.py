@@ -43,7 +43,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     counts=st.lists(st.tuples(st.integers(0, 8), st.integers(1, 8)), max_size=9),
     extra=st.integers(0, 4),

@@ -111,7 +111,7 @@ def operate(data: dict[str, Any], operation: tuple[str, str, int]) -> None:
         rows[:1] = [value, value]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 1000), OPERATION), max_size=40))
 def test_a_journal_is_everywhere_what_a_deep_copy_would_be(
     steps: list[tuple[int, tuple[str, str, int]]],

@@ -84,7 +84,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.run.spent["calls"] + self.run.reserved["calls"] <= 6
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestLedgerMachine = LedgerMachine.TestCase
 
 

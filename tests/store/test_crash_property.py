@@ -95,7 +95,7 @@ def reference(given: Settings) -> Result:
     return REFERENCE[plain]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     crashes=st.lists(CRASH, min_size=1, max_size=4),
     concurrency=st.integers(1, 6),
@@ -149,7 +149,7 @@ CHANGE = st.sampled_from(
 )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(crash=CRASH, change=CHANGE)
 def test_changed_settings_are_refused_by_name_and_a_fork_pays_for_the_difference_alone(
     crash: tuple[int, bool], change: dict[str, object]

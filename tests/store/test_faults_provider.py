@@ -144,7 +144,7 @@ def test_f01_f12_a_misbehaving_server_loses_and_scores_nothing() -> None:
     assert figures["requests_between_settled_and_booked"] is True
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(
     cancels=st.lists(st.integers(0, 30), min_size=1, max_size=8),
     steps=st.integers(0, 4),

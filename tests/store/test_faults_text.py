@@ -64,7 +64,7 @@ def store(tmp_path: Path) -> Iterator[RunStore]:
         yield opened
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(text=ANY)
 def test_f21_any_text_comes_back_from_every_file_as_it_was(text: str) -> None:
     with scratch() as folder:

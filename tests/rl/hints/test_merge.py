@@ -128,7 +128,7 @@ def test_side_by_side_matches_a_hand_computed_case() -> None:
     bare=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=6),
     with_hint=st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=6),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_a_bare_success_never_ranks_below_a_hinted_one(
     bare: list[float], with_hint: list[float]
 ) -> None:

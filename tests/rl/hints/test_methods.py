@@ -161,7 +161,7 @@ def test_bread_leaves_a_task_that_succeeds_alone() -> None:
 @given(
     st.lists(st.sampled_from(["a. ", "bb, ", "42 ", "c\n", "42. "]), max_size=9), st.integers(2, 6)
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_steps_are_the_solution_and_all_but_the_last_keep_the_answer_back(
     parts: list[str], most: int
 ) -> None:
@@ -184,7 +184,7 @@ def test_steps_must_be_texts() -> None:
     first=st.integers(0, 4),
     visits=st.lists(st.integers(0, 4), min_size=1, max_size=6),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_rolling_ahead_accepts_what_climbing_accepts(first: int, visits: list[int]) -> None:
     climbing, ahead = Sage(), Sage(ahead=True)
     one = task(hints=["a", "b", "c"])

@@ -68,7 +68,7 @@ def test_what_only_looks_like_the_answer_is_no_leak(reference: object, text: str
     before=st.text(alphabet="ab .,\n", max_size=12),
     after=st.text(alphabet="ab \n", max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_cut_before_a_leak_never_leaks(answer: int, before: str, after: str) -> None:
     one = with_answer(answer)
     text = f"{before} {answer} {after}"
@@ -111,7 +111,7 @@ def test_a_plan_out_of_range_is_refused(wrong: dict[str, float]) -> None:
 
 
 @given(text=st.text(alphabet="ab \n", max_size=40), a=st.floats(0, 1), b=st.floats(0, 1))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_a_larger_share_never_shows_less(text: str, a: float, b: float) -> None:
     low, high = sorted((a, b))
     assert share_of(text, high).startswith(share_of(text, low))

@@ -34,7 +34,7 @@ def test_sage_climbs_until_something_succeeds(level: int, tried: list[int]) -> N
     n_hints=st.integers(1, 5),
     max_level=st.integers(1, 5),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sages_climb_rises_by_one_and_stops_at_the_first_success_or_the_top(
     successes: list[bool], n_hints: int, max_level: int
 ) -> None:
