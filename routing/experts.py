@@ -99,6 +99,7 @@ class Level:
         self.left_out = _beta_logits(self._a - seen.counts, self._b - (seen.trials - seen.counts))
 
     def predict(self, query: Query) -> Gaussian:
+        """See `Expert`."""
         n, one = len(query.vectors), self._everywhere
         return _BetaLogits(
             np.full(n, one.mean[0]), np.full(n, one.variance[0]), np.full(n, one.probability[0])
@@ -150,6 +151,7 @@ class Linear:
         return np.column_stack([*columns, c.axes] if self._with_axes else columns)
 
     def predict(self, query: Query) -> Gaussian:
+        """See `Expert`."""
         return self._posterior.predict(self._features(query.covariates))
 
 
@@ -227,6 +229,7 @@ class Local:
         return self._posterior.predict(self._prior.mean(q), cross, self._prior.variance(q))
 
     def predict(self, query: Query) -> Gaussian:
+        """See `Expert`."""
         q = self._prior.centred(query.vectors, query.covariates)
         found = self._process(q)
         return found if self._beyond is None else self._beyond.correct(found, q.vectors)
@@ -319,6 +322,7 @@ class Net:
         self.left_out: Gaussian = Gaussian(mean, whole.variance)
 
     def predict(self, query: Query) -> Gaussian:
+        """See `Expert`."""
         inputs = self._context.ask(query)
         change = self._network.correct(inputs.queries, self._states, inputs.cosines)
         return Gaussian(inputs.skip.mean + change, inputs.skip.variance)

@@ -109,6 +109,7 @@ def make_result(
     splits: Splits,
     notes: tuple[str, ...],
 ) -> Result:
+    """Put a finished run's figures together; a test task quoted in the library becomes a note."""
     proof, smallest, verdict = learned.proof, plan.min_detectable, None
     if proof is not None:
         verdict = judge_gain(proof.empty, proof.final)
