@@ -1,4 +1,4 @@
-"""Started by torchrun: two steps on a tiny model; the first process writes weights and figures."""
+"""Started by torchrun: two steps on a small model; the first process writes weights and figures."""
 
 from __future__ import annotations
 
@@ -9,49 +9,63 @@ from pathlib import Path
 
 import torch
 
-from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
+from tests.rl.tiny import EvenTokens, big_parts, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.rl import checkpoint, distributed
 from tfgrpo.rl.trainer import Trainer
 
 
-def train(folder: Path, sections: dict[str, dict[str, object]]) -> tuple[Trainer, list[object]]:
-    """Two steps, a checkpoint after each; resumes what is there."""
+def train(
+    folder: Path, sections: dict[str, dict[str, object]]
+) -> tuple[Trainer, list[object], list[float]]:
+    """Two steps, a checkpoint after each; resumes what is there. Returns what each step sampled
+    and its gradient's norm."""
     config = tiny_config(
         folder / "run",
-        rollout={"tasks_per_step": 4},
-        optimiser={"steps": 2, "lr": 1e-3, "micro_batch_tokens": 40},
-        run={"save_every": 1},
-        **sections,
+        **{
+            "rollout": {"tasks_per_step": 4},
+            "optimiser": {"steps": 2, "lr": 1e-3, "micro_batch_tokens": 40},
+            "run": {"save_every": 1},
+            **sections,
+        },
     )
-    trainer = Trainer(config, tiny_parts(), tiny_tasks(8), EvenTokens())
+    parts = big_parts() if torch.cuda.is_available() else tiny_parts()
+    trainer = Trainer(config, parts, tiny_tasks(8), EvenTokens())
     trainer.resume()
     ids: list[object] = []
+    norms = []
     while trainer.step_number < config.optimiser.steps:
+        report = trainer.step()
+        norms.append(report.figures["grad_norm"])
         mine = [
             (g.task.task_id, [list(r.steps[0].token_ids or ()) for r in g.rollouts])
-            for g in trainer.step().groups
+            for g in report.groups
         ]
         ids.append(sorted(pair for part in distributed.gather_objects(mine) for pair in part))
         trainer.save()
-    return trainer, ids
+    return trainer, ids, norms
 
 
 def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     """Train; then lose the last step and resume; write what both came to."""
     torch.set_num_threads(1)
     rank, processes = distributed.start()
-    trainer, ids = train(folder, sections)
+    trainer, ids, norms = train(folder, sections)
     bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state().items()}
+    masters = dict(trainer.optimiser.weights.masters())
+    if processes > 1:
+        trained = trainer.updater.model.named_parameters()
+        masters = {n: distributed.whole(t.detach()) for n, t in trained}
     if rank == 0:
+        checkpoint.write_tensors(folder / "masters.safetensors", masters)
         weights = checkpoint.model_weights(trainer._parts.decoder)
         checkpoint.write_tensors(folder / "weights.safetensors", weights)
         shutil.rmtree(folder / "run" / "checkpoints" / "step-000002")
     distributed.gather_objects(None)
-    again, _ = train(folder, sections)
+    again, *_ = train(folder, sections)
     same = bits == {n: checkpoint.bits(t) for n, t in again.optimiser.state().items()}
     all_same = all(distributed.gather_objects(same))
     if rank == 0:
-        report = {"ids": ids, "resumed_bit_equal": all_same}
+        report = {"ids": ids, "norms": norms, "resumed_bit_equal": all_same}
         (folder / "report.json").write_text(json.dumps(report))
     distributed.finish()
     if processes > 1:

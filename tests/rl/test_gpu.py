@@ -9,49 +9,19 @@ import pytest
 import torch
 
 from tests.rl.test_trainer import fingerprint, make
-from tests.rl.tiny import random_rows, tiny_config, tiny_hf, tiny_parts
+from tests.rl.tiny import big_hf, big_parts, random_rows, tiny_config, tiny_hf
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.attention import _attend_dense, attend
 from tfgrpo.rl.generator import GroupGenerator
 from tfgrpo.rl.model import decoder_from_hf
 from tfgrpo.rl.packing import pack
 from tfgrpo.rl.serving import GroupRequest
-from tfgrpo.rl.trainer import Parts
 from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate, score_rows
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-
-def big_hf(kind: str = "llama", **sizes):
-    """Head size 64, groups of 3 or 7 queries: shapes that the kernels are for."""
-    import transformers
-
-    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
-    options = {
-        "vocab_size": 5000,
-        "hidden_size": 192,
-        "intermediate_size": 320,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "pad_token_id": 0,
-        "eos_token_id": 2,
-        **sizes,
-    }
-    config = getattr(transformers, f"{name}Config")(**options)
-    torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.08)
-    return model.to("cuda", torch.bfloat16).eval()
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -218,14 +188,6 @@ def test_gpu_gradients_equal_cpu_gradients_within_bfloat16_noise() -> None:
 
 
 def test_resume_on_the_gpu_is_bit_equal(tmp_path) -> None:
-    def parts() -> Parts:
-        model = big_hf()
-        return replace(
-            tiny_parts(),
-            decoder=decoder_from_hf(model),
-            save_extras=lambda folder: model.config.save_pretrained(folder),
-        )
-
     def config(name):
         return tiny_config(
             tmp_path / name,
@@ -233,13 +195,13 @@ def test_resume_on_the_gpu_is_bit_equal(tmp_path) -> None:
             optimiser={"lr": 1e-4, "micro_batch_tokens": 256},
         )
 
-    whole = make(config("whole"), parts=parts())
+    whole = make(config("whole"), parts=big_parts())
     whole.train()
-    first = make(config("cut"), parts=parts())
+    first = make(config("cut"), parts=big_parts())
     while first.step_number < 2:
         first.step()
     first.save()
-    second = make(config("cut"), parts=parts())
+    second = make(config("cut"), parts=big_parts())
     second.train()
     assert fingerprint(second) == fingerprint(whole)
     assert second.step().groups == whole.step().groups

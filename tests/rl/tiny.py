@@ -1,7 +1,8 @@
-"""A random two-layer Llama and rows of random tokens, the common material of these tests."""
+"""Small random models and rows of random tokens, the common material of these tests."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,6 +72,35 @@ def random_rows(
     return rows
 
 
+def big_hf(kind: str = "llama", **sizes: Any) -> Any:
+    """A causal LM on the GPU. Head size 64, groups of 3 queries: shapes that kernels are for."""
+    import transformers
+
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind]
+    options = {
+        "vocab_size": 5000,
+        "hidden_size": 192,
+        "intermediate_size": 320,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        **sizes,
+    }
+    config = getattr(transformers, f"{name}Config")(**options)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.08)
+    return model.to("cuda", torch.bfloat16).eval()
+
+
 class CharTokenizer:
     """One token a character; ids 0 to 2 are special. Has the calls that `rl` makes."""
 
@@ -117,6 +147,16 @@ def tiny_parts(**options: Any) -> Parts:
         save_extras=lambda folder: model.config.save_pretrained(folder),
         eos_ids=(2,),
         name="tiny",
+    )
+
+
+def big_parts() -> Parts:
+    """The model on the GPU, with the tiny one's tokenizer."""
+    model = big_hf()
+    return replace(
+        tiny_parts(),
+        decoder=decoder_from_hf(model),
+        save_extras=lambda folder: model.config.save_pretrained(folder),
     )
 
 
