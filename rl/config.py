@@ -208,6 +208,8 @@ class OptimiserConfig(_Section):
     max_norm: float = Field(default=1.0, ge=0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16` takes 4 bytes a parameter less; rounded by chance, so right on average."""
     epochs_per_batch: int = Field(default=1, ge=1)
     """How often a batch of groups is used."""
     updates_per_epoch: int = Field(default=1, ge=1)

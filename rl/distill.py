@@ -20,7 +20,8 @@ from tfgrpo.rl import checkpoint
 from tfgrpo.rl.distill_objectives import Objective
 from tfgrpo.rl.lora import LoraWeights
 from tfgrpo.rl.model import load_hf_weights
-from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
+from tfgrpo.rl.masters import FullWeights, Weights
+from tfgrpo.rl.optimiser import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.parts import Parts
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -111,7 +112,7 @@ class Distiller:
 
     def save(self) -> Path:
         """Write a checkpoint of this step."""
-        tensors = {n: t.cpu() for n, t in self.optimiser.state().items()}
+        tensors = {n: t.cpu() for n, t in self.optimiser.state()}
         state = {"identity": self._identity, "optimiser_steps": self.optimiser.steps}
         return checkpoint.save(self._folder, self.step_number, state, tensors, self.export, keep=1)
 

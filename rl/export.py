@@ -19,7 +19,7 @@ def write_adapters(folder: Path, weights: LoraWeights, base_model: str) -> None:
     """Write LoRA adapters in PEFT's form beside the merged model."""
     place = folder / "adapter"
     place.mkdir(exist_ok=True)
-    tensors = {f"base_model.model.{name}": t for name, t in weights.masters().items()}
+    tensors = {f"base_model.model.{name}": m.value() for name, m in weights.masters().items()}
     write_tensors(place / "adapter_model.safetensors", tensors)
     config = weights.peft_config(base_model)
     (place / "adapter_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.model import Decoder, hf_slices
-from tfgrpo.rl.optimiser import sum_gradients
+from tfgrpo.rl.masters import Master, sum_gradients
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -78,9 +78,9 @@ class LoraWeights:
                 own[ours].requires_grad_(True)
                 sum_gradients(self, own[ours], self._sums[ours])
 
-    def masters(self) -> Mapping[str, Tensor]:
+    def masters(self) -> Mapping[str, Master]:
         """A and B of every adapted projection, under PEFT's module names."""
-        return self._masters
+        return {name: Master(t) for name, t in self._masters.items()}
 
     def gradients(self) -> Mapping[str, Tensor]:
         """Project the merged matrices' gradients onto A and B."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.attention import attend
 from tfgrpo.rl.packing import Packed
+from tfgrpo.rl.recompute import recomputed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -237,23 +238,16 @@ class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return angle.cos() * self.rope_scale, angle.sin() * self.rope_scale
 
     def forward(self, packed: Packed, *, keep_kv: bool = False) -> Any:
-        """Return final hidden states, T × hidden; with `keep_kv` also keys and values a layer."""
+        """Return final hidden states, T × hidden; with `keep_kv`, which is for passes without
+        gradients, also keys and values a layer."""
         cos, sin = self.angles(packed.position_T)
         x = F.embedding(packed.ids_T, self.embed)
         kept = []
         for layer in self.layers:
             if self.checkpoint_blocks and torch.is_grad_enabled():
-                x, k, v = torch.utils.checkpoint.checkpoint(
-                    layer,
-                    x,
-                    cos,
-                    sin,
-                    packed,
-                    use_reentrant=False,
-                    preserve_rng_state=False,  # a block draws nothing
-                )
-            else:
-                x, k, v = layer(x, cos, sin, packed)
+                x = recomputed(layer, x, cos, sin, packed)
+                continue
+            x, k, v = layer(x, cos, sin, packed)
             if keep_kv:
                 kept.append((k, v))
         hidden = rms_norm(x, self.norm, self.shape.eps)

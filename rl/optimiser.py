@@ -1,26 +1,29 @@
-"""AdamW on float32 masters, the weights that the model runs on being copies of them.
+"""AdamW on float32 masters, one pass over memory a tensor; moments in float32 or bfloat16.
 
-At the learning rates of RL a bfloat16 weight hardly ever moves (about 2 % of them a step at 1e-6),
-so masters, moments and accumulated gradients are float32. Weights already in float32 are their own
-masters. Gradients of half-precision weights are added up in float32 as soon as each micro-batch
-has formed them.
+bfloat16 moments are rounded up or down by chance, so that they are right on average: rounded to the
+nearest, a second moment would stand still, since a step moves it by a thousandth and neighbouring
+numbers are four thousandths apart. The chance is a hash of step, tensor and place, so that a
+resumed run rounds alike.
 
-Does not know losses. Sources: AdamW (arXiv 1711.05101); mixed precision masters (arXiv 1710.03740).
+Does not know losses. Sources: AdamW (arXiv 1711.05101); stochastic rounding of optimiser states
+(arXiv 2010.06192); the hash is MurmurHash3's finaliser.
 """
 
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cache
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tfgrpo.errors import ConfigError
-from tfgrpo.rl.distributed import local, sum_over_ranks
+from tfgrpo.rl.distributed import sum_over_ranks
+from tfgrpo.rl.masters import Master, Weights, join, split
+
+_GOLDEN, _WORD = 0x9E3779B1, 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,87 +37,7 @@ class AdamSettings:
     weight_decay: float = 0.0
     max_norm: float = 1.0
     """Gradients are scaled down to this global norm; 0 leaves them."""
-
-
-class Weights(Protocol):
-    """What is trained: float32 tensors, where their gradients are, how the model gets them."""
-
-    def masters(self) -> Mapping[str, Tensor]:
-        """The trained tensors by name, float32, this process's share."""
-        ...
-
-    def gradients(self) -> Mapping[str, Tensor]:
-        """Gradients accumulated since the last `clear`, by the same names."""
-        ...
-
-    def publish(self) -> None:
-        """Copy the trained tensors into the weights that the model runs on."""
-        ...
-
-    def clear(self) -> None:
-        """Forget the gradients."""
-        ...
-
-
-class FullWeights:
-    """Every parameter of a module is trained."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._params: dict[str, nn.Parameter] = dict(module.named_parameters())
-        self._masters: dict[str, Tensor] = {}
-        self._sums: dict[str, Tensor] = {}
-        for name, parameter in self._params.items():
-            if parameter.dtype in (torch.bfloat16, torch.float16):
-                self._masters[name] = parameter.detach().float().clone()
-                self._sums[name] = torch.zeros_like(self._masters[name])
-                sum_gradients(self, parameter, self._sums[name])
-            else:
-                self._masters[name] = local(parameter.detach())
-
-    def masters(self) -> Mapping[str, Tensor]:
-        """All parameters."""
-        return self._masters
-
-    def gradients(self) -> Mapping[str, Tensor]:
-        """Sums for half-precision weights, `.grad` for the others."""
-        found = dict(self._sums)
-        for name, parameter in self._params.items():
-            if name not in found and parameter.grad is not None:
-                found[name] = local(parameter.grad)
-        return found
-
-    def publish(self) -> None:
-        """Round the masters into half-precision weights."""
-        with torch.no_grad():
-            for name in self._sums:
-                self._params[name].copy_(self._masters[name])
-
-    def clear(self) -> None:
-        """Zero the sums."""
-        for total in self._sums.values():
-            total.zero_()
-        for parameter in self._params.values():
-            parameter.grad = None
-
-
-def sum_gradients(owner: object, parameter: nn.Parameter, total: Tensor) -> None:
-    """Move each fresh gradient of a parameter into a float32 sum, for as long as `owner` lives.
-
-    A later owner of the same parameter works once the earlier one is gone; two at a time would
-    share out the gradients between them, so that is refused in the backward pass.
-    """
-
-    def hook(parameter: nn.Parameter) -> None:
-        if parameter.grad is None:
-            raise ConfigError(
-                "these weights are trained by two trainers at once: drop one of them before the "
-                "other takes a step"
-            )
-        total.add_(parameter.grad)
-        parameter.grad = None
-
-    handle = parameter.register_post_accumulate_grad_hook(hook)
-    weakref.finalize(owner, handle.remove).atexit = False
+    moments: torch.dtype = torch.float32
 
 
 class AdamW:
@@ -124,8 +47,9 @@ class AdamW:
         self.settings = settings
         self.weights = weights
         self.steps = 0
-        self.first = {n: torch.zeros_like(t) for n, t in weights.masters().items()}
-        self.second = {n: torch.zeros_like(t) for n, t in weights.masters().items()}
+        of = {n: m.high for n, m in weights.masters().items()}
+        self.first = {n: torch.zeros_like(t, dtype=settings.moments) for n, t in of.items()}
+        self.second = {n: torch.zeros_like(t, dtype=settings.moments) for n, t in of.items()}
 
     def step(self, lr: float) -> float:
         """Apply one update at learning rate `lr` and return the gradient's norm before clipping.
@@ -134,47 +58,128 @@ class AdamW:
         caller sees it in the returned value.
         """
         masters, gradients = self.weights.masters(), self.weights.gradients()
-        names = [n for n in masters if n in gradients]
-        grads = [gradients[n] for n in names]
-        norm = global_norm(grads)
+        norm = global_norm(list(gradients.values()))
         if not norm < float("inf"):
             self.weights.clear()
             return norm
-        if not names:
+        if not gradients:
             return norm
-        s = self.settings
         self.steps += 1
+        device = next(iter(gradients.values())).device
+        constants = self._constants(lr, norm).to(device)
+        salts = _salts(self.steps, len(masters), device)
         with torch.no_grad():
-            if s.max_norm and norm > s.max_norm:
-                torch._foreach_mul_(grads, s.max_norm / norm)
-            values = [masters[n] for n in names]
-            first = [self.first[n] for n in names]
-            second = [self.second[n] for n in names]
-            if s.weight_decay:
-                torch._foreach_mul_(values, 1 - lr * s.weight_decay)
-            torch._foreach_lerp_(first, grads, 1 - s.beta1)
-            torch._foreach_mul_(second, s.beta2)
-            torch._foreach_addcmul_(second, grads, grads, 1 - s.beta2)
-            for value, m, v in zip(values, first, second, strict=True):
-                spread = v.sqrt().div_((1 - s.beta2**self.steps) ** 0.5).add_(s.eps)
-                value.addcdiv_(m, spread, value=-lr / (1 - s.beta1**self.steps))
+            for (name, master), salt in zip(masters.items(), salts, strict=True):
+                if name in gradients and gradients[name].numel():  # a shard may be empty
+                    state = (gradients[name], self.first[name], self.second[name])
+                    _move(master, *state, constants, salt)
         self.weights.publish()
         self.weights.clear()
         return norm
 
-    def state(self) -> dict[str, Tensor]:
-        """Masters and moments under prefixed names."""
-        found = {f"master.{n}": t for n, t in self.weights.masters().items()}
-        found |= {f"first.{n}": t for n, t in self.first.items()}
-        return found | {f"second.{n}": t for n, t in self.second.items()}
+    def _constants(self, lr: float, norm: float) -> Tensor:
+        """What `_moved` takes, in its order."""
+        s = self.settings
+        values = (
+            s.max_norm / norm if s.max_norm and norm > s.max_norm else 1.0,
+            1 - lr * s.weight_decay,
+            1 - s.beta1,
+            s.beta2,
+            1 - s.beta2,
+            lr / (1 - s.beta1**self.steps),
+            (1 - s.beta2**self.steps) ** -0.5,
+            s.eps,
+        )
+        return torch.tensor(values, dtype=torch.float32)
+
+    def state(self) -> Iterator[tuple[str, Tensor]]:
+        """Masters and moments under prefixed names, one at a time."""
+        for name, master in self.weights.masters().items():
+            yield f"master.{name}", master.value()
+        for prefix, moments in (("first", self.first), ("second", self.second)):
+            yield from ((f"{prefix}.{n}", t) for n, t in moments.items())
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
         """Restore what `state` returned, bit by bit, and publish."""
         with torch.no_grad():
-            for name, target in self.state().items():
-                target.copy_(tensors[name])
+            for name, master in self.weights.masters().items():
+                master.set(tensors[f"master.{name}"])
+                self.first[name].copy_(tensors[f"first.{name}"])
+                self.second[name].copy_(tensors[f"second.{name}"])
         self.steps = steps
         self.weights.publish()
+
+
+def _move(
+    master: Master, grad: Tensor, first: Tensor, second: Tensor, constants: Tensor, salt: Tensor
+) -> None:
+    """Update a master and its moments in place."""
+    high = master.high if master.low is None else master.high.view(torch.int16)
+    low = None if master.low is None else master.low.view(-1)
+    flat = (high.view(-1), low, grad.reshape(-1), first.view(-1), second.view(-1))
+    _mover(grad.is_cuda)(*flat, constants, salt)
+
+
+def _move_flat(
+    high: Tensor,
+    low: Tensor | None,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    constants: Tensor,
+    salt: Tensor,
+) -> None:
+    value = high if low is None else join(high, low)
+    value, m, v = _moved(value, grad, first.to(value.dtype), second.to(value.dtype), constants)
+    if low is None:
+        high.copy_(value)
+    else:
+        high_bits, low_bits = split(value)
+        high.copy_(high_bits)
+        low.copy_(low_bits)
+    if first.dtype == torch.bfloat16:
+        chance = chances(len(first), salt)
+        m, v = round_by(m, chance & 0xFFFF), round_by(v, chance >> 16)
+    first.copy_(m)
+    second.copy_(v)
+
+
+def _moved(
+    value: Tensor, grad: Tensor, m: Tensor, v: Tensor, constants: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """AdamW's formulas: the new value and moments."""
+    clip, decay, rest1, beta2, rest2, rate, unbias2, eps = constants.unbind()
+    grad = grad * clip
+    m = m + rest1 * (grad - m)
+    v = beta2 * v + rest2 * grad * grad
+    return decay * value - rate * m / (v.sqrt() * unbias2 + eps), m, v
+
+
+def chances(n: int, salt: Tensor) -> Tensor:
+    """Return n numbers of 32 bits, int64, a hash of their place and the salt."""
+    x = (torch.arange(n, device=salt.device) * _GOLDEN + salt) & _WORD
+    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _WORD
+    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _WORD
+    return x ^ (x >> 16)
+
+
+def round_by(value: Tensor, chance: Tensor) -> Tensor:
+    """Round float32 to a neighbouring bfloat16, up where the bits cut off exceed 2¹⁶ − `chance`.
+
+    With chances even over [0, 2¹⁶) the mean of the result is the value.
+    """
+    bits = value.view(torch.int32) + chance.to(torch.int32)
+    return ((bits >> 16) << 16).view(torch.float32).to(torch.bfloat16)
+
+
+def _salts(step: int, n: int, device: torch.device) -> Tensor:
+    start = (step * 0x85EBCA77) & _WORD
+    return (torch.arange(n, device=device) * 0xC2B2AE3D + start) & _WORD
+
+
+@cache
+def _mover(on_cuda: bool) -> Callable[..., Any]:
+    return torch.compile(_move_flat, dynamic=True) if on_cuda else _move_flat
 
 
 def global_norm(grads: list[Tensor]) -> float:

@@ -48,7 +48,7 @@ def save(
     Raises:
         StoreError: the disk refuses; earlier checkpoints are whole.
     """
-    parts = distributed.gather_objects({n: t.cpu() for n, t in optimiser.state().items()})
+    parts = distributed.gather_objects({n: t.cpu() for n, t in optimiser.state()})
     final = folder / f"step-{step:06d}"
     if distributed.world()[0] == 0:
         merged = {f"{i}.{n}": t for i, part in enumerate(parts) for n, t in part.items()}

@@ -24,7 +24,8 @@ from tfgrpo.rl.lora import TARGETS, LoraWeights
 from tfgrpo.rl.losses import LOSSES
 from tfgrpo.rl.measure import Tokens, measure_rows
 from tfgrpo.rl.model import Decoder, hf_views
-from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, Weights, learning_rate
+from tfgrpo.rl.masters import FullWeights, Weights
+from tfgrpo.rl.optimiser import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.registry import lookup
 from tfgrpo.rl.update import (
     TrainRow,
@@ -68,7 +69,14 @@ class Updater:
         o = config.optimiser
         self.optimiser = AdamW(
             self.weights,
-            AdamSettings(o.lr, o.beta1, o.beta2, weight_decay=o.weight_decay, max_norm=o.max_norm),
+            AdamSettings(
+                o.lr,
+                o.beta1,
+                o.beta2,
+                weight_decay=o.weight_decay,
+                max_norm=o.max_norm,
+                moments=getattr(torch, o.moments),
+            ),
         )
         self._loss_needs = frozenset(lookup(LOSSES, "loss", config.loss.name).needs)
         keeps_reference = config.loss.kl or "reference" in self._loss_needs

@@ -50,8 +50,8 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     torch.set_num_threads(1)
     rank, processes = distributed.start()
     trainer, ids, norms = train(folder, sections)
-    bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state().items()}
-    masters = dict(trainer.optimiser.weights.masters())
+    bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state()}
+    masters = {n: m.value() for n, m in trainer.optimiser.weights.masters().items()}
     if processes > 1:
         trained = trainer.updater.model.named_parameters()
         masters = {n: distributed.whole(t.detach()) for n, t in trained}
@@ -62,7 +62,7 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
         shutil.rmtree(folder / "run" / "checkpoints" / "step-000002")
     distributed.gather_objects(None)
     again, *_ = train(folder, sections)
-    same = bits == {n: checkpoint.bits(t) for n, t in again.optimiser.state().items()}
+    same = bits == {n: checkpoint.bits(t) for n, t in again.optimiser.state()}
     all_same = all(distributed.gather_objects(same))
     if rank == 0:
         report = {"ids": ids, "norms": norms, "resumed_bit_equal": all_same}

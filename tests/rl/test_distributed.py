@@ -61,11 +61,13 @@ def test_two_processes_sample_train_and_resume_like_one(tmp_path) -> None:
 
 @pytest.mark.real
 def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(tmp_path) -> None:
-    """More rounds than one, a profiling pass, and an estimator that looks at the whole batch."""
+    """More rounds than one, a profiling pass, an estimator that looks at the whole batch, and
+    activations that are made again."""
     sections = {
         "curriculum": {"rounds": 2, "profile": 1, "allocate": "", "rest_epochs": 1},
         "rewards": {"names": ["unlikeliness"]},
         "credit": {"name": "top_entropy"},
+        "model": {"checkpoint_activations": True},
     }
     launch(tmp_path / "one", 1, **sections)
     launch(tmp_path / "two", 2, **sections)

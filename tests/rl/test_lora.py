@@ -22,16 +22,16 @@ def test_projected_gradients_equal_autograd_through_a_and_b() -> None:
     decoder = tiny_decoder()
     weights = LoraWeights(decoder, rank=3, alpha=6.0, targets=("q_proj", "down_proj"), seed=1)
     generator = torch.Generator().manual_seed(0)
-    for name, tensor in weights.masters().items():
+    for name, master in weights.masters().items():
         if "lora_B" in name:
-            tensor.normal_(0, 0.1, generator=generator)
+            master.high.normal_(0, 0.1, generator=generator)
     weights.publish()
     rows = train_rows(random_rows())
     accumulate(decoder, rows, UpdateSettings())
     got = weights.gradients()
 
     plain = tiny_decoder()
-    leaves = {n: t.clone().requires_grad_() for n, t in weights.masters().items()}
+    leaves = {n: m.value().clone().requires_grad_() for n, m in weights.masters().items()}
     own = dict(plain.named_parameters())
     merged = {n: p.detach().clone() for n, p in own.items()}
     for theirs, ours, first, last in hf_slices(plain.shape):

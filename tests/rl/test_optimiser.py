@@ -10,7 +10,8 @@ from torch import nn
 
 from tests.rl.tiny import tiny_decoder
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights, learning_rate
+from tfgrpo.rl.masters import FullWeights
+from tfgrpo.rl.optimiser import AdamSettings, AdamW, learning_rate
 
 
 def test_updates_equal_torch_adamw_with_clipping_and_decay() -> None:

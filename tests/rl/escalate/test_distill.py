@@ -199,7 +199,7 @@ def make(folder, steps: int = 6, rank: int = 0) -> Distiller:
 
 
 def fingerprint(distiller: Distiller) -> dict[str, str]:
-    return {n: checkpoint.bits(t) for n, t in distiller.optimiser.state().items()}
+    return {n: checkpoint.bits(t) for n, t in distiller.optimiser.state()}
 
 
 @pytest.mark.parametrize("rank", [0, 2])

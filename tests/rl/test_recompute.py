@@ -1,0 +1,54 @@
+"""Activations made again give the gradients of activations that are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.rl.tiny import random_rows, tiny_decoder
+from tfgrpo.rl.lora import LoraWeights
+from tfgrpo.rl.masters import FullWeights
+from tfgrpo.rl.model import Block
+from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
+
+ROWS = [TrainRow(r, 1.0 - r.index % 3, group=r.index // 3) for r in random_rows()]
+
+
+def gradients(kind: str, dtype: torch.dtype, again: bool) -> dict[str, torch.Tensor]:
+    decoder = tiny_decoder(dtype=dtype)
+    decoder.checkpoint_blocks = again
+    if kind == "full":
+        weights = FullWeights(decoder)
+    else:
+        weights = LoraWeights(decoder, rank=2, targets=("v_proj", "down_proj"))
+        for name, master in weights.masters().items():
+            if "lora_B" in name:
+                master.high.fill_(0.1)
+        weights.publish()
+    accumulate(decoder, ROWS, UpdateSettings(micro_batch_tokens=40))
+    return {n: g.clone() for n, g in weights.gradients().items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_gradients_are_bit_equal(kind, dtype) -> None:
+    kept, again = (gradients(kind, dtype, a) for a in (False, True))
+    assert kept.keys() == again.keys()
+    for name, wanted in kept.items():
+        assert torch.count_nonzero(wanted), name
+        assert torch.equal(again[name], wanted), name
+
+
+def test_every_block_runs_twice_and_keeps_nothing_in_between(monkeypatch) -> None:
+    calls = []
+    forward = Block.forward
+
+    def counted(self: Block, *args: object) -> object:
+        calls.append(torch.is_grad_enabled())
+        return forward(self, *args)
+
+    monkeypatch.setattr(Block, "forward", counted)
+    gradients("full", torch.float32, again=True)
+    assert calls.count(True) == calls.count(False) > 0
+    first = calls.index(True)
+    assert calls[:first] == [False] * first  # the whole forward comes before the first recompute
