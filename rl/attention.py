@@ -10,8 +10,6 @@ attention (arXiv 2310.01889); its use for shared prompts is own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -45,22 +43,18 @@ def merge(
     a_THd: Tensor, a_lse_HT: Tensor, b_THd: Tensor, b_lse_HT: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the attention over two disjoint sets of keys together, and its log-sum-exp, from the
-    two sets' own."""
+    two sets' own; the form that the CUDA kernel is held against."""
     both_HT = torch.logaddexp(a_lse_HT, b_lse_HT)
     a_TH1 = (a_lse_HT - both_HT).exp().t().unsqueeze(-1)
     b_TH1 = (b_lse_HT - both_HT).exp().t().unsqueeze(-1)
     return (a_THd * a_TH1 + b_THd * b_TH1).to(a_THd.dtype), both_HT
 
 
-@cache
-def _fused_merge() -> Callable[..., tuple[Tensor, Tensor]]:
-    made: Callable[..., tuple[Tensor, Tensor]] = torch.compile(merge, dynamic=True)
-    return made
-
-
 class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
+        from tfgrpo.rl.triton_update import merge_into
+
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         n = packed.n_prompt
         cu, longest = packed.cu_self, packed.max_self
@@ -80,7 +74,7 @@ class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torc
                 False,
                 False,
             )
-            out[n:], lse[:, n:] = _fused_merge()(out[n:], lse[:, n:], cross, cross_lse)
+            merge_into(out[n:], lse[:, n:], cross, cross_lse)
         ctx.save_for_backward(q, k, v, out, lse, rng[0], rng[1])
         ctx.packed = packed
         return out

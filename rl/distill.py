@@ -19,8 +19,8 @@ from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.rl import checkpoint
 from tfgrpo.rl.distill_objectives import Objective
 from tfgrpo.rl.lora import LoraWeights
-from tfgrpo.rl.model import load_hf_weights
 from tfgrpo.rl.masters import FullWeights, Weights
+from tfgrpo.rl.model import load_hf_weights
 from tfgrpo.rl.optimiser import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.parts import Parts
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Decoder
 
-LENGTH_STEP = 128
+LENGTH_STEP = 64
 """A cache's length is a multiple of this, so that a somewhat longer prompt needs no new graphs."""
 
 

@@ -48,7 +48,7 @@ def _backward_chunk(
     d_entropy: Tensor | None,
     inv_temperature: float,
 ) -> Tensor:
-    """∂loss/∂logits in the logits' own type."""
+    """∂loss/∂logits in the logits' own type; on CUDA a kernel writes it over the logits."""
     logp_all = _wide(logits) * inv_temperature - lse[:, None]
     slope = d_logp[:, None]
     if entropy is not None and d_entropy is not None:
@@ -66,10 +66,9 @@ def _wide(x: Tensor) -> Tensor:
 def _chunk_functions(on_cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     if not on_cuda:
         return _forward_chunk, _backward_chunk
-    return (
-        torch.compile(_forward_chunk, dynamic=True),
-        torch.compile(_backward_chunk, dynamic=True),
-    )
+    from tfgrpo.rl.triton_update import logits_gradient
+
+    return torch.compile(_forward_chunk, dynamic=True), logits_gradient
 
 
 @dataclass(slots=True)
@@ -145,7 +144,7 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
             d_logits = backward(
                 logits, lse, target[part], d_logp, entropy, d_entropy, 1.0 / temperature
             )
-            d_hidden[part] = d_logits @ weight
+            torch.mm(d_logits, weight, out=d_hidden[part])
             if d_weight is not None:
                 d_weight += d_logits.t() @ hidden[part]
             total += loss

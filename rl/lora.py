@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.model import Decoder, hf_slices
 from tfgrpo.rl.masters import Master, sum_gradients
+from tfgrpo.rl.model import Decoder, hf_slices
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

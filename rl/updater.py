@@ -22,9 +22,9 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.gate import Mismatch, MismatchLimits, check_mismatch, measure_mismatch
 from tfgrpo.rl.lora import TARGETS, LoraWeights
 from tfgrpo.rl.losses import LOSSES
+from tfgrpo.rl.masters import FullWeights, Weights
 from tfgrpo.rl.measure import Tokens, measure_rows
 from tfgrpo.rl.model import Decoder, hf_views
-from tfgrpo.rl.masters import FullWeights, Weights
 from tfgrpo.rl.optimiser import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.registry import lookup
 from tfgrpo.rl.update import (

@@ -17,7 +17,8 @@ import torch
 
 from tests.rl.tiny import tiny_parts
 from tfgrpo.protocols import Sampling
-from tfgrpo.rl import generator, kernels, triton_kernels
+from tfgrpo.rl import generator, kernels, logprob, triton_kernels, triton_update
+from tfgrpo.rl.attention import merge
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
 
@@ -128,6 +129,36 @@ def generated(through_kernels: bool) -> list[list[int]]:
     return [list(row.token_ids) for group in made for row in group]
 
 
+def merged(heads: int, size: int, tokens: int) -> list[float]:
+    """Output and log-sum-exp; the first rows, which nothing is merged into, stay as they are."""
+    draw = torch.Generator().manual_seed(tokens)
+    first = 3
+    out = torch.randn(first + tokens, heads, size, generator=draw)
+    lse = torch.randn(heads, first + tokens, generator=draw) * 8
+    other = torch.randn(tokens, heads, size, generator=draw)
+    other_lse = torch.randn(heads, tokens, generator=draw) * 8
+    ours, ours_lse = out.clone(), lse.clone()
+    triton_update.merge_into(ours[first:], ours_lse[:, first:], other, other_lse)
+    out[first:], lse[:, first:] = merge(out[first:], lse[:, first:], other, other_lse)
+    return [far(ours, out), far(ours_lse, lse)]
+
+
+def gradient(vocab: int, with_entropy: bool) -> list[float]:
+    """∂loss/∂logits at a temperature other than 1, targets at both ends."""
+    draw = torch.Generator().manual_seed(vocab)
+    rows, inv_temperature = 7, 1 / 0.7
+    hidden, weight = torch.randn(rows, 5, generator=draw), torch.randn(vocab, 5, generator=draw)
+    target = torch.randint(vocab, (rows,), generator=draw)
+    target[0], target[1] = 0, vocab - 1
+    logits, lse, _, entropy = logprob._forward_chunk(
+        hidden, weight, target, inv_temperature, with_entropy
+    )
+    d_logp, d_entropy = torch.randn(2, rows, generator=draw)
+    rest = (lse, target, d_logp, entropy, d_entropy if with_entropy else None, inv_temperature)
+    wanted = logprob._backward_chunk(logits, *rest)
+    return [far(triton_update.logits_gradient(logits.clone(), *rest), wanted)]
+
+
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
     return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
@@ -149,6 +180,12 @@ def main(out: Path) -> None:
             )
         },
         "generated": [generated(False), generated(True)],
+        "merged": {str(case): merged(*case) for case in ((3, 16, 40), (2, 80, 16), (14, 64, 1))},
+        "gradient": {
+            f"{vocab} {entropy}": gradient(vocab, entropy)
+            for vocab in (50, 4096, 9000)
+            for entropy in (False, True)
+        },
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }
     out.write_text(json.dumps(found))

@@ -63,6 +63,13 @@ def test_drawn_tokens_equal_the_torch_form_at_every_number_and_temperature(diffe
         assert 96 > gaps["ended"] > gaps["ended_at_limit"] > 0
 
 
+def test_merged_attention_and_gradients_of_logits_equal_the_torch_forms(differences) -> None:
+    assert len(differences["merged"]) == 3 and len(differences["gradient"]) == 6
+    for kind in ("merged", "gradient"):
+        for case, gaps in differences[kind].items():
+            assert max(gaps) < 1e-5, (kind, case)
+
+
 def test_a_generator_draws_the_same_tokens_through_the_kernels(differences) -> None:
     torch_form, kernel_form = differences["generated"]
     assert kernel_form == torch_form
