@@ -12,10 +12,8 @@ Does not know losses. Sources: AdamW (arXiv 1711.05101); stochastic rounding of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,10 +115,15 @@ def _move(
     high = master.high if master.low is None else master.high.view(torch.int16)
     low = None if master.low is None else master.low.view(-1)
     flat = (high.view(-1), low, grad.reshape(-1), first.view(-1), second.view(-1))
-    _mover(grad.is_cuda)(*flat, constants, salt)
+    if grad.is_cuda:
+        from tfgrpo.rl.triton_update import adam
+
+        adam(*flat, constants, salt)
+    else:
+        move_flat(*flat, constants, salt)
 
 
-def _move_flat(
+def move_flat(
     high: Tensor,
     low: Tensor | None,
     grad: Tensor,
@@ -129,6 +132,17 @@ def _move_flat(
     constants: Tensor,
     salt: Tensor,
 ) -> None:
+    """One step over flat tensors in place: the torch form.
+
+    Args:
+        high: float32 values, or with `low` the bits of their upper halves, int16.
+        low: the bits that are left, int16.
+        grad: float32.
+        first: first moments.
+        second: second moments.
+        constants: see `AdamW._constants`.
+        salt: for the chances of bfloat16 moments, int64.
+    """
     value = high if low is None else join(high, low)
     value, m, v = _moved(value, grad, first.to(value.dtype), second.to(value.dtype), constants)
     if low is None:
@@ -175,11 +189,6 @@ def round_by(value: Tensor, chance: Tensor) -> Tensor:
 def _salts(step: int, n: int, device: torch.device) -> Tensor:
     start = (step * 0x85EBCA77) & _WORD
     return (torch.arange(n, device=device) * 0xC2B2AE3D + start) & _WORD
-
-
-@cache
-def _mover(on_cuda: bool) -> Callable[..., Any]:
-    return torch.compile(_move_flat, dynamic=True) if on_cuda else _move_flat
 
 
 def global_norm(grads: list[Tensor]) -> float:

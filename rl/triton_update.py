@@ -1,12 +1,13 @@
 # mypy: ignore-errors
-"""Triton forms of two steps of an update; imported only where a CUDA device is used.
+"""Triton forms of three steps of an update; imported only where a CUDA device is used.
 
-Both work in place. Same results as the torch forms, `attention.merge` and `logprob`'s, up to
+All work in place. Same results as the torch forms in `attention`, `logprob` and `optimiser`, up to
 rounding. Does not know models or losses. Source: own.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -83,3 +84,79 @@ def logits_gradient(
         has_entropy, block, num_warps=8,
     )  # fmt: skip
     return logits
+
+
+@triton.jit
+def _wide(bits):
+    """float32 numbers from the upper halves of their bits."""
+    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _by_chance(value, chance):
+    """The upper half of a float32 number's bits, one more where the rest exceeds the chance."""
+    return ((value.to(tl.int32, bitcast=True) + chance.to(tl.int32)) >> 16).to(tl.int16)
+
+
+@triton.jit
+def _adam(
+    high_ptr, low_ptr, grad_ptr, first_ptr, second_ptr, constants_ptr, salt_ptr, n,
+    HALVES: tl.constexpr, ROUGH: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * B + tl.arange(0, B)
+    keep = at < n
+    clip = tl.load(constants_ptr)
+    decay = tl.load(constants_ptr + 1)
+    rest1 = tl.load(constants_ptr + 2)
+    beta2 = tl.load(constants_ptr + 3)
+    rest2 = tl.load(constants_ptr + 4)
+    rate = tl.load(constants_ptr + 5)
+    unbias2 = tl.load(constants_ptr + 6)
+    eps = tl.load(constants_ptr + 7)
+    value = tl.load(high_ptr + at, mask=keep, other=0)
+    if HALVES:
+        low = tl.load(low_ptr + at, mask=keep, other=0).to(tl.int32)
+        value = ((value.to(tl.int32) << 16) + low).to(tl.float32, bitcast=True)
+    grad = tl.load(grad_ptr + at, mask=keep, other=0.0) * clip
+    m = tl.load(first_ptr + at, mask=keep, other=0)
+    v = tl.load(second_ptr + at, mask=keep, other=0)
+    if ROUGH:
+        m, v = _wide(m), _wide(v)
+    m = m + rest1 * (grad - m)
+    v = beta2 * v + rest2 * grad * grad
+    value = decay * value - tl.div_rn(rate * m, tl.sqrt_rn(v) * unbias2 + eps)
+    if HALVES:
+        bits = value.to(tl.int32, bitcast=True)
+        high = (bits + 0x8000) >> 16
+        tl.store(low_ptr + at, (bits - (high << 16)).to(tl.int16), mask=keep)
+        tl.store(high_ptr + at, high.to(tl.int16), mask=keep)
+    else:
+        tl.store(high_ptr + at, value, mask=keep)
+    if ROUGH:
+        x = at.to(tl.uint32) * 0x9E3779B1 + tl.load(salt_ptr).to(tl.uint32)
+        x = (x ^ (x >> 16)) * 0x85EBCA6B
+        x = (x ^ (x >> 13)) * 0xC2B2AE35
+        x = x ^ (x >> 16)
+        m, v = _by_chance(m, x & 0xFFFF), _by_chance(v, x >> 16)
+    tl.store(first_ptr + at, m, mask=keep)
+    tl.store(second_ptr + at, v, mask=keep)
+
+
+def adam(
+    high: Tensor,
+    low: Tensor | None,
+    grad: Tensor,
+    first: Tensor,
+    second: Tensor,
+    constants: Tensor,
+    salt: Tensor,
+) -> None:
+    """One step over flat tensors; 16-bit numbers are handled by their bits."""
+    is_rough = first.dtype == torch.bfloat16
+    if is_rough:
+        first, second = first.view(torch.int16), second.view(torch.int16)
+    n, block = len(grad), 1024
+    _adam[(triton.cdiv(n, block),)](
+        high, high if low is None else low, grad, first, second, constants, salt, n,
+        low is not None, is_rough, block, num_warps=4,
+    )  # fmt: skip

@@ -29,6 +29,7 @@ def run_ours(
     micro: int | None = None,
     chunk: int = 2048,
     checkpoint: bool = False,
+    moments: str = "float32",
 ) -> dict[str, Any]:
     """Our trainer; the first two steps are warm-up."""
     import torch
@@ -55,6 +56,7 @@ def run_ours(
                     "steps": steps,
                     "micro_batch_tokens": micro or (4608 if model == "smollm2" else 8192),
                     "vocabulary_chunk": chunk,
+                    "moments": moments,
                 },
                 "run": {"folder": folder, "save_every": 10_000, "deterministic": False},
             }

@@ -17,7 +17,15 @@ import torch
 
 from tests.rl.tiny import tiny_parts
 from tfgrpo.protocols import Sampling
-from tfgrpo.rl import generator, kernels, logprob, triton_kernels, triton_update
+from tfgrpo.rl import (
+    generator,
+    kernels,
+    logprob,
+    masters,
+    optimiser,
+    triton_kernels,
+    triton_update,
+)
 from tfgrpo.rl.attention import merge
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
@@ -159,6 +167,25 @@ def gradient(vocab: int, with_entropy: bool) -> list[float]:
     return [far(triton_update.logits_gradient(logits.clone(), *rest), wanted)]
 
 
+def adam(halves: bool, rough: bool, n: int) -> list[float]:
+    """Values, moments and what is left of them after three steps; bits, where halves are kept."""
+    draw = torch.Generator().manual_seed(n)
+    start = torch.randn(n, generator=draw)
+    high, low = masters.split(start) if halves else (start, None)
+    kind = torch.bfloat16 if rough else torch.float32
+    before = [high, low, torch.zeros(n, dtype=kind), torch.zeros(n, dtype=kind)]
+    ours, wanted = ([t if t is None else t.clone() for t in before] for _ in range(2))
+    constants = torch.tensor([0.5, 0.99, 0.1, 0.999, 0.001, 0.01, 1.5, 1e-8])
+    for step in range(3):
+        grad = torch.randn(n, generator=draw)
+        salt = torch.tensor(2**32 - 5 + step)
+        for move, state in ((triton_update.adam, ours), (optimiser.move_flat, wanted)):
+            move(*state[:2], grad.clone(), *state[2:], constants, salt)
+    if halves:
+        ours[:2], wanted[:2] = ([masters.join(*s[:2])] for s in (ours, wanted))
+    return [far(a, b) for a, b in zip(ours, wanted, strict=True) if a is not None]
+
+
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
     return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
@@ -185,6 +212,12 @@ def main(out: Path) -> None:
             f"{vocab} {entropy}": gradient(vocab, entropy)
             for vocab in (50, 4096, 9000)
             for entropy in (False, True)
+        },
+        "adam": {
+            f"{halves} {rough} {n}": adam(halves, rough, n)
+            for halves in (False, True)
+            for rough in (False, True)
+            for n in (1, 1024, 5000)
         },
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }

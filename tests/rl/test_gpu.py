@@ -13,7 +13,9 @@ from tests.rl.tiny import big_hf, big_parts, random_rows, tiny_config, tiny_hf
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.attention import _attend_dense, attend
 from tfgrpo.rl.generator import GroupGenerator
+from tfgrpo.rl.masters import FullWeights
 from tfgrpo.rl.model import decoder_from_hf
+from tfgrpo.rl.optimiser import AdamSettings, AdamW
 from tfgrpo.rl.packing import pack
 from tfgrpo.rl.serving import GroupRequest
 from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate, score_rows
@@ -185,6 +187,30 @@ def test_gpu_gradients_equal_cpu_gradients_within_bfloat16_noise() -> None:
     wanted = dict(exact.named_parameters())
     for name, parameter in decoder.named_parameters():
         assert relative(parameter.grad.cpu(), wanted[name].grad) < 0.06, name
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+def test_the_optimiser_moves_weights_as_on_the_cpu(moments) -> None:
+    def trained(device: str) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        module = torch.nn.Linear(700, 300).to(torch.bfloat16).to(device)
+        optimiser = AdamW(FullWeights(module), AdamSettings(moments=moments, weight_decay=0.1))
+        draw = torch.Generator().manual_seed(1)
+        for _ in range(5):
+            x = torch.randn(64, 700, generator=draw).bfloat16().to(device)
+            for parameter, n in zip(module.parameters(), (210_000, 300), strict=True):
+                gradient = torch.randn(n, generator=draw).bfloat16().to(device)
+                (parameter.flatten() * gradient).sum().backward()
+            optimiser.step(1e-3)
+        assert module(x).isfinite().all()
+        return {n: t.cpu() for n, t in optimiser.state()}
+
+    wanted, got = trained("cpu"), trained("cuda")
+    for name, tensor in wanted.items():
+        # a rounded moment may fall to the other side where float32 differs in its last bit
+        away = (got[name].float() - tensor.float()).abs() > 1e-6 * tensor.float().abs() + 1e-9
+        assert away.float().mean() < 0.01, name
+        assert relative(got[name], tensor) < 1e-3, name
 
 
 def test_resume_on_the_gpu_is_bit_equal(tmp_path) -> None:
