@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfgrpo.rl.block_steps import rms_norm, rotate, split_heads
 from tfgrpo.rl.draws import pick
 
 if TYPE_CHECKING:
@@ -120,13 +121,8 @@ def decode_attention(
         return _triton().decode_attention(
             qkv, k_cache, v_cache, slots.position, angles, qk_norms, shape
         )
-    from tfgrpo.rl.model import rms_norm, rotate
-
     n = len(qkv)
-    q, k, v = qkv.split((shape.q_size, shape.kv_size, shape.kv_size), dim=-1)
-    q = q.unflatten(-1, (shape.heads, shape.head_dim))
-    k = k.unflatten(-1, (shape.kv_heads, shape.head_dim))
-    v = v.unflatten(-1, (shape.kv_heads, shape.head_dim))
+    q, k, v = split_heads(qkv, shape)
     if qk_norms is not None:
         q, k = rms_norm(q, qk_norms[0], shape.eps), rms_norm(k, qk_norms[1], shape.eps)
     position = slots.position[:n].long()

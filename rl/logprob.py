@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,21 +24,27 @@ Closure = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor 
 The loss is a scalar; the derivatives have the shape of their arguments."""
 
 
-def _forward_chunk(
-    hidden: Tensor, weight: Tensor, target: Tensor, inv_temperature: float, with_entropy: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Logits, their log-sum-exp, log-prob of the target, entropy on demand."""
-    logits = F.linear(hidden, weight)
+def _stats(
+    logits: Tensor, target: Tensor, inv_temperature: float, with_entropy: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-sum-exp, log-prob of the target, entropy on demand."""
+    if logits.is_cuda:
+        from tfgrpo.rl.triton_update import token_stats
+
+        found: tuple[Tensor, Tensor, Tensor | None] = token_stats(
+            logits, target, inv_temperature, with_entropy
+        )
+        return found
     wide = _wide(logits) * inv_temperature
     lse = wide.logsumexp(-1)
     logp = wide.gather(-1, target[:, None]).squeeze(-1) - lse
     entropy = None
     if with_entropy:
         entropy = lse - ((wide - lse[:, None]).exp() * wide).sum(-1)
-    return logits, lse, logp, entropy
+    return lse, logp, entropy
 
 
-def _backward_chunk(
+def _gradient(
     logits: Tensor,
     lse: Tensor,
     target: Tensor,
@@ -48,7 +53,14 @@ def _backward_chunk(
     d_entropy: Tensor | None,
     inv_temperature: float,
 ) -> Tensor:
-    """∂loss/∂logits in the logits' own type; on CUDA a kernel writes it over the logits."""
+    """∂loss/∂logits in the logits' own type; on CUDA written over the logits."""
+    if logits.is_cuda:
+        from tfgrpo.rl.triton_update import logits_gradient
+
+        found: Tensor = logits_gradient(
+            logits, lse, target, d_logp, entropy, d_entropy, inv_temperature
+        )
+        return found
     logp_all = _wide(logits) * inv_temperature - lse[:, None]
     slope = d_logp[:, None]
     if entropy is not None and d_entropy is not None:
@@ -60,15 +72,6 @@ def _backward_chunk(
 
 def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-@cache
-def _chunk_functions(on_cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    if not on_cuda:
-        return _forward_chunk, _backward_chunk
-    from tfgrpo.rl.triton_update import logits_gradient
-
-    return torch.compile(_forward_chunk, dynamic=True), logits_gradient
 
 
 @dataclass(slots=True)
@@ -98,14 +101,12 @@ def score_tokens(
         with_entropy: also return each distribution's entropy in nats.
         chunk: tokens whose logits exist at once.
     """
-    forward, _ = _chunk_functions(hidden.is_cuda)
     logps, entropies = [], []
     with torch.no_grad():
         for start in range(0, len(target), chunk):
             part = slice(start, start + chunk)
-            _, _, logp, entropy = forward(
-                hidden[part], weight, target[part], 1.0 / temperature, with_entropy
-            )
+            logits = F.linear(hidden[part], weight)
+            _, logp, entropy = _stats(logits, target[part], 1.0 / temperature, with_entropy)
             logps.append(logp)
             entropies.append(entropy)
     empty = hidden.new_zeros(0, dtype=torch.float32)
@@ -127,7 +128,6 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
         with_entropy: bool,
         chunk: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        forward, backward = _chunk_functions(hidden.is_cuda)
         wide = torch.float32 if hidden.dtype in (torch.bfloat16, torch.float16) else hidden.dtype
         d_hidden = torch.empty_like(hidden)
         d_weight: Tensor | None = None
@@ -137,11 +137,10 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
         logps, entropies = [], []
         for start in range(0, len(target), chunk):
             part = slice(start, min(start + chunk, len(target)))
-            logits, lse, logp, entropy = forward(
-                hidden[part], weight, target[part], 1.0 / temperature, with_entropy
-            )
+            logits = F.linear(hidden[part], weight)
+            lse, logp, entropy = _stats(logits, target[part], 1.0 / temperature, with_entropy)
             loss, d_logp, d_entropy = closure(part, logp, entropy)
-            d_logits = backward(
+            d_logits = _gradient(
                 logits, lse, target[part], d_logp, entropy, d_entropy, 1.0 / temperature
             )
             torch.mm(d_logits, weight, out=d_hidden[part])

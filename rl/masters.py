@@ -140,8 +140,17 @@ def sum_gradients(owner: object, parameter: nn.Parameter, total: Tensor) -> None
                 "these weights are trained by two trainers at once: drop one of them before the "
                 "other takes a step"
             )
-        total.add_(parameter.grad)
+        _add(total, parameter.grad)
         parameter.grad = None
 
     handle = parameter.register_post_accumulate_grad_hook(hook)
     weakref.finalize(owner, handle.remove).atexit = False
+
+
+def _add(total: Tensor, value: Tensor) -> None:
+    if total.is_cuda and total.numel() >= 2**20 and value.is_contiguous():
+        from tfgrpo.rl.triton_update import add_to
+
+        add_to(total, value)
+    else:
+        total.add_(value)

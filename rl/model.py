@@ -10,9 +10,8 @@ what inference engines do).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.attention import attend
+from tfgrpo.rl.block_steps import gated_down, rms_norm, rotated_parts, split_heads
 from tfgrpo.rl.packing import Packed
 from tfgrpo.rl.recompute import recomputed
 
@@ -105,58 +105,6 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Normalise the last axis in float32 and scale."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide.to(x.dtype) * weight
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate T × heads × d by angles given as T × 1 × d/2 cosines and sines."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    low, high = wide.chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
-
-
-def _project(
-    x: Tensor,
-    norm: Tensor,
-    qkv: Tensor,
-    bias: Tensor | None,
-    qk_norms: tuple[Tensor, Tensor] | None,
-    cos: Tensor,
-    sin: Tensor,
-    shape: Shape,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normed input to rotated queries and keys, and values: each T × heads × d."""
-    fused = F.linear(rms_norm(x, norm, shape.eps), qkv, bias)
-    q, k, v = fused.split((shape.q_size, shape.kv_size, shape.kv_size), dim=-1)
-    q = q.unflatten(-1, (shape.heads, shape.head_dim))
-    k = k.unflatten(-1, (shape.kv_heads, shape.head_dim))
-    v = v.unflatten(-1, (shape.kv_heads, shape.head_dim))
-    if qk_norms is not None:
-        q, k = rms_norm(q, qk_norms[0], shape.eps), rms_norm(k, qk_norms[1], shape.eps)
-    return rotate(q, cos, sin), rotate(k, cos, sin), v
-
-
-def _finish(
-    x: Tensor, mixed: Tensor, o: Tensor, norm: Tensor, gate_up: Tensor, down: Tensor, eps: float
-) -> Tensor:
-    """Attention output to the block's output: T × hidden."""
-    x = x + F.linear(mixed.flatten(-2), o)
-    gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, dim=-1)
-    return x + F.linear(F.silu(gate) * up, down)
-
-
-@cache
-def _stages(on_cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The two halves of a block; on CUDA with their element-wise parts fused."""
-    if not on_cuda:
-        return _project, _finish
-    return torch.compile(_project, dynamic=True), torch.compile(_finish, dynamic=True)
-
-
 class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """One decoder layer."""
 
@@ -188,13 +136,15 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the block's output (T × hidden) and its rotated keys and values."""
-        project, finish = _stages(x.is_cuda)
-        q, k, v = project(
-            x, self.norm1, self.qkv, self.qkv_bias, self.qk_norms, cos, sin, self.shape
-        )
-        mixed = attend(q, k, v, packed)
-        out = finish(x, mixed, self.o, self.norm2, self.gate_up, self.down, self.shape.eps)
-        return out, k, v
+        fused = F.linear(rms_norm(x, self.norm1, self.shape.eps), self.qkv, self.qkv_bias)
+        if self.qk_norms is not None:
+            q, k, v = split_heads(fused, self.shape)
+            q, k = (rms_norm(h, w, self.shape.eps) for h, w in zip((q, k), self.qk_norms))
+            fused = torch.cat([h.flatten(-2) for h in (q, k, v)], dim=-1)
+        q, k, v = rotated_parts(fused, cos, sin, self.shape)
+        x = torch.addmm(x, attend(q, k, v, packed).flatten(-2), self.o.t())
+        gate_up = F.linear(rms_norm(x, self.norm2, self.shape.eps), self.gate_up)
+        return gated_down(x, gate_up, self.down), k, v
 
 
 class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here

@@ -23,10 +23,12 @@ from tfgrpo.rl import (
     logprob,
     masters,
     optimiser,
+    triton_block,
     triton_kernels,
     triton_update,
 )
 from tfgrpo.rl.attention import merge
+from tfgrpo.rl.block_steps import rms_norm, rotated_parts
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
 
@@ -152,19 +154,78 @@ def merged(heads: int, size: int, tokens: int) -> list[float]:
 
 
 def gradient(vocab: int, with_entropy: bool) -> list[float]:
-    """∂loss/∂logits at a temperature other than 1, targets at both ends."""
+    """What a row's logits tell, and ∂loss/∂logits; a temperature other than 1, targets at both
+    ends."""
     draw = torch.Generator().manual_seed(vocab)
     rows, inv_temperature = 7, 1 / 0.7
     hidden, weight = torch.randn(rows, 5, generator=draw), torch.randn(vocab, 5, generator=draw)
     target = torch.randint(vocab, (rows,), generator=draw)
     target[0], target[1] = 0, vocab - 1
-    logits, lse, _, entropy = logprob._forward_chunk(
-        hidden, weight, target, inv_temperature, with_entropy
-    )
+    logits = hidden @ weight.t()
+    known = logprob._stats(logits, target, inv_temperature, with_entropy)
+    lse, logp, entropy = triton_update.token_stats(logits, target, inv_temperature, with_entropy)
     d_logp, d_entropy = torch.randn(2, rows, generator=draw)
     rest = (lse, target, d_logp, entropy, d_entropy if with_entropy else None, inv_temperature)
-    wanted = logprob._backward_chunk(logits, *rest)
-    return [far(triton_update.logits_gradient(logits.clone(), *rest), wanted)]
+    wanted = logprob._gradient(logits, *rest)
+    pairs = zip((lse, logp, entropy), known, strict=True)
+    gaps = [far(a, b) for a, b in pairs if a is not None and b is not None]
+    assert len(gaps) == 2 + with_entropy
+    return [*gaps, far(triton_update.logits_gradient(logits.clone(), *rest), wanted)]
+
+
+def leaf(*size: int, draw: torch.Generator) -> torch.Tensor:
+    """Numbers that want a gradient."""
+    return torch.randn(*size, generator=draw).requires_grad_()
+
+
+def norm_back(rows: int, n: int) -> list[float]:
+    """A norm's gradients; more rows than programs and fewer."""
+    draw = torch.Generator().manual_seed(n)
+    x, weight = leaf(rows, n, draw=draw), leaf(n, draw=draw)
+    dy = torch.randn(rows, n, generator=draw)
+    wanted = torch.autograd.grad(rms_norm(x, weight, 1e-5), (x, weight), dy)
+    with patch.object(triton_block, "PARTS", 4):
+        got = triton_block.norm_back(x.detach(), weight.detach(), dy, 1e-5)
+    return [far(a, b) for a, b in zip(got, wanted, strict=True)]
+
+
+def rotated(heads: int, kv: int, size: int) -> list[float]:
+    """Queries, keys and values of fused projections, and the gradient back."""
+    draw = torch.Generator().manual_seed(size)
+    tokens = 5
+    shape = Shape("llama", 9, 8, 1, heads, kv, size, 8, 256, 1e-5, True, False, False)
+    fused = leaf(tokens, (heads + 2 * kv) * size, draw=draw)
+    angle = torch.rand(tokens, 1, size // 2, generator=draw) * 6
+    cos, sin = angle.cos(), angle.sin()
+    wanted = rotated_parts(fused, cos, sin, shape)
+    parts = tuple(torch.empty(w.shape) for w in wanted)
+    triton_block.rotate(fused.detach(), parts, cos, sin, back=False)
+    grads = tuple(torch.randn(w.shape, generator=draw) for w in wanted)
+    (back,) = torch.autograd.grad(wanted, fused, grads)
+    got = torch.empty_like(back)
+    triton_block.rotate(got, grads, cos, sin, back=True)
+    return [*(far(a, b) for a, b in zip(parts, wanted, strict=True)), far(got, back)]
+
+
+def gated(n: int) -> list[float]:
+    """Gradients of silu(gate) · up, and the product made again."""
+    draw = torch.Generator().manual_seed(n)
+    gate_up, d_out = leaf(3, 2 * n, draw=draw), torch.randn(3, n, generator=draw)
+    gate, up = gate_up.chunk(2, dim=-1)
+    product = torch.nn.functional.silu(gate) * up
+    (wanted,) = torch.autograd.grad(product, gate_up, d_out)
+    ours, out = gate_up.detach().clone(), d_out.clone()
+    triton_block.gate_back(ours, out)
+    return [far(ours, wanted), far(out, product.detach())]
+
+
+def added(n: int) -> list[float]:
+    """A sum over numbers."""
+    draw = torch.Generator().manual_seed(n)
+    total, value = torch.randn(2, n, generator=draw)
+    ours = total.clone()
+    triton_update.add_to(ours, value)
+    return [far(ours, total + value)]
 
 
 def adam(halves: bool, rough: bool, n: int) -> list[float]:
@@ -213,6 +274,10 @@ def main(out: Path) -> None:
             for vocab in (50, 4096, 9000)
             for entropy in (False, True)
         },
+        "norm_back": {str(case): norm_back(*case) for case in ((3, 72), (11, 576), (1, 1))},
+        "rotated": {str(case): rotated(*case) for case in ((9, 3, 64), (14, 2, 16), (4, 4, 80))},
+        "gated": {n: gated(n) for n in (40, 1536)},
+        "added": {n: added(n) for n in (1, 5000)},
         "adam": {
             f"{halves} {rough} {n}": adam(halves, rough, n)
             for halves in (False, True)

@@ -70,6 +70,13 @@ def test_merged_attention_and_gradients_of_logits_equal_the_torch_forms(differen
             assert max(gaps) < 1e-5, (kind, case)
 
 
+@pytest.mark.parametrize("kind", ["norm_back", "rotated", "gated", "added"])
+def test_steps_of_a_block_and_their_gradients_equal_autograd(differences, kind) -> None:
+    assert len(differences[kind]) >= 2
+    for case, gaps in differences[kind].items():
+        assert max(gaps) < 2e-5, (kind, case)
+
+
 def test_steps_of_the_optimiser_equal_the_torch_form_chances_included(differences) -> None:
     assert len(differences["adam"]) == 12
     for case, gaps in differences["adam"].items():

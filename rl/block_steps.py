@@ -1,0 +1,136 @@
+"""A block's steps around its matrix products: norm, rotation, gated feed-forward.
+
+On CUDA each is an autograd function over Triton kernels, which keep no more than their inputs;
+elsewhere plain torch. Does not know blocks as wholes, nor attention. Source: own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from tfgrpo.rl.model import Shape
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Normalise the last axis in float32 and scale."""
+    if x.is_cuda:
+        out: Tensor = _Norm.apply(x, weight, eps)
+        return out
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return wide.to(x.dtype) * weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate T × heads × d by angles given as T × 1 × d/2 cosines and sines."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    low, high = wide.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
+
+
+def rotated_parts(
+    fused: Tensor, cos: Tensor, sin: Tensor, shape: Shape
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rotated queries and keys, and values, each T × heads × d, of fused projections."""
+    if fused.is_cuda:
+        parts: tuple[Tensor, Tensor, Tensor] = _Rotate.apply(fused, cos, sin, shape)
+        return parts
+    q, k, v = split_heads(fused, shape)
+    return rotate(q, cos, sin), rotate(k, cos, sin), v
+
+
+def split_heads(fused: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of fused projections as views, each T × heads × d."""
+    q, k, v = fused.split((shape.q_size, shape.kv_size, shape.kv_size), dim=-1)
+    return (
+        q.unflatten(-1, (shape.heads, shape.head_dim)),
+        k.unflatten(-1, (shape.kv_heads, shape.head_dim)),
+        v.unflatten(-1, (shape.kv_heads, shape.head_dim)),
+    )
+
+
+def gated_down(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return x + (silu(gate) · up) · downᵀ: T × hidden.
+
+    Args:
+        x: T × hidden.
+        gate_up: T × 2 · intermediate, the gates first.
+        down: hidden × intermediate.
+    """
+    if x.is_cuda:
+        out: Tensor = _GatedDown.apply(x, gate_up, down)
+        return out
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.addmm(x, F.silu(gate) * up, down.t())
+
+
+class _Norm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        from tfgrpo.rl.triton_kernels import add_rms_norm
+
+        flat = x.reshape(-1, x.shape[-1])
+        ctx.save_for_backward(flat, weight)
+        ctx.eps = eps
+        out: Tensor = add_rms_norm(flat, None, weight, eps).view_as(x)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        from tfgrpo.rl.triton_block import norm_back
+
+        flat, weight = ctx.saved_tensors
+        dx, dw = norm_back(flat, weight, grads[0].reshape(flat.shape), ctx.eps)
+        return dx.view_as(grads[0]), dw, None
+
+
+class _Rotate(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    @staticmethod
+    def forward(
+        ctx: Any, fused: Tensor, cos: Tensor, sin: Tensor, shape: Shape
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from tfgrpo.rl.triton_block import rotate as kernel
+
+        tokens = len(fused)
+        q = fused.new_empty(tokens, shape.heads, shape.head_dim)
+        k = fused.new_empty(tokens, shape.kv_heads, shape.head_dim)
+        v = torch.empty_like(k)
+        kernel(fused, (q, k, v), cos, sin, back=False)
+        ctx.save_for_backward(cos, sin)
+        return q, k, v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        from tfgrpo.rl.triton_block import rotate as kernel
+
+        cos, sin = ctx.saved_tensors
+        q, k, v = (g.contiguous() for g in grads)
+        fused = q.new_empty(len(q), (q.shape[1] + 2 * k.shape[1]) * q.shape[2])
+        kernel(fused, (q, k, v), cos, sin, back=True)
+        return fused, None, None, None
+
+
+class _GatedDown(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        from tfgrpo.rl.triton_kernels import silu_mul
+
+        ctx.save_for_backward(gate_up, down)
+        return torch.addmm(x, silu_mul(gate_up), down.t())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        from tfgrpo.rl.triton_block import gate_back
+
+        gate_up, down = ctx.saved_tensors
+        d_out = grads[0].contiguous()
+        mixed = d_out @ down
+        gate_back(gate_up, mixed)
+        torch.autograd.graph.increment_version(gate_up)  # a second backward pass is refused
+        d_down = d_out.t() @ mixed if ctx.needs_input_grad[2] else None
+        return d_out, gate_up, d_down
