@@ -207,10 +207,11 @@ def test_the_optimiser_moves_weights_as_on_the_cpu(moments) -> None:
 
     wanted, got = trained("cpu"), trained("cuda")
     for name, tensor in wanted.items():
-        # a rounded moment may fall to the other side where float32 differs in its last bit
-        away = (got[name].float() - tensor.float()).abs() > 1e-6 * tensor.float().abs() + 1e-9
+        assert relative(got[name], tensor) < (1e-3 if moments == torch.bfloat16 else 1e-5), name
+        # a rounded moment may fall to the other side where float32 differs in its last bits
+        size = tensor.float().abs()
+        away = (got[name].float() - tensor.float()).abs() > 1e-4 * size + 1e-6 * size.mean()
         assert away.float().mean() < 0.01, name
-        assert relative(got[name], tensor) < 1e-3, name
 
 
 def test_resume_on_the_gpu_is_bit_equal(tmp_path) -> None:

@@ -1,10 +1,12 @@
-"""The Triton kernels, run by Triton's interpreter on the CPU, against their torch forms."""
+"""The Triton kernels without a GPU: run by Triton's interpreter against their torch forms, and
+compiled for a GPU."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,22 +23,40 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("kernels") / "differences.json"
+def work(module: str, *arguments: str, **environment: str) -> str:
+    """Run a worker that sees Triton; return what it printed."""
     paths = os.pathsep.join([str(ROOT), str(APART)])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.rl.kernel_worker", str(out)],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("kernels") / "differences.json"
+    work("tests.rl.kernel_worker", str(out), TRITON_INTERPRET="1")
     found: dict[str, Any] = json.loads(out.read_text())
     return found
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path) -> None:
+    """In bfloat16 and float32; the cache is a fresh one, so that all are compiled."""
+    compiled = set(work("tests.rl.compile_worker", TRITON_CACHE_DIR=str(tmp_path)).split())
+    written = set()
+    for path in (ROOT / "rl").glob("triton_*.py"):
+        text = path.read_text()
+        defined = re.findall(r"@triton\.jit\ndef (\w+)", text)
+        written |= {name for name in defined if f"{name}[" in text}
+    assert compiled == written
+    assert len(written) >= 13
 
 
 def test_norms_and_gates_equal_the_torch_forms(differences) -> None:
