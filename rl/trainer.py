@@ -49,7 +49,7 @@ __all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
 
 _UPDATE_ROOM = (
     "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
-    "model.checkpoint_activations = true"
+    "model.checkpoint_activations = true or optimiser.moments = 'bfloat16'"
 )
 
 
