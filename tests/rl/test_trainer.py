@@ -55,6 +55,7 @@ def test_reward_rises(tmp_path) -> None:
         {},
         pytest.param({"loss": {"kl": 0.05}}, marks=pytest.mark.real),
         pytest.param({"model": {"lora_rank": 2}}, marks=pytest.mark.real),
+        pytest.param({"optimiser": {"moments": "bfloat16"}}, marks=pytest.mark.real),
     ],
 )
 def test_a_resumed_run_is_bit_equal_to_an_uninterrupted_one(tmp_path, extra) -> None:
