@@ -12,18 +12,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfgrpo.rl import device
+
 if TYPE_CHECKING:
     from tfgrpo.rl.model import Shape
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Normalise the last axis in float32 and scale."""
-    if x.is_cuda:
-        out: Tensor = _Norm.apply(x, weight, eps)
-        return out
+    return norm_beside(x, weight, eps)[0]
+
+
+def norm_beside(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the norm of x and x itself, for what goes past the norm: on CUDA both gradients join
+    in the norm's own."""
+    if device.uses_kernels(x):
+        both: tuple[Tensor, Tensor] = _Norm.apply(x, weight, eps)
+        return both
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return wide.to(x.dtype) * weight
+    return wide.to(x.dtype) * weight, x
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -37,7 +45,7 @@ def rotated_parts(
     fused: Tensor, cos: Tensor, sin: Tensor, shape: Shape
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries and keys, and values, each T × heads × d, of fused projections."""
-    if fused.is_cuda:
+    if device.uses_kernels(fused):
         parts: tuple[Tensor, Tensor, Tensor] = _Rotate.apply(fused, cos, sin, shape)
         return parts
     q, k, v = split_heads(fused, shape)
@@ -62,31 +70,56 @@ def gated_down(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         gate_up: T × 2 · intermediate, the gates first.
         down: hidden × intermediate.
     """
-    if x.is_cuda:
+    if device.uses_kernels(x):
         out: Tensor = _GatedDown.apply(x, gate_up, down)
         return out
     gate, up = gate_up.chunk(2, dim=-1)
     return torch.addmm(x, F.silu(gate) * up, down.t())
 
 
+def gated_down_back(
+    gate_up: Tensor, down: Tensor, d_out: Tensor, needs_down: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of `gate_up`, over which it is written on CUDA, and of `down`."""
+    if device.uses_kernels(d_out):
+        from tfgrpo.rl.triton_block import gate_back
+
+        d_out = d_out.contiguous()
+        mixed = d_out @ down
+        gate_back(gate_up, mixed)
+        torch.autograd.graph.increment_version(gate_up)  # a second backward pass is refused
+        return gate_up, d_out.t() @ mixed if needs_down else None
+    with torch.enable_grad():
+        leaves = [gate_up.detach().requires_grad_()]
+        weight = down.detach().requires_grad_(needs_down)
+        gate, up = leaves[0].chunk(2, dim=-1)
+        out = (F.silu(gate) * up) @ weight.t()
+        found = torch.autograd.grad(out, [*leaves, weight] if needs_down else leaves, d_out)
+    return found[0], found[1] if needs_down else None
+
+
 class _Norm(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         from tfgrpo.rl.triton_kernels import add_rms_norm
 
         flat = x.reshape(-1, x.shape[-1])
         ctx.save_for_backward(flat, weight)
+        ctx.set_materialize_grads(False)
         ctx.eps = eps
-        out: Tensor = add_rms_norm(flat, None, weight, eps).view_as(x)
-        return out
+        return add_rms_norm(flat, None, weight, eps).view_as(x), x
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         from tfgrpo.rl.triton_block import norm_back
 
         flat, weight = ctx.saved_tensors
-        dx, dw = norm_back(flat, weight, grads[0].reshape(flat.shape), ctx.eps)
-        return dx.view_as(grads[0]), dw, None
+        normed, past = grads
+        if normed is None:
+            return past, None, None
+        rest = None if past is None else past.reshape(flat.shape)
+        dx, dw = norm_back(flat, weight, normed.reshape(flat.shape), rest, ctx.eps)
+        return dx.view_as(normed), dw, None
 
 
 class _Rotate(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
@@ -125,12 +158,5 @@ class _GatedDown(torch.autograd.Function):  # type: ignore[misc]  # torch is unt
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        from tfgrpo.rl.triton_block import gate_back
-
         gate_up, down = ctx.saved_tensors
-        d_out = grads[0].contiguous()
-        mixed = d_out @ down
-        gate_back(gate_up, mixed)
-        torch.autograd.graph.increment_version(gate_up)  # a second backward pass is refused
-        d_down = d_out.t() @ mixed if ctx.needs_input_grad[2] else None
-        return d_out, gate_up, d_down
+        return grads[0], *gated_down_back(gate_up, down, grads[0], ctx.needs_input_grad[2])

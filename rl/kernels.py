@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfgrpo.rl import device
 from tfgrpo.rl.block_steps import rms_norm, rotate, split_heads
 from tfgrpo.rl.draws import pick
 
@@ -82,7 +83,7 @@ class Slots:
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Add `delta` to `x` in place and return the normed, scaled rows."""
-    if x.is_cuda:
+    if device.uses_kernels(x):
         return _triton().add_rms_norm(x, delta, weight, eps)
     if delta is not None:
         x += delta
@@ -91,7 +92,7 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu of the first half times the second half."""
-    if gate_up.is_cuda:
+    if device.uses_kernels(gate_up):
         return _triton().silu_mul(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
@@ -117,7 +118,7 @@ def decode_attention(
         qk_norms: query and key norm weights where the family has them.
         mask: (torch form only) R × 1 × 1 × T', true where a row may look.
     """
-    if qkv.is_cuda:
+    if device.uses_kernels(qkv):
         return _triton().decode_attention(
             qkv, k_cache, v_cache, slots.position, angles, qk_norms, shape
         )
@@ -143,7 +144,7 @@ def decode_attention(
 
 def pick_and_advance(logits: Tensor, slots: Slots, top_p: float) -> None:
     """Draw each living row's next token and move the row on; finished rows stand still."""
-    if logits.is_cuda and top_p >= 1:
+    if device.uses_kernels(logits) and top_p >= 1:
         _triton().pick_and_advance(logits, slots)
         return
     n = len(logits)

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tfgrpo.rl import device
+
 Closure = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]
 """(which of the D tokens, logp, entropy or None) to (loss, ∂loss/∂logp, ∂loss/∂entropy or None).
 The loss is a scalar; the derivatives have the shape of their arguments."""
@@ -28,7 +30,7 @@ def _stats(
     logits: Tensor, target: Tensor, inv_temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Log-sum-exp, log-prob of the target, entropy on demand."""
-    if logits.is_cuda:
+    if device.uses_kernels(logits):
         from tfgrpo.rl.triton_update import token_stats
 
         found: tuple[Tensor, Tensor, Tensor | None] = token_stats(
@@ -54,7 +56,7 @@ def _gradient(
     inv_temperature: float,
 ) -> Tensor:
     """∂loss/∂logits in the logits' own type; on CUDA written over the logits."""
-    if logits.is_cuda:
+    if device.uses_kernels(logits):
         from tfgrpo.rl.triton_update import logits_gradient
 
         found: Tensor = logits_gradient(

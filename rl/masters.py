@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.rl import device
 from tfgrpo.rl.distributed import local
 
 
@@ -148,7 +149,7 @@ def sum_gradients(owner: object, parameter: nn.Parameter, total: Tensor) -> None
 
 
 def _add(total: Tensor, value: Tensor) -> None:
-    if total.is_cuda and total.numel() >= 2**20 and value.is_contiguous():
+    if device.uses_kernels(total) and total.numel() >= 2**20 and value.is_contiguous():
         from tfgrpo.rl.triton_update import add_to
 
         add_to(total, value)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.attention import attend
-from tfgrpo.rl.block_steps import gated_down, rms_norm, rotated_parts, split_heads
+from tfgrpo.rl.block_steps import gated_down, norm_beside, rms_norm, rotated_parts, split_heads
 from tfgrpo.rl.packing import Packed
 from tfgrpo.rl.recompute import recomputed
 
@@ -136,15 +136,24 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
         self, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the block's output (T × hidden) and its rotated keys and values."""
-        fused = F.linear(rms_norm(x, self.norm1, self.shape.eps), self.qkv, self.qkv_bias)
+        x, gate_up, k, v = self.until_gate(x, cos, sin, packed)
+        return gated_down(x, gate_up, self.down), k, v
+
+    def until_gate(
+        self, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """All but the last product: what goes past the feed-forward half, its gates and ups
+        (T × 2 · intermediate), rotated keys and values."""
+        normed, x = norm_beside(x, self.norm1, self.shape.eps)
+        fused = F.linear(normed, self.qkv, self.qkv_bias)
         if self.qk_norms is not None:
             q, k, v = split_heads(fused, self.shape)
             q, k = (rms_norm(h, w, self.shape.eps) for h, w in zip((q, k), self.qk_norms))
             fused = torch.cat([h.flatten(-2) for h in (q, k, v)], dim=-1)
         q, k, v = rotated_parts(fused, cos, sin, self.shape)
         x = torch.addmm(x, attend(q, k, v, packed).flatten(-2), self.o.t())
-        gate_up = F.linear(rms_norm(x, self.norm2, self.shape.eps), self.gate_up)
-        return gated_down(x, gate_up, self.down), k, v
+        normed, x = norm_beside(x, self.norm2, self.shape.eps)
+        return x, F.linear(normed, self.gate_up), k, v
 
 
 class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tfgrpo.rl import device
 from tfgrpo.rl.distributed import sum_over_ranks
 from tfgrpo.rl.masters import Master, Weights, join, split
 
@@ -115,7 +116,7 @@ def _move(
     high = master.high if master.low is None else master.high.view(torch.int16)
     low = None if master.low is None else master.low.view(-1)
     flat = (high.view(-1), low, grad.reshape(-1), first.view(-1), second.view(-1))
-    if grad.is_cuda:
+    if device.uses_kernels(grad):
         from tfgrpo.rl.triton_update import adam
 
         adam(*flat, constants, salt)

@@ -1,24 +1,29 @@
 """Activations made again in the backward pass: a block's input is kept, nothing inside it.
 
 One process recomputes by a nested backward pass, which costs the processor half of what torch's
-checkpoint with hooks on saved tensors does; a small model's update is bound by that. Sharded
-weights need those hooks. The block must draw no random numbers.
+checkpoint with hooks on saved tensors does; a small model's update is bound by that. The block's
+last product is not made again, since only its gradients are needed. Sharded weights need torch's
+hooks. A block must draw no random numbers.
 
-Does not know models. Source: activation checkpointing (Chen et al., arXiv 1604.06174).
+Source: activation checkpointing (Chen et al., arXiv 1604.06174).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
-from torch import Tensor, nn
+from torch import Tensor
 
+from tfgrpo.rl.block_steps import gated_down, gated_down_back
 from tfgrpo.rl.distributed import world
 
+if TYPE_CHECKING:
+    from tfgrpo.rl.model import Block
 
-def recomputed(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
+
+def recomputed(block: Block, x: Tensor, *rest: Any) -> Tensor:
     """Return the first result of `block(x, *rest)`.
 
     Gradients reach `x` and the block's parameters; nothing in `rest` may need one.
@@ -29,26 +34,29 @@ def recomputed(block: nn.Module, x: Tensor, *rest: Any) -> Tensor:
             block, x, *rest, use_reentrant=False, preserve_rng_state=False
         )
         return out
-    # where x needs no gradient, as after frozen embeddings, the block's weights may
-    anchor = None if x.requires_grad else x.new_empty(0).requires_grad_()
-    out = _Again.apply(block, x, rest, anchor)
+    # where neither x nor the last weight needs a gradient, as after frozen embeddings, others may
+    anchor = x.new_empty(0).requires_grad_()
+    out = _Again.apply(block, x, block.down, rest, anchor)
     return out
 
 
 class _Again(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here
     @staticmethod
     def forward(
-        ctx: Any, block: nn.Module, x: Tensor, rest: tuple[Any, ...], anchor: Tensor | None
+        ctx: Any, block: Block, x: Tensor, down: Tensor, rest: tuple[Any, ...], anchor: Tensor
     ) -> Tensor:
         ctx.block, ctx.rest = block, rest
-        ctx.save_for_backward(x)
-        out: Tensor = block(x, *rest)[0]
-        return out
+        ctx.save_for_backward(x, down)
+        past, gate_up, *_ = block.until_gate(x, *rest)
+        return gated_down(past, gate_up, down)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, None, None]:
-        x = ctx.saved_tensors[0].detach().requires_grad_()
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor | None, Tensor | None, None, None]:
+        x, down = ctx.saved_tensors
+        x = x.detach().requires_grad_()
         with torch.enable_grad():
-            out = ctx.block(x, *ctx.rest)[0]
-        torch.autograd.backward(out, grads[0])
-        return None, x.grad, None, None
+            past, gate_up, *_ = ctx.block.until_gate(x, *ctx.rest)
+        needs_down = ctx.needs_input_grad[2]
+        d_gate_up, d_down = gated_down_back(gate_up.detach(), down, grads[0], needs_down)
+        torch.autograd.backward((past, gate_up), (grads[0], d_gate_up))
+        return None, x.grad, d_down, None, None

@@ -18,8 +18,9 @@ PARTS = 264
 
 @triton.jit
 def _norm_back(
-    x_ptr, w_ptr, dy_ptr, dx_ptr, dw_ptr, rows, eps, n, PARTS: tl.constexpr, B: tl.constexpr
-):
+    x_ptr, w_ptr, dy_ptr, rest_ptr, dx_ptr, dw_ptr, rows, eps, n,
+    PARTS: tl.constexpr, B: tl.constexpr, HAS_REST: tl.constexpr,
+):  # fmt: skip
     part = tl.program_id(0)
     col = tl.arange(0, B)
     keep = col < n
@@ -35,20 +36,25 @@ def _norm_back(
         dw += dy * unit
         dy = dy * w
         dx = scale * (dy - unit * (tl.sum(dy * unit, axis=0) / n))
+        if HAS_REST:
+            dx += tl.load(rest_ptr + at, mask=keep, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx.to(x.dtype), mask=keep)
     tl.store(dw_ptr + part * n + col, dw, mask=keep)
 
 
-def norm_back(x: Tensor, weight: Tensor, dy: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Gradients of a norm's input, R × n, and of its weight, n."""
+def norm_back(
+    x: Tensor, weight: Tensor, dy: Tensor, rest: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a norm's input, R × n, and of its weight, n; `rest` joins the input's."""
     rows, n = x.shape
     dx = torch.empty_like(x)
     parts = min(PARTS, rows)
     dw = torch.empty(parts, n, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(n)
     _norm_back[(parts,)](
-        x, weight, dy, dx, dw, rows, eps, n, parts, block, num_warps=4 if block <= 2048 else 8
-    )
+        x, weight, dy, dy if rest is None else rest, dx, dw, rows, eps, n,
+        parts, block, rest is not None, num_warps=4 if block <= 2048 else 8,
+    )  # fmt: skip
     return dx, dw.sum(0).to(weight.dtype)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from tests.rl.tiny import tiny_parts
+from tests.rl.tiny import random_rows, tiny_parts
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl import (
+    device,
     generator,
     kernels,
     logprob,
@@ -28,9 +28,10 @@ from tfgrpo.rl import (
     triton_update,
 )
 from tfgrpo.rl.attention import merge
-from tfgrpo.rl.block_steps import rms_norm, rotated_parts
+from tfgrpo.rl.block_steps import norm_beside, rotated_parts
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
+from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
 
 CPU = torch.device("cpu")
 
@@ -116,19 +117,7 @@ def pick(vocab: int) -> dict[str, float]:
 def generated(through_kernels: bool) -> list[list[int]]:
     """Tokens of groups whose rows join, end early and make room, decoded by either form."""
     decoder = tiny_parts(kind="qwen3").decoder
-    own = {
-        "add_rms_norm": triton_kernels.add_rms_norm,
-        "silu_mul": triton_kernels.silu_mul,
-        "decode_attention": lambda qkv, k, v, slots, angles, norms, shape, mask: (
-            triton_kernels.decode_attention(qkv, k, v, slots.position, angles, norms, shape)
-        ),
-        "pick_and_advance": lambda logits, slots, top_p: triton_kernels.pick_and_advance(
-            logits, slots
-        ),
-    }
-    with ExitStack() as stack:
-        for name, kernel in own.items() if through_kernels else ():
-            stack.enter_context(patch.object(generator, name, kernel))
+    with patch.object(device, "uses_kernels", lambda x: through_kernels):
         sampler = generator.GroupGenerator(decoder, eos_ids=(2,), max_rows=6, poll_steps=3)
         made = sampler.generate(
             [tuple(range(5, 5 + n)) for n in (1, 4, 9, 20)],
@@ -179,14 +168,20 @@ def leaf(*size: int, draw: torch.Generator) -> torch.Tensor:
 
 
 def norm_back(rows: int, n: int) -> list[float]:
-    """A norm's gradients; more rows than programs and fewer."""
+    """A norm's gradients, with and without what joins them; more rows than programs and fewer."""
     draw = torch.Generator().manual_seed(n)
     x, weight = leaf(rows, n, draw=draw), leaf(n, draw=draw)
     dy = torch.randn(rows, n, generator=draw)
-    wanted = torch.autograd.grad(rms_norm(x, weight, 1e-5), (x, weight), dy)
-    with patch.object(triton_block, "PARTS", 4):
-        got = triton_block.norm_back(x.detach(), weight.detach(), dy, 1e-5)
-    return [far(a, b) for a, b in zip(got, wanted, strict=True)]
+    past = torch.randn(rows, n, generator=draw)
+    gaps = []
+    for rest in (None, past):
+        normed, beside = norm_beside(x * 1, weight, 1e-5)
+        total = (normed * dy).sum() + (0.0 if rest is None else (beside * rest).sum())
+        wanted = torch.autograd.grad(total, (x, weight))
+        with patch.object(triton_block, "PARTS", 4):
+            got = triton_block.norm_back(x.detach(), weight.detach(), dy, rest, 1e-5)
+        gaps += [far(a, b) for a, b in zip(got, wanted, strict=True)]
+    return gaps
 
 
 def rotated(heads: int, kv: int, size: int) -> list[float]:
@@ -247,6 +242,28 @@ def adam(halves: bool, rough: bool, n: int) -> list[float]:
     return [far(a, b) for a, b in zip(ours, wanted, strict=True) if a is not None]
 
 
+def trained(kind: str, again: bool) -> dict[str, float]:
+    """How far an update through the kernels is from one through torch: gradients and masters.
+
+    Groups of prompts and replies, the head in chunks with entropies, sums, two optimiser steps.
+    """
+    found = []
+    settings = UpdateSettings(micro_batch_tokens=60, chunk=16, entropy=0.1, temperature=0.8)
+    rows = [TrainRow(r, 1.0 - r.index % 3, group=r.index // 3) for r in random_rows()]
+    for through_kernels in (True, False):
+        decoder = tiny_parts(kind=kind).decoder
+        decoder.checkpoint_blocks = again
+        move = optimiser.AdamW(masters.FullWeights(decoder), optimiser.AdamSettings())
+        with patch.object(device, "uses_kernels", lambda x, on=through_kernels: on):
+            for _ in range(2):
+                accumulate(decoder, rows, settings)
+                gradients = {n: g.clone() for n, g in move.weights.gradients().items()}
+                move.step(1e-3)
+        found.append(gradients | {f"master.{n}": t for n, t in move.state()})
+    assert found[0].keys() == found[1].keys()
+    return {n: far(t, found[1][n]) / float(found[1][n].abs().max()) for n, t in found[0].items()}
+
+
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
     return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
@@ -283,6 +300,11 @@ def main(out: Path) -> None:
             for halves in (False, True)
             for rough in (False, True)
             for n in (1, 1024, 5000)
+        },
+        "trained": {
+            f"{kind} {again}": trained(kind, again)
+            for kind in ("qwen2", "qwen3")
+            for again in (False, True)
         },
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }

@@ -105,6 +105,14 @@ def test_steps_of_the_optimiser_equal_the_torch_form_chances_included(difference
         assert sum(gap > 1e-6 for gap in gaps) <= 2, case
 
 
+def test_an_update_through_the_kernels_equals_one_through_torch(differences) -> None:
+    assert len(differences["trained"]) == 4
+    for case, gaps in differences["trained"].items():
+        assert len(gaps) > 30
+        for name, gap in gaps.items():
+            assert gap < (2e-4 if name.startswith("master") else 1e-4), (case, name, gap)
+
+
 def test_a_generator_draws_the_same_tokens_through_the_kernels(differences) -> None:
     torch_form, kernel_form = differences["generated"]
     assert kernel_form == torch_form
