@@ -23,7 +23,8 @@ from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.advantages import ADVANTAGES
 from tfgrpo.rl.batch import RewardBatch
 from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.optimiser import AdamSettings, AdamW, FullWeights
+from tfgrpo.rl.masters import FullWeights
+from tfgrpo.rl.optimiser import AdamSettings, AdamW
 from tfgrpo.rl.packing import Row
 from tfgrpo.rl.parts import Parts, load_parts
 from tfgrpo.rl.rollouts import Prompter

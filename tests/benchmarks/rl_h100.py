@@ -51,7 +51,7 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     ],
     "qwen15": [
         ("ours", "qwen15", {"steps": 10, **SPARING}),
-        ("ours-fast", "qwen15", {"steps": 10, "micro": 12_288, "chunk": 4096}),
+        ("ours-fast", "qwen15", {"steps": 10, "micro": 16_384, "chunk": 8192}),
         ("trl-bf16", "qwen15", {"steps": 9}),
     ],
 }

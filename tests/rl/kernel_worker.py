@@ -23,6 +23,7 @@ from tfgrpo.rl import (
     logprob,
     masters,
     optimiser,
+    recompute,
     triton_block,
     triton_kernels,
     triton_update,
@@ -242,19 +243,24 @@ def adam(halves: bool, rough: bool, n: int) -> list[float]:
     return [far(a, b) for a, b in zip(ours, wanted, strict=True) if a is not None]
 
 
-def trained(kind: str, again: bool) -> dict[str, float]:
+def trained(kind: str, activations: str) -> dict[str, float]:
     """How far an update through the kernels is from one through torch: gradients and masters.
 
     Groups of prompts and replies, the head in chunks with entropies, sums, two optimiser steps.
+    Activations are kept, made again, or made again by torch's hooks, as several processes do.
     """
     found = []
     settings = UpdateSettings(micro_batch_tokens=60, chunk=16, entropy=0.1, temperature=0.8)
     rows = [TrainRow(r, 1.0 - r.index % 3, group=r.index // 3) for r in random_rows()]
     for through_kernels in (True, False):
         decoder = tiny_parts(kind=kind).decoder
-        decoder.checkpoint_blocks = again
+        decoder.checkpoint_blocks = activations != "kept"
         move = optimiser.AdamW(masters.FullWeights(decoder), optimiser.AdamSettings())
-        with patch.object(device, "uses_kernels", lambda x, on=through_kernels: on):
+        processes = 2 if activations == "hooks" else 1
+        with (
+            patch.object(device, "uses_kernels", lambda x, on=through_kernels: on),
+            patch.object(recompute, "world", lambda n=processes: (0, n)),
+        ):
             for _ in range(2):
                 accumulate(decoder, rows, settings)
                 gradients = {n: g.clone() for n, g in move.weights.gradients().items()}
@@ -302,9 +308,8 @@ def main(out: Path) -> None:
             for n in (1, 1024, 5000)
         },
         "trained": {
-            f"{kind} {again}": trained(kind, again)
-            for kind in ("qwen2", "qwen3")
-            for again in (False, True)
+            f"{kind} {activations}": trained(kind, activations)
+            for kind, activations in (("qwen2", "kept"), ("qwen3", "again"), ("qwen2", "hooks"))
         },
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }
