@@ -5,7 +5,7 @@ nearest, a second moment would stand still, since a step moves it by a thousandt
 numbers are four thousandths apart. The chance is a hash of step, tensor and place, so that a
 resumed run rounds alike.
 
-Does not know losses. Sources: AdamW (arXiv 1711.05101); stochastic rounding of optimiser states
+Does not know losses. Sources: AdamW (arXiv 1711.05101); stochastic rounding in bfloat16 training
 (arXiv 2010.06192); the hash is MurmurHash3's finaliser.
 """
 
@@ -64,9 +64,9 @@ class AdamW:
         if not gradients:
             return norm
         self.steps += 1
-        device = next(iter(gradients.values())).device
-        constants = self._constants(lr, norm).to(device)
-        salts = _salts(self.steps, len(masters), device)
+        place = next(iter(gradients.values())).device
+        constants = self._constants(lr, norm).to(place)
+        salts = _salts(self.steps, len(masters), place)
         with torch.no_grad():
             for (name, master), salt in zip(masters.items(), salts, strict=True):
                 if name in gradients and gradients[name].numel():  # a shard may be empty
@@ -187,9 +187,9 @@ def round_by(value: Tensor, chance: Tensor) -> Tensor:
     return ((bits >> 16) << 16).view(torch.float32).to(torch.bfloat16)
 
 
-def _salts(step: int, n: int, device: torch.device) -> Tensor:
+def _salts(step: int, n: int, place: torch.device) -> Tensor:
     start = (step * 0x85EBCA77) & _WORD
-    return (torch.arange(n, device=device) * 0xC2B2AE3D + start) & _WORD
+    return (torch.arange(n, device=place) * 0xC2B2AE3D + start) & _WORD
 
 
 def global_norm(grads: list[Tensor]) -> float:
