@@ -39,17 +39,6 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     return torch.cat(pieces)[inverse]
 
 
-def merge(
-    a_THd: Tensor, a_lse_HT: Tensor, b_THd: Tensor, b_lse_HT: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the attention over two disjoint sets of keys together, and its log-sum-exp, from the
-    two sets' own; the form that the CUDA kernel is held against."""
-    both_HT = torch.logaddexp(a_lse_HT, b_lse_HT)
-    a_TH1 = (a_lse_HT - both_HT).exp().t().unsqueeze(-1)
-    b_TH1 = (b_lse_HT - both_HT).exp().t().unsqueeze(-1)
-    return (a_THd * a_TH1 + b_THd * b_TH1).to(a_THd.dtype), both_HT
-
-
 class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:

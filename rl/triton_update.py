@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Triton forms of an update's steps; imported only where a CUDA device is used.
 
-Same results as the torch forms in `attention`, `logprob`, `masters` and `optimiser` up to rounding.
+Same results as the torch forms in `logprob`, `masters` and `optimiser` up to rounding.
 Does not know models or losses. Source: own; online softmax (arXiv 1805.02867).
 """
 
@@ -36,7 +36,10 @@ def _merge(
 
 
 def merge_into(a_THd: Tensor, a_lse_HT: Tensor, b_THd: Tensor, b_lse_HT: Tensor) -> None:
-    """Make `a` and its log-sum-exp those of both; outputs are contiguous, log-sum-exps by rows."""
+    """Make attention over one set of keys, and its log-sum-exp, those over both sets.
+
+    Outputs are contiguous, log-sum-exps at least along tokens.
+    """
     tokens, heads, size = a_THd.shape
     rows = 16
     _merge[(triton.cdiv(tokens, rows), heads)](

@@ -28,7 +28,6 @@ from tfgrpo.rl import (
     triton_kernels,
     triton_update,
 )
-from tfgrpo.rl.attention import merge
 from tfgrpo.rl.block_steps import norm_beside, rotated_parts
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
@@ -130,17 +129,26 @@ def generated(through_kernels: bool) -> list[list[int]]:
 
 
 def merged(heads: int, size: int, tokens: int) -> list[float]:
-    """Output and log-sum-exp; the first rows, which nothing is merged into, stay as they are."""
+    """Attention over two sets of keys, merged, against attention over all: output and
+    log-sum-exp. The first rows, which nothing is merged into, stay as they are."""
     draw = torch.Generator().manual_seed(tokens)
     first = 3
-    out = torch.randn(first + tokens, heads, size, generator=draw)
-    lse = torch.randn(heads, first + tokens, generator=draw) * 8
-    other = torch.randn(tokens, heads, size, generator=draw)
-    other_lse = torch.randn(heads, tokens, generator=draw) * 8
-    ours, ours_lse = out.clone(), lse.clone()
-    triton_update.merge_into(ours[first:], ours_lse[:, first:], other, other_lse)
-    out[first:], lse[:, first:] = merge(out[first:], lse[:, first:], other, other_lse)
-    return [far(ours, out), far(ours_lse, lse)]
+    q, k, v = (torch.randn(n, heads, size, generator=draw) for n in (first + tokens, 7, 7))
+    score = torch.einsum("thd,shd->hts", q, k)
+
+    def over(keys: slice, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        part = score[:, rows, keys]
+        mixed = torch.einsum("hts,shd->thd", part.softmax(-1), v[keys])
+        return mixed.contiguous(), part.logsumexp(-1)
+
+    out, lse = over(slice(0, 5), slice(None))
+    top, top_lse = out[:first].clone(), lse[:, :first].clone()
+    triton_update.merge_into(out[first:], lse[:, first:], *over(slice(5, 7), slice(first, None)))
+    whole, whole_lse = over(slice(0, 7), slice(first, None))
+    return [
+        far(out, torch.cat([top, whole])),
+        far(lse, torch.cat([top_lse, whole_lse], dim=1)),
+    ]
 
 
 def gradient(vocab: int, with_entropy: bool) -> list[float]:

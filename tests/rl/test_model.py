@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tests.rl.tiny import random_rows, tiny_hf
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.attention import merge
 from tfgrpo.rl.logprob import score_tokens
 from tfgrpo.rl.model import decoder_from_hf, hf_slices, hf_views, shape_of
 from tfgrpo.rl.packing import Row, micro_batches, pack
@@ -122,19 +121,6 @@ def test_micro_batches_are_the_fewest_and_of_those_the_most_even(groups, limit, 
     assert len(made) == best[0]
     if best[1] <= limit:
         assert largest(made) == best[1]
-
-
-def test_merged_attention_equals_attention_over_all_keys() -> None:
-    generator = torch.Generator().manual_seed(5)
-    q, k, v = (torch.randn(n, 3, 8, generator=generator).double() for n in (4, 7, 7))
-    score_HTS = torch.einsum("thd,shd->hts", q, k)
-
-    def over(keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        part = score_HTS[..., keys]
-        return torch.einsum("hts,shd->thd", part.softmax(-1), v[keys]), part.logsumexp(-1)
-
-    out, lse = merge(*over(slice(0, 5)), *over(slice(5, 7)))
-    torch.testing.assert_close((out, lse), over(slice(0, 7)))
 
 
 def test_an_empty_completion_is_refused_by_name() -> None:
