@@ -62,6 +62,12 @@ def split_heads(fused: Tensor, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
+def gated(gate_up: Tensor) -> Tensor:
+    """Return silu(gate) · up in plain torch."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
 def gated_down(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Return x + (silu(gate) · up) · downᵀ: T × hidden.
 
@@ -73,8 +79,7 @@ def gated_down(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     if device.uses_kernels(x):
         out: Tensor = _GatedDown.apply(x, gate_up, down)
         return out
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.addmm(x, F.silu(gate) * up, down.t())
+    return torch.addmm(x, gated(gate_up), down.t())
 
 
 def gated_down_back(
@@ -92,8 +97,7 @@ def gated_down_back(
     with torch.enable_grad():
         leaves = [gate_up.detach().requires_grad_()]
         weight = down.detach().requires_grad_(needs_down)
-        gate, up = leaves[0].chunk(2, dim=-1)
-        out = (F.silu(gate) * up) @ weight.t()
+        out = gated(leaves[0]) @ weight.t()
         found = torch.autograd.grad(out, [*leaves, weight] if needs_down else leaves, d_out)
     return found[0], found[1] if needs_down else None
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfgrpo.rl import device
-from tfgrpo.rl.block_steps import rms_norm, rotate, split_heads
+from tfgrpo.rl.block_steps import gated, rms_norm, rotate, split_heads
 from tfgrpo.rl.draws import pick
 
 if TYPE_CHECKING:
@@ -94,8 +94,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu of the first half times the second half."""
     if device.uses_kernels(gate_up):
         return _triton().silu_mul(gate_up)
-    gate, up = gate_up.chunk(2, dim=-1)
-    return F.silu(gate).mul_(up)
+    return gated(gate_up)
 
 
 def decode_attention(

@@ -5,7 +5,8 @@ checkpoint with hooks on saved tensors does; a small model's update is bound by 
 last product is not made again, since only its gradients are needed. Sharded weights need torch's
 hooks. A block must draw no random numbers.
 
-Source: activation checkpointing (Chen et al., arXiv 1604.06174).
+Does not know what a block computes up to its gates. Source: activation checkpointing (Chen et al.,
+arXiv 1604.06174).
 """
 
 from __future__ import annotations
