@@ -10,28 +10,24 @@ attention (arXiv 2310.01889); its use for shared prompts is own.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tfgrpo.rl.packing import Packed
 
+Three = tuple[Tensor, Tensor, Tensor]
+
 
 def attend(q_THd: Tensor, k_TKd: Tensor, v_TKd: Tensor, packed: Packed) -> Tensor:
-    """Return the attention output, T × heads × head size; heads are a multiple of KV heads."""
-    if q_THd.is_cuda and q_THd.dtype in (torch.bfloat16, torch.float16):
-        out: Tensor = _SharedPromptFlash.apply(q_THd, k_TKd, v_TKd, packed)
-        return out
-    return _attend_dense(q_THd, k_TKd, v_TKd, packed)
+    """Return the attention output, T × heads × head size; heads are a multiple of KV heads.
 
-
-def _attend_dense(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
+    Dense, in plain torch, differentiable.
+    """
     pieces = []
     order = []
     for index, mask in packed.group_masks:
-        qg, kg, vg = (x[index].transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+        qg, kg, vg = (x[index].transpose(0, 1).unsqueeze(0) for x in (q_THd, k_TKd, v_TKd))
         out = F.scaled_dot_product_attention(qg, kg, vg, attn_mask=mask, enable_gqa=True)
         pieces.append(out.squeeze(0).transpose(0, 1))
         order.append(index)
@@ -39,63 +35,82 @@ def _attend_dense(q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
     return torch.cat(pieces)[inverse]
 
 
-class _SharedPromptFlash(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, packed: Packed) -> Tensor:
-        from tfgrpo.rl.triton_update import merge_into
+def attend_kept(
+    q: Tensor, k: Tensor, v: Tensor, packed: Packed
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the output and what `attend_back` needs beside it; arguments contiguous."""
+    if not _is_flash(q):
+        return attend(q, k, v, packed).contiguous(), ()
+    from tfgrpo.rl.triton_update import merge_into
 
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        n = packed.n_prompt
-        cu, longest = packed.cu_self, packed.max_self
-        out, lse, *rng = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu, cu, longest, longest, 0.0, True, False
+    n = packed.n_prompt
+    cu, longest = packed.cu_self, packed.max_self
+    out, lse, *rng = torch.ops.aten._flash_attention_forward(
+        q, k, v, cu, cu, longest, longest, 0.0, True, False
+    )
+    if packed.max_cross_q:
+        cross, cross_lse, *_ = torch.ops.aten._flash_attention_forward(
+            q[n:],
+            k[:n],
+            v[:n],
+            packed.cu_cross_q,
+            packed.cu_cross_k,
+            packed.max_cross_q,
+            packed.max_cross_k,
+            0.0,
+            False,
+            False,
         )
-        if packed.max_cross_q:
-            cross, cross_lse, *_ = torch.ops.aten._flash_attention_forward(
-                q[n:],
-                k[:n],
-                v[:n],
-                packed.cu_cross_q,
-                packed.cu_cross_k,
-                packed.max_cross_q,
-                packed.max_cross_k,
-                0.0,
-                False,
-                False,
-            )
-            merge_into(out[n:], lse[:, n:], cross, cross_lse)
-        ctx.save_for_backward(q, k, v, out, lse, rng[0], rng[1])
-        ctx.packed = packed
-        return out
+        merge_into(out[n:], lse[:, n:], cross, cross_lse)
+    return out, (lse, rng[0], rng[1])
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse, seed, offset = ctx.saved_tensors
-        packed: Packed = ctx.packed
-        d_out = grads[0].contiguous()
-        n = packed.n_prompt
-        cu, longest = packed.cu_self, packed.max_self
-        dq, dk, dv = torch.ops.aten._flash_attention_backward(
-            d_out, q, k, v, out, lse, cu, cu, longest, longest, 0.0, True, seed, offset
+
+def attend_back(
+    d_out: Tensor, qkv: Three, out: Tensor, told: tuple[Tensor, ...], packed: Packed
+) -> Three:
+    """Return the gradients of queries, keys and values, contiguous.
+
+    Args:
+        d_out: T × heads × head size, contiguous.
+        qkv: as given to `attend_kept`.
+        out: its output.
+        told: what it returned beside it.
+        packed: the same.
+    """
+    if not _is_flash(out):
+        with torch.enable_grad():
+            q, k, v = (x.detach().requires_grad_() for x in qkv)
+            grads = torch.autograd.grad(attend(q, k, v, packed), (q, k, v), d_out)
+        return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
+    q, k, v = qkv
+    lse, seed, offset = told
+    n = packed.n_prompt
+    cu, longest = packed.cu_self, packed.max_self
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        d_out, q, k, v, out, lse, cu, cu, longest, longest, 0.0, True, seed, offset
+    )
+    if packed.max_cross_q:
+        dq2, dk2, dv2 = torch.ops.aten._flash_attention_backward(
+            d_out[n:],
+            q[n:],
+            k[:n],
+            v[:n],
+            out[n:],
+            lse[:, n:].contiguous(),
+            packed.cu_cross_q,
+            packed.cu_cross_k,
+            packed.max_cross_q,
+            packed.max_cross_k,
+            0.0,
+            False,
+            seed,
+            offset,
         )
-        if packed.max_cross_q:
-            dq2, dk2, dv2 = torch.ops.aten._flash_attention_backward(
-                d_out[n:],
-                q[n:],
-                k[:n],
-                v[:n],
-                out[n:],
-                lse[:, n:].contiguous(),
-                packed.cu_cross_q,
-                packed.cu_cross_k,
-                packed.max_cross_q,
-                packed.max_cross_k,
-                0.0,
-                False,
-                seed,
-                offset,
-            )
-            dq[n:] += dq2
-            dk[:n] += dk2
-            dv[:n] += dv2
-        return dq, dk, dv, None
+        dq[n:] += dq2
+        dk[:n] += dk2
+        dv[:n] += dv2
+    return dq, dk, dv
+
+
+def _is_flash(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)

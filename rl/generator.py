@@ -22,6 +22,7 @@ from torch import Tensor
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm.rows import RowQueue
 from tfgrpo.protocols import Generated, Generator, Sampling
+from tfgrpo.rl import device
 from tfgrpo.rl.kernels import add_rms_norm, decode_attention, pick_and_advance, silu_mul
 from tfgrpo.rl.kv_cache import Cache
 from tfgrpo.rl.model import Decoder, decoder_from_hf, hf_views, load_hf_weights, why_unsupported
@@ -41,6 +42,8 @@ class GroupGenerator:
         fixed_rows: always run all slots and read each prompt alone, so that results are independent
             of the batch bit by bit; on a CPU while the cache keeps its size (see `reserve`).
         graphs: False runs CUDA steps eagerly.
+        memory: float32 memory for keys and values, used on CUDA where it is enough; others may
+            write there between runs.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class GroupGenerator:
         poll_steps: int = 8,
         fixed_rows: bool = False,
         graphs: bool = True,
+        memory: Tensor | None = None,
     ) -> None:
         if max_rows < 1 or poll_steps < 1:
             raise ConfigError(f"max_rows {max_rows} and poll_steps {poll_steps} must be at least 1")
@@ -66,6 +70,8 @@ class GroupGenerator:
         self._graphs = graphs and decoder.embed.is_cuda
         self._graph_pool: Any = None
         self._cache: Cache | None = None
+        # torch's masked attention multiplies what it masks by 0, which leaves NaN of others' bits
+        self._memory = memory if device.uses_kernels(decoder.embed) else None
 
     def generate(
         self,
@@ -157,8 +163,11 @@ class GroupGenerator:
             rows = max(rows, len(cache.slots.token))
             length, new = max(length, cache.capacity), max(new, cache.new)
         self.release()
-        self._cache = Cache.empty(self.decoder, rows, length, new, len(self.eos_ids))
+        self._cache = self._made(rows, length, new)
         return self._cache
+
+    def _made(self, rows: int, length: int, new: int) -> Cache:
+        return Cache.empty(self.decoder, rows, length, new, len(self.eos_ids), self._memory)
 
     def grow(self, length: int, new: int) -> Cache:
         """Return a longer cache with all that the present one holds; graphs are made again."""
@@ -167,8 +176,10 @@ class GroupGenerator:
         self.release()
         rows = len(old.slots.token)
         length, new = max(length, old.capacity), max(new, old.new)
-        made = Cache.empty(self.decoder, rows, length, new, len(self.eos_ids))
         old.graphs.clear()
+        if self._memory is not None:
+            old.leave()
+        made = self._made(rows, length, new)
         made.take(old)
         self._cache = made
         return made

@@ -5,6 +5,7 @@ Does not know models beyond their shape, nor how rows are scheduled. Source: own
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +40,15 @@ class Cache:
         return self.capacity >= length and self.new >= new
 
     @classmethod
-    def empty(cls, decoder: Decoder, rows: int, length: int, new: int, n_eos: int) -> Cache:
+    def empty(
+        cls,
+        decoder: Decoder,
+        rows: int,
+        length: int,
+        new: int,
+        n_eos: int,
+        memory: Tensor | None = None,
+    ) -> Cache:
         """Allocate idle slots.
 
         Args:
@@ -48,18 +57,28 @@ class Cache:
             length: tokens of a sequence, rounded up to a multiple of `LENGTH_STEP`.
             new: tokens of a continuation.
             n_eos: ending tokens.
+            memory: where keys and values may lie; too little is left alone.
         """
         shape, device = decoder.shape, decoder.embed.device
         length = -(-length // LENGTH_STEP) * LENGTH_STEP
         size = (rows, shape.kv_heads, length, shape.head_dim)
         cos, sin = decoder.angles(torch.arange(length, device=device))
+        count = 2 * shape.layers * math.prod(size)
+        found = None if memory is None else memory.view(decoder.embed.dtype)[:count]
+        if found is None or len(found) < count:
+            found = decoder.embed.new_zeros(count)
+        k, v = found.view(2, shape.layers, *size)
         return cls(
-            k=[decoder.embed.new_zeros(size) for _ in range(shape.layers)],
-            v=[decoder.embed.new_zeros(size) for _ in range(shape.layers)],
+            k=list(k),
+            v=list(v),
             slots=Slots.empty(rows, new, n_eos, device),
             angles=(cos.squeeze(1).contiguous(), sin.squeeze(1).contiguous()),
             capacity=length,
         )
+
+    def leave(self) -> None:
+        """Move keys and values to memory of their own."""
+        self.k, self.v = ([layer.clone() for layer in part] for part in (self.k, self.v))
 
     def take(self, old: Cache) -> None:
         """Copy all that a cache of as many slots and no larger sizes holds."""

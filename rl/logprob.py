@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tfgrpo.rl import device
+from tfgrpo.rl.gradient_sums import add_product, sum_of
 
 Closure = Callable[[slice, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor | None]]
 """(which of the D tokens, logp, entropy or None) to (loss, ∂loss/∂logp, ∂loss/∂entropy or None).
@@ -132,9 +133,11 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
     ) -> tuple[Tensor, Tensor, Tensor]:
         wide = torch.float32 if hidden.dtype in (torch.bfloat16, torch.float16) else hidden.dtype
         d_hidden = torch.empty_like(hidden)
-        d_weight: Tensor | None = None
+        d_weight, kept = None, None
         if ctx.needs_input_grad[1]:
-            d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
+            kept = sum_of(weight) if device.uses_kernels(hidden) else None
+            if kept is None:
+                d_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
         total = torch.zeros((), dtype=wide, device=hidden.device)
         logps, entropies = [], []
         for start in range(0, len(target), chunk):
@@ -146,7 +149,9 @@ class _OnePass(torch.autograd.Function):  # type: ignore[misc]  # torch is untyp
                 logits, lse, target[part], d_logp, entropy, d_entropy, 1.0 / temperature
             )
             torch.mm(d_logits, weight, out=d_hidden[part])
-            if d_weight is not None:
+            if kept is not None:
+                add_product(kept, d_logits, hidden[part])
+            elif d_weight is not None:
                 d_weight += d_logits.t() @ hidden[part]
             total += loss
             logps.append(logp)
@@ -181,7 +186,8 @@ def one_pass_loss(
     """Return the differentiable loss and the log-probs (and entropies) it was made of.
 
     The closure sees each chunk once and must be a function of its arguments alone; arguments as in
-    `score_tokens`. The returned log-probs carry no gradient.
+    `score_tokens`. The returned log-probs carry no gradient. On CUDA the gradient of a weight whose
+    sum is kept (`gradient_sums`) is added there at once, for a loss that is itself differentiated.
     """
     loss, logp_D, entropy_D = _OnePass.apply(
         hidden, weight, target, closure, temperature, with_entropy, chunk

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.masters import Master, sum_gradients
+from tfgrpo.rl.gradient_sums import GradientSums
+from tfgrpo.rl.masters import Master
 from tfgrpo.rl.model import Decoder, hf_slices
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -54,7 +55,6 @@ class LoraWeights:
         self._decoder = decoder
         self._at: dict[str, tuple[str, int, int]] = {}
         self._base: dict[str, Tensor] = {}
-        self._sums: dict[str, Tensor] = {}
         self._masters: dict[str, Tensor] = {}
         own = dict(decoder.named_parameters())
         for parameter in own.values():
@@ -73,10 +73,10 @@ class LoraWeights:
             self._masters[f"{module}.lora_B.weight"] = weight.new_zeros(
                 weight.shape[0], rank, dtype=torch.float32
             )
-            if ours not in self._sums:
-                self._sums[ours] = torch.zeros_like(own[ours], dtype=torch.float32)
-                own[ours].requires_grad_(True)
-                sum_gradients(self, own[ours], self._sums[ours])
+        adapted = {ours: own[ours] for ours, _, _ in self._at.values()}
+        for parameter in adapted.values():
+            parameter.requires_grad_(True)
+        self._sums = GradientSums(adapted)
 
     def masters(self) -> Mapping[str, Master]:
         """A and B of every adapted projection, under PEFT's module names."""
@@ -86,7 +86,7 @@ class LoraWeights:
         """Project the merged matrices' gradients onto A and B."""
         found: dict[str, Tensor] = {}
         for module, (ours, first, last) in self._at.items():
-            gradient = self._sums[ours][first:last]
+            gradient = self._sums.by_name[ours][first:last]
             a = self._masters[f"{module}.lora_A.weight"]
             b = self._masters[f"{module}.lora_B.weight"]
             found[f"{module}.lora_A.weight"] = self.scale * (b.t() @ gradient)
@@ -104,8 +104,11 @@ class LoraWeights:
 
     def clear(self) -> None:
         """Zero the sums."""
-        for total in self._sums.values():
-            total.zero_()
+        self._sums.clear()
+
+    def spare(self) -> Tensor:
+        """Memory of the adapted matrices' sums."""
+        return self._sums.memory
 
     def peft_config(self, base_model: str) -> dict[str, object]:
         """Return what PEFT expects in `adapter_config.json`."""

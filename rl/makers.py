@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
 from tfgrpo.rl import plug
 from tfgrpo.rl.config import TrainConfig
@@ -21,8 +23,10 @@ from tfgrpo.rl.serving import Counters
 from tfgrpo.rl.tool_turns import STOP, OffersTools, TurnText
 
 
-def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:
-    """Return the sampler on the trained weights."""
+def own_generator(
+    config: TrainConfig, parts: Parts, memory: Tensor | None = None
+) -> GroupGenerator:
+    """Return the sampler on the trained weights; `memory` is its own between updates."""
     r = config.rollout
     return GroupGenerator(
         parts.decoder,
@@ -31,6 +35,7 @@ def own_generator(config: TrainConfig, parts: Parts) -> GroupGenerator:
         max_rows=r.max_rows,
         poll_steps=r.poll_steps,
         fixed_rows=r.fixed_rows,
+        memory=memory,
     )
 
 

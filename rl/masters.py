@@ -12,7 +12,6 @@ one float (split SGD, arXiv 2005.04680), here with rounding in place of cutting 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,9 +19,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tfgrpo.errors import ConfigError
-from tfgrpo.rl import device
 from tfgrpo.rl.distributed import local
+from tfgrpo.rl.gradient_sums import GradientSums
 
 
 def split(value: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,6 +90,11 @@ class Weights(Protocol):
         """Forget the gradients."""
         ...
 
+    def spare(self) -> Tensor:
+        """The float32 memory of the sums: whoever writes there must `clear` before the next
+        gradient."""
+        ...
+
 
 class FullWeights:
     """Every parameter of a module is trained."""
@@ -99,11 +102,9 @@ class FullWeights:
     def __init__(self, module: nn.Module) -> None:
         self._params: dict[str, nn.Parameter] = dict(module.named_parameters())
         self._masters = {n: Master.of(local(p.detach())) for n, p in self._params.items()}
-        self._sums: dict[str, Tensor] = {}
-        for name, parameter in self._params.items():
-            if parameter.dtype == torch.bfloat16:
-                self._sums[name] = torch.zeros_like(parameter, dtype=torch.float32)
-                sum_gradients(self, parameter, self._sums[name])
+        self._sums = GradientSums(
+            {n: p for n, p in self._params.items() if p.dtype == torch.bfloat16}
+        )
 
     def masters(self) -> Mapping[str, Master]:
         """All parameters."""
@@ -111,7 +112,7 @@ class FullWeights:
 
     def gradients(self) -> Mapping[str, Tensor]:
         """Sums for bfloat16 weights, `.grad` for the others."""
-        found = dict(self._sums)
+        found = dict(self._sums.by_name)
         for name, parameter in self._params.items():
             if name not in found and parameter.grad is not None:
                 found[name] = local(parameter.grad)
@@ -122,36 +123,10 @@ class FullWeights:
 
     def clear(self) -> None:
         """Zero the sums."""
-        for total in self._sums.values():
-            total.zero_()
+        self._sums.clear()
         for parameter in self._params.values():
             parameter.grad = None
 
-
-def sum_gradients(owner: object, parameter: nn.Parameter, total: Tensor) -> None:
-    """Move each fresh gradient of a parameter into a float32 sum, for as long as `owner` lives.
-
-    A later owner of the same parameter works once the earlier one is gone; two at a time would
-    share out the gradients between them, so that is refused in the backward pass.
-    """
-
-    def hook(parameter: nn.Parameter) -> None:
-        if parameter.grad is None:
-            raise ConfigError(
-                "these weights are trained by two trainers at once: drop one of them before the "
-                "other takes a step"
-            )
-        _add(total, parameter.grad)
-        parameter.grad = None
-
-    handle = parameter.register_post_accumulate_grad_hook(hook)
-    weakref.finalize(owner, handle.remove).atexit = False
-
-
-def _add(total: Tensor, value: Tensor) -> None:
-    if device.uses_kernels(total) and total.numel() >= 2**20 and value.is_contiguous():
-        from tfgrpo.rl.triton_update import add_to
-
-        add_to(total, value)
-    else:
-        total.add_(value)
+    def spare(self) -> Tensor:
+        """Memory of the sums; empty without bfloat16 weights."""
+        return self._sums.memory

@@ -17,12 +17,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.rl import device
 from tfgrpo.rl.attention import attend
-from tfgrpo.rl.block_steps import gated_down, norm_beside, rms_norm, rotated_parts, split_heads
+from tfgrpo.rl.block_pass import BlockWeights, Scene, block_pass, block_values
+from tfgrpo.rl.block_steps import gated, rms_norm, rotate, split_heads
+from tfgrpo.rl.gradient_sums import embed
 from tfgrpo.rl.packing import Packed
-from tfgrpo.rl.recompute import recomputed
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -133,27 +136,27 @@ class Block(nn.Module):  # type: ignore[misc]  # torch is untyped here
         return self.q_norm, self.k_norm
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the block's output (T × hidden) and its rotated keys and values."""
-        x, gate_up, k, v = self.until_gate(x, cos, sin, packed)
-        return gated_down(x, gate_up, self.down), k, v
+        self, x: Tensor, scene: Scene, keeps: bool = True
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return the block's output (T × hidden) and, in passes without gradients at least, its
+        rotated keys and values; with `keeps` False, on CUDA, all is made again in the backward."""
+        if not device.uses_kernels(x):
+            return self._in_torch(x, scene)
+        weights = BlockWeights(*(getattr(self, name) for name in BlockWeights._fields))
+        if torch.is_grad_enabled():
+            return block_pass(x, weights, scene, keeps=keeps), None, None
+        return block_values(x, weights, scene)
 
-    def until_gate(
-        self, x: Tensor, cos: Tensor, sin: Tensor, packed: Packed
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """All but the last product: what goes past the feed-forward half, its gates and ups
-        (T × 2 · intermediate), rotated keys and values."""
-        normed, x = norm_beside(x, self.norm1, self.shape.eps)
-        fused = F.linear(normed, self.qkv, self.qkv_bias)
+    def _in_torch(self, x: Tensor, scene: Scene) -> tuple[Tensor, Tensor, Tensor]:
+        eps = self.shape.eps
+        fused = F.linear(rms_norm(x, self.norm1, eps), self.qkv, self.qkv_bias)
+        q, k, v = split_heads(fused, self.shape)
         if self.qk_norms is not None:
-            q, k, v = split_heads(fused, self.shape)
-            q, k = (rms_norm(h, w, self.shape.eps) for h, w in zip((q, k), self.qk_norms))
-            fused = torch.cat([h.flatten(-2) for h in (q, k, v)], dim=-1)
-        q, k, v = rotated_parts(fused, cos, sin, self.shape)
-        x = torch.addmm(x, attend(q, k, v, packed).flatten(-2), self.o.t())
-        normed, x = norm_beside(x, self.norm2, self.shape.eps)
-        return x, F.linear(normed, self.gate_up), k, v
+            q, k = (rms_norm(h, w, eps) for h, w in zip((q, k), self.qk_norms))
+        q, k = (rotate(h, scene.cos, scene.sin) for h in (q, k))
+        x = torch.addmm(x, attend(q, k, v, scene.packed).flatten(-2), self.o.t())
+        gate_up = F.linear(rms_norm(x, self.norm2, eps), self.gate_up)
+        return torch.addmm(x, gated(gate_up), self.down.t()), k, v
 
 
 class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
@@ -199,14 +202,15 @@ class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
     def forward(self, packed: Packed, *, keep_kv: bool = False) -> Any:
         """Return final hidden states, T × hidden; with `keep_kv`, which is for passes without
         gradients, also keys and values a layer."""
-        cos, sin = self.angles(packed.position_T)
-        x = F.embedding(packed.ids_T, self.embed)
+        scene = Scene(*self.angles(packed.position_T), packed, self.shape)
+        x = embed(packed.ids_T, self.embed)
         kept = []
         for layer in self.layers:
-            if self.checkpoint_blocks and torch.is_grad_enabled():
-                x = recomputed(layer, x, cos, sin, packed)
-                continue
-            x, k, v = layer(x, cos, sin, packed)
+            again = self.checkpoint_blocks and torch.is_grad_enabled()
+            if again and not device.uses_kernels(x):
+                x, k, v = checkpoint(layer, x, scene, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x, k, v = layer(x, scene, keeps=not again)
             if keep_kv:
                 kept.append((k, v))
         hidden = rms_norm(x, self.norm, self.shape.eps)

@@ -125,7 +125,7 @@ class Trainer:
         )
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
-        self.generator = sampler or own_generator(config, parts)
+        self.generator = sampler or own_generator(config, parts, self.updater.weights.spare())
         self._counted = Counted(self.generator)
         self._maker = maker_of(config, parts, verifier, self._counted, generator)
         self._prompter = prompter_of(config, parts)

@@ -12,19 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARTS = 264
-"""Programs that share the rows of a norm's gradient, two a multiprocessor of a large GPU."""
+PARTS = 1056
+"""Most programs that share the rows of a norm's gradient, eight a multiprocessor of a large GPU."""
 
 
 @triton.jit
 def _norm_back(
-    x_ptr, w_ptr, dy_ptr, rest_ptr, dx_ptr, dw_ptr, rows, eps, n,
-    PARTS: tl.constexpr, B: tl.constexpr, HAS_REST: tl.constexpr,
+    x_ptr, w_ptr, dy_ptr, rest_ptr, dx_ptr, dw_ptr, y_ptr, rows, eps, n,
+    PARTS: tl.constexpr, B: tl.constexpr, HAS_REST: tl.constexpr, HAS_Y: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     col = tl.arange(0, B)
     keep = col < n
-    w = tl.load(w_ptr + col, mask=keep, other=0.0).to(tl.float32)
+    plain = tl.load(w_ptr + col, mask=keep, other=0.0)
+    w = plain.to(tl.float32)
     dw = tl.zeros((B,), tl.float32)
     for row in range(part, rows, PARTS):
         at = (tl.zeros((B,), tl.int64) + row) * n + col
@@ -34,6 +35,8 @@ def _norm_back(
         scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / n + eps)
         unit = wide * scale
         dw += dy * unit
+        if HAS_Y:
+            tl.store(y_ptr + at, unit.to(x.dtype) * plain, mask=keep)
         dy = dy * w
         dx = scale * (dy - unit * (tl.sum(dy * unit, axis=0) / n))
         if HAS_REST:
@@ -43,19 +46,26 @@ def _norm_back(
 
 
 def norm_back(
-    x: Tensor, weight: Tensor, dy: Tensor, rest: Tensor | None, eps: float
+    x: Tensor,
+    weight: Tensor,
+    dy: Tensor,
+    rest: Tensor | None,
+    eps: float,
+    normed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of a norm's input, R × n, and of its weight, n; `rest` joins the input's."""
+    """Gradients of a norm's input, R × n, and of its weight, n in float32; `rest` joins the
+    input's. `normed` takes the norm made again."""
     rows, n = x.shape
     dx = torch.empty_like(x)
     parts = min(PARTS, rows)
     dw = torch.empty(parts, n, dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(n)
     _norm_back[(parts,)](
-        x, weight, dy, dy if rest is None else rest, dx, dw, rows, eps, n,
-        parts, block, rest is not None, num_warps=4 if block <= 2048 else 8,
+        x, weight, dy, dy if rest is None else rest, dx, dw, dx if normed is None else normed,
+        rows, eps, n, parts, block, rest is not None, normed is not None,
+        num_warps=4 if block <= 1024 else 8,
     )  # fmt: skip
-    return dx, dw.sum(0).to(weight.dtype)
+    return dx, dw.sum(0)
 
 
 @triton.jit

@@ -98,6 +98,7 @@ class Updater:
         """
         o, settings = self._config.optimiser, self.settings
         self._score_seconds = 0.0
+        self.weights.clear()  # a sampler may have used the memory
         reuses = o.epochs_per_batch * o.updates_per_epoch > 1
         rows = self._with_scores(list(rows), reuses, stale)
         done = Updated()

@@ -11,6 +11,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 PROMPTS, GROUP, NEW = 64, 8, 256
 TRL_PLAIN: dict[str, Any] = {
     "temperature": 1.0,
@@ -44,7 +46,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 def crc_parity(ids: Any) -> float:
     """The reward: 1 or 0 by the parity of a checksum of the token ids."""
-    return float(zlib.crc32(b"".join(int(i).to_bytes(4, "little") for i in ids)) & 1)
+    return float(zlib.crc32(np.asarray(ids).astype("<u4").tobytes()) & 1)
 
 
 def model_folder(model: str) -> Path:
@@ -62,7 +64,6 @@ def model_folder(model: str) -> Path:
     if (folder / "done").exists():
         return folder
     torch.manual_seed(0)
-    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     config = transformers.Qwen2Config(
         vocab_size=151_936,
         max_position_embeddings=2048,
@@ -73,14 +74,14 @@ def model_folder(model: str) -> Path:
         pad_token_id=0,
         **SHAPES[model],
     )
-    made = transformers.Qwen2ForCausalLM(config).to(torch.bfloat16)
     depth = config.num_hidden_layers
-    with torch.no_grad():
+    # a default device set for good would go on costing every call of torch its share
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"), torch.no_grad():
+        made = transformers.Qwen2ForCausalLM(config).to(torch.bfloat16)
         for name, parameter in made.named_parameters():
             if parameter.dim() > 1:
                 is_last = name.endswith(("o_proj.weight", "down_proj.weight"))
                 parameter.normal_(0, 0.02 / (2 * depth) ** 0.5 if is_last else 0.02)
-    torch.set_default_device("cpu")
     made.cpu().save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     (folder / "done").touch()

@@ -71,7 +71,8 @@ def update(dtype: torch.dtype, shape: Shape) -> None:
 
     x, weight = empty(tokens, shape.hidden), empty(shape.hidden)
     for rest in (None, x):
-        triton_block.norm_back(x, weight, x, rest, 1e-5)
+        for normed in (None, x):
+            triton_block.norm_back(x, weight, x, rest, 1e-5, normed)
     parts = tuple(empty(tokens, n, d) for n in (shape.heads, shape.kv_heads, shape.kv_heads))
     angle = empty(tokens, 1, d // 2, kind=torch.float32)
     for back in (False, True):

@@ -15,22 +15,25 @@ from unittest.mock import patch
 import torch
 
 from tests.rl.tiny import random_rows, tiny_parts
-from tfgrpo.protocols import Sampling
+from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl import (
+    block_pass,
     device,
     generator,
     kernels,
     logprob,
     masters,
     optimiser,
-    recompute,
     triton_block,
     triton_kernels,
     triton_update,
 )
-from tfgrpo.rl.block_steps import norm_beside, rotated_parts
+from tfgrpo.rl.block_steps import rms_norm, rotate, split_heads
+from tfgrpo.rl.gradient_sums import GradientSums
 from tfgrpo.rl.kernels import Slots
 from tfgrpo.rl.model import Shape
+from tfgrpo.rl.packing import micro_batches
+from tfgrpo.rl.serving import GroupRequest
 from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
 
 CPU = torch.device("cpu")
@@ -115,17 +118,35 @@ def pick(vocab: int) -> dict[str, float]:
 
 
 def generated(through_kernels: bool) -> list[list[int]]:
-    """Tokens of groups whose rows join, end early and make room, decoded by either form."""
+    """Tokens of groups whose rows join, end early and make room, decoded by either form.
+
+    A long prompt comes late, so that the cache has to grow, and all is done twice. The kernels keep
+    the cache in memory that others have written to.
+    """
     decoder = tiny_parts(kind="qwen3").decoder
+    memory = torch.empty(2 * 2 * 6 * 2 * 128 * 16)
+    sampling = Sampling(temperature=0.8, max_tokens=16)
+    made: list[list[int]] = []
+
+    def keep(request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
+        made.extend(list(row.token_ids) for row in rows)
+        if request.key != 0:
+            return []
+        return [GroupRequest(9, tuple(range(4, 60)) * 2, (91, 92), 16)]
+
     with patch.object(device, "uses_kernels", lambda x: through_kernels):
-        sampler = generator.GroupGenerator(decoder, eos_ids=(2,), max_rows=6, poll_steps=3)
-        made = sampler.generate(
-            [tuple(range(5, 5 + n)) for n in (1, 4, 9, 20)],
-            3,
-            Sampling(temperature=0.8, max_tokens=16),
-            [[10 * i + j for j in range(3)] for i in range(4)],
+        sampler = generator.GroupGenerator(
+            decoder, eos_ids=(2,), max_rows=6, poll_steps=3, memory=memory
         )
-    return [list(row.token_ids) for group in made for row in group]
+        for _ in range(2):
+            memory.fill_(float("nan"))
+            requests = [
+                GroupRequest(i, tuple(range(5, 5 + n)), tuple(10 * i + j for j in range(3)), 16)
+                for i, n in enumerate((1, 4, 9, 20))
+            ]
+            sampler.run(requests, sampling, keep)
+    assert bool(memory.isnan().all()) != through_kernels
+    return made
 
 
 def merged(heads: int, size: int, tokens: int) -> list[float]:
@@ -184,12 +205,14 @@ def norm_back(rows: int, n: int) -> list[float]:
     past = torch.randn(rows, n, generator=draw)
     gaps = []
     for rest in (None, past):
-        normed, beside = norm_beside(x * 1, weight, 1e-5)
-        total = (normed * dy).sum() + (0.0 if rest is None else (beside * rest).sum())
+        normed = rms_norm(x, weight, 1e-5)
+        total = (normed * dy).sum() + (0.0 if rest is None else (x * rest).sum())
         wanted = torch.autograd.grad(total, (x, weight))
+        again = None if rest is None else torch.empty_like(x)
         with patch.object(triton_block, "PARTS", 4):
-            got = triton_block.norm_back(x.detach(), weight.detach(), dy, rest, 1e-5)
+            got = triton_block.norm_back(x.detach(), weight.detach(), dy, rest, 1e-5, again)
         gaps += [far(a, b) for a, b in zip(got, wanted, strict=True)]
+        gaps += [] if again is None else [far(again, normed.detach())]
     return gaps
 
 
@@ -201,7 +224,8 @@ def rotated(heads: int, kv: int, size: int) -> list[float]:
     fused = leaf(tokens, (heads + 2 * kv) * size, draw=draw)
     angle = torch.rand(tokens, 1, size // 2, generator=draw) * 6
     cos, sin = angle.cos(), angle.sin()
-    wanted = rotated_parts(fused, cos, sin, shape)
+    q, k, v = split_heads(fused, shape)
+    wanted = (rotate(q, cos, sin), rotate(k, cos, sin), v)
     parts = tuple(torch.empty(w.shape) for w in wanted)
     triton_block.rotate(fused.detach(), parts, cos, sin, back=False)
     grads = tuple(torch.randn(w.shape, generator=draw) for w in wanted)
@@ -255,7 +279,7 @@ def trained(kind: str, activations: str) -> dict[str, float]:
     """How far an update through the kernels is from one through torch: gradients and masters.
 
     Groups of prompts and replies, the head in chunks with entropies, sums, two optimiser steps.
-    Activations are kept, made again, or made again by torch's hooks, as several processes do.
+    Activations are kept or made again.
     """
     found = []
     settings = UpdateSettings(micro_batch_tokens=60, chunk=16, entropy=0.1, temperature=0.8)
@@ -264,11 +288,7 @@ def trained(kind: str, activations: str) -> dict[str, float]:
         decoder = tiny_parts(kind=kind).decoder
         decoder.checkpoint_blocks = activations != "kept"
         move = optimiser.AdamW(masters.FullWeights(decoder), optimiser.AdamSettings())
-        processes = 2 if activations == "hooks" else 1
-        with (
-            patch.object(device, "uses_kernels", lambda x, on=through_kernels: on),
-            patch.object(recompute, "world", lambda n=processes: (0, n)),
-        ):
+        with patch.object(device, "uses_kernels", lambda x, on=through_kernels: on):
             for _ in range(2):
                 accumulate(decoder, rows, settings)
                 gradients = {n: g.clone() for n, g in move.weights.gradients().items()}
@@ -276,6 +296,35 @@ def trained(kind: str, activations: str) -> dict[str, float]:
         found.append(gradients | {f"master.{n}": t for n, t in move.state()})
     assert found[0].keys() == found[1].keys()
     return {n: far(t, found[1][n]) / float(found[1][n].abs().max()) for n, t in found[0].items()}
+
+
+def summed(kind: str, activations: str) -> dict[str, float]:
+    """How far sums of all weights' gradients are from what autograd forms without sums."""
+    settings = UpdateSettings(micro_batch_tokens=60, chunk=16)
+    rows = [TrainRow(r, 1.0 - r.index % 3, group=r.index // 3) for r in random_rows()]
+    plain, ours = (tiny_parts(kind=kind).decoder for _ in range(2))
+    accumulate(plain, rows, settings)
+    ours.checkpoint_blocks = activations != "kept"
+    sums = GradientSums(dict(ours.named_parameters()))
+    runs = []
+    until_gate = block_pass._until_gate
+
+    def counted(*args: Any) -> Any:
+        runs.append(len(args))
+        return until_gate(*args)
+
+    with (
+        patch.object(device, "uses_kernels", lambda x: True),
+        patch.object(block_pass, "_until_gate", counted),
+    ):
+        for _ in range(2):
+            sums.clear()
+            accumulate(ours, rows, settings)
+    once = 2 * 2 * len(micro_batches([r.row for r in rows if not r.is_zero], 60))
+    assert len(runs) == once * (1 if activations == "kept" else 2)
+    assert all(p.grad is None for p in ours.parameters())
+    wanted = {n: p.grad for n, p in plain.named_parameters()}
+    return {n: far(sums.by_name[n], g) / float(g.abs().max()) for n, g in wanted.items()}
 
 
 def copied(slots: Slots) -> Slots:
@@ -317,7 +366,11 @@ def main(out: Path) -> None:
         },
         "trained": {
             f"{kind} {activations}": trained(kind, activations)
-            for kind, activations in (("qwen2", "kept"), ("qwen3", "again"), ("qwen2", "hooks"))
+            for kind, activations in (("qwen2", "kept"), ("qwen3", "kept"), ("qwen2", "again"))
+        },
+        "summed": {
+            f"{kind} {activations}": summed(kind, activations)
+            for kind, activations in (("qwen2", "kept"), ("qwen3", "again"), ("mistral", "kept"))
         },
         "pick": {vocab: pick(vocab) for vocab in (50, 4096, 4097, 30_000)},
     }
