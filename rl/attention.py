@@ -1,11 +1,10 @@
 """Attention over a `Packed` micro-batch: every suffix sees its prompt and itself.
 
-On CUDA in half precision two variable-length flash calls (segments among themselves; suffixes to
-their prompt) are merged by their log-sum-exps, and the backward hands both calls the merged output
-and log-sum-exp, which makes each one's gradient exact. Elsewhere one masked dense call a group.
+On CUDA in half precision one variable-length flash call, causal from the end, over keys in which
+each suffix follows its prompt's again; only keys and values are repeated, nothing else is. Their
+gradients are added up in a fixed order. Elsewhere one masked dense call a group.
 
-Does not know models. Idea: block-wise attention with a shared softmax denominator, as in ring
-attention (arXiv 2310.01889); its use for shared prompts is own.
+Does not know models. Source: own; variable-length calls as in FlashAttention (arXiv 2307.08691).
 """
 
 from __future__ import annotations
@@ -41,28 +40,10 @@ def attend_kept(
     """Return the output and what `attend_back` needs beside it; arguments contiguous."""
     if not _is_flash(q):
         return attend(q, k, v, packed).contiguous(), ()
-    from tfgrpo.rl.triton_update import merge_into
-
-    n = packed.n_prompt
-    cu, longest = packed.cu_self, packed.max_self
-    out, lse, *rng = torch.ops.aten._flash_attention_forward(
-        q, k, v, cu, cu, longest, longest, 0.0, True, False
+    out, lse, seed, offset, _ = torch.ops.aten._flash_attention_forward(
+        q, *_repeated(k, v, packed), *_bounds(packed), 0.0, True, False
     )
-    if packed.max_cross_q:
-        cross, cross_lse, *_ = torch.ops.aten._flash_attention_forward(
-            q[n:],
-            k[:n],
-            v[:n],
-            packed.cu_cross_q,
-            packed.cu_cross_k,
-            packed.max_cross_q,
-            packed.max_cross_k,
-            0.0,
-            False,
-            False,
-        )
-        merge_into(out[n:], lse[:, n:], cross, cross_lse)
-    return out, (lse, rng[0], rng[1])
+    return out, (lse, seed, offset)
 
 
 def attend_back(
@@ -77,39 +58,33 @@ def attend_back(
         told: what it returned beside it.
         packed: the same.
     """
+    q, k, v = qkv
     if not _is_flash(out):
         with torch.enable_grad():
             q, k, v = (x.detach().requires_grad_() for x in qkv)
             grads = torch.autograd.grad(attend(q, k, v, packed), (q, k, v), d_out)
         return grads[0].contiguous(), grads[1].contiguous(), grads[2].contiguous()
-    q, k, v = qkv
+    from tfgrpo.rl.triton_update import sum_copies
+
     lse, seed, offset = told
-    n = packed.n_prompt
-    cu, longest = packed.cu_self, packed.max_self
+    keys = _repeated(k, v, packed)
     dq, dk, dv = torch.ops.aten._flash_attention_backward(
-        d_out, q, k, v, out, lse, cu, cu, longest, longest, 0.0, True, seed, offset
+        d_out, q, *keys, out, lse, *_bounds(packed), 0.0, True, seed, offset
     )
-    if packed.max_cross_q:
-        dq2, dk2, dv2 = torch.ops.aten._flash_attention_backward(
-            d_out[n:],
-            q[n:],
-            k[:n],
-            v[:n],
-            out[n:],
-            lse[:, n:].contiguous(),
-            packed.cu_cross_q,
-            packed.cu_cross_k,
-            packed.max_cross_q,
-            packed.max_cross_k,
-            0.0,
-            False,
-            seed,
-            offset,
-        )
-        dq[n:] += dq2
-        dk[:n] += dk2
-        dv[:n] += dv2
-    return dq, dk, dv
+    if keys[0] is k:
+        return dq, dk, dv
+    return dq, *sum_copies(dk, dv, packed.seen.order_K, packed.seen.start_T)
+
+
+def _repeated(k: Tensor, v: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Keys and values as every segment sees them: before each suffix its prompt's."""
+    if packed.n_prompt == packed.n_tokens:
+        return k, v
+    return k[packed.seen.token_K], v[packed.seen.token_K]
+
+
+def _bounds(packed: Packed) -> tuple[Tensor, Tensor, int, int]:
+    return packed.cu_self, packed.cu_keys, packed.max_self, packed.max_keys
 
 
 def _is_flash(x: Tensor) -> bool:

@@ -23,7 +23,13 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.lm.rows import RowQueue
 from tfgrpo.protocols import Generated, Generator, Sampling
 from tfgrpo.rl import device
-from tfgrpo.rl.kernels import add_rms_norm, decode_attention, pick_and_advance, silu_mul
+from tfgrpo.rl.kernels import (
+    add_rms_norm,
+    decode_attention,
+    long_product,
+    pick_and_advance,
+    silu_mul,
+)
 from tfgrpo.rl.kv_cache import Cache
 from tfgrpo.rl.model import Decoder, decoder_from_hf, hf_views, load_hf_weights, why_unsupported
 from tfgrpo.rl.row_feed import RowFeed, row_request
@@ -42,7 +48,7 @@ class GroupGenerator:
         fixed_rows: always run all slots and read each prompt alone, so that results are independent
             of the batch bit by bit; on a CPU while the cache keeps its size (see `reserve`).
         graphs: False runs CUDA steps eagerly.
-        memory: float32 memory for keys and values, used on CUDA where it is enough; others may
+        memory: float32 memory for keys and values, used on CUDA as far as it goes; others may
             write there between runs.
     """
 
@@ -197,7 +203,7 @@ class GroupGenerator:
             )
             delta = F.linear(mixed, layer.o)
             normed = add_rms_norm(x, delta, layer.norm2, shape.eps)
-            delta = F.linear(silu_mul(F.linear(normed, layer.gate_up)), layer.down)
+            delta = long_product(silu_mul(F.linear(normed, layer.gate_up)), layer.down)
         hidden = add_rms_norm(x, delta, decoder.norm, shape.eps)
         pick_and_advance(F.linear(hidden, decoder.head_weight), cache.slots, top_p)
 

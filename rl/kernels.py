@@ -82,12 +82,25 @@ class Slots:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add `delta` to `x` in place and return the normed, scaled rows."""
+    """Add `delta`, in parts or whole, to `x` in place and return the normed, scaled rows."""
     if device.uses_kernels(x):
         return _triton().add_rms_norm(x, delta, weight, eps)
     if delta is not None:
         x += delta
     return F.rms_norm(x, x.shape[-1:], weight, eps)
+
+
+def long_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x · weightᵀ, R × out, or on CUDA a stack of parts of it in float32, P × R × out.
+
+    Few outputs of long sums leave most of a GPU idle unless the sums are cut.
+    """
+    rows, length = x.shape
+    wide = length >= 4 * len(weight) and length % 2 == 0
+    if not (device.uses_kernels(x) and x.dtype == torch.bfloat16 and rows >= 256 and wide):
+        return F.linear(x, weight)
+    halves = (x.view(rows, 2, -1).transpose(0, 1), weight.view(len(weight), 2, -1).permute(1, 2, 0))
+    return torch.bmm(*halves, out_dtype=torch.float32)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -57,20 +57,20 @@ class Cache:
             length: tokens of a sequence, rounded up to a multiple of `LENGTH_STEP`.
             new: tokens of a continuation.
             n_eos: ending tokens.
-            memory: where keys and values may lie; too little is left alone.
+            memory: where keys and values lie as far as it goes.
         """
         shape, device = decoder.shape, decoder.embed.device
         length = -(-length // LENGTH_STEP) * LENGTH_STEP
         size = (rows, shape.kv_heads, length, shape.head_dim)
         cos, sin = decoder.angles(torch.arange(length, device=device))
-        count = 2 * shape.layers * math.prod(size)
-        found = None if memory is None else memory.view(decoder.embed.dtype)[:count]
-        if found is None or len(found) < count:
-            found = decoder.embed.new_zeros(count)
-        k, v = found.view(2, shape.layers, *size)
+        given = decoder.embed.new_empty(0) if memory is None else memory.view(decoder.embed.dtype)
+        n, layers = math.prod(size), []
+        for i in range(2 * shape.layers):
+            part = given[i * n : (i + 1) * n]
+            layers.append(part.view(size) if len(part) == n else decoder.embed.new_zeros(size))
         return cls(
-            k=list(k),
-            v=list(v),
+            k=layers[: shape.layers],
+            v=layers[shape.layers :],
             slots=Slots.empty(rows, new, n_eos, device),
             angles=(cos.squeeze(1).contiguous(), sin.squeeze(1).contiguous()),
             capacity=length,

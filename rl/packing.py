@@ -43,6 +43,17 @@ class Row:
         return len(self.suffix_ids if self.loss_positions is None else self.loss_positions)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Which token each of the K keys is, and where each of the T tokens is a key."""
+
+    token_K: torch.Tensor
+    order_K: torch.Tensor
+    """int32: the keys sorted by token."""
+    start_T: torch.Tensor
+    """int32: where each token's keys begin in `order_K`, and their number: T + 1."""
+
+
 @dataclass(frozen=True)
 class Packed:
     """One micro-batch. Axes: T input tokens, D loss-bearing tokens, S segments."""
@@ -82,24 +93,37 @@ class Packed:
         return max([*self.prompt_lengths, *(n for g in self.suffix_lengths for n in g)])
 
     @cached_property
-    def cu_cross_q(self) -> torch.Tensor:
-        """int32 boundaries of each group's suffix tokens, counted from the first suffix."""
-        return self._boundaries([sum(group) for group in self.suffix_lengths])
+    def cu_keys(self) -> torch.Tensor:
+        """int32 boundaries of what each segment sees, prompts then suffixes: S + 1."""
+        return self._boundaries([*self.prompt_lengths, *self._seen_by_suffixes])
 
     @cached_property
-    def cu_cross_k(self) -> torch.Tensor:
-        """int32 boundaries of the prompts."""
-        return self._boundaries(self.prompt_lengths)
+    def max_keys(self) -> int:
+        """Most tokens that a segment sees."""
+        return max([*self.prompt_lengths, *self._seen_by_suffixes])
+
+    @property
+    def _seen_by_suffixes(self) -> list[int]:
+        pairs = zip(self.prompt_lengths, self.suffix_lengths, strict=True)
+        return [prompt + n for prompt, group in pairs for n in group]
 
     @cached_property
-    def max_cross_q(self) -> int:
-        """Most suffix tokens of one group."""
-        return max((sum(group) for group in self.suffix_lengths), default=0)
-
-    @cached_property
-    def max_cross_k(self) -> int:
-        """Longest prompt."""
-        return max(self.prompt_lengths)
+    def seen(self) -> Seen:
+        """The tokens behind `cu_keys`."""
+        prompt_ends, at = np.cumsum(self.prompt_lengths), self.n_prompt
+        parts = [np.arange(at)]
+        for end, n, group in zip(prompt_ends, self.prompt_lengths, self.suffix_lengths):
+            for length in group:
+                parts += [np.arange(end - n, end), np.arange(at, at + length)]
+                at += length
+        index = np.concatenate(parts)
+        counts = np.bincount(index, minlength=self.n_tokens)
+        device = self.ids_T.device
+        return Seen(
+            to_device(index, device),
+            to_device(np.argsort(index, kind="stable").astype(np.int32), device),
+            to_device(np.cumsum([0, *counts], dtype=np.int32), device),
+        )
 
     @cached_property
     def group_masks(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -19,13 +19,18 @@ SPLIT = 4096
 
 
 @triton.jit
-def _add_rms_norm(x_ptr, delta_ptr, w_ptr, y_ptr, eps, n, HAS_DELTA: tl.constexpr, B: tl.constexpr):
+def _add_rms_norm(
+    x_ptr, delta_ptr, w_ptr, y_ptr, eps, n, size, PARTS: tl.constexpr, B: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, B)
     keep = col < n
     x = tl.load(x_ptr + row * n + col, mask=keep, other=0.0)
-    if HAS_DELTA:
-        x = x + tl.load(delta_ptr + row * n + col, mask=keep, other=0.0)
+    if PARTS > 0:
+        delta = tl.load(delta_ptr + row * n + col, mask=keep, other=0.0)
+        for part in tl.static_range(1, PARTS):
+            delta += tl.load(delta_ptr + part * size + row * n + col, mask=keep, other=0.0)
+        x = x + delta.to(x.dtype)
         tl.store(x_ptr + row * n + col, x, mask=keep)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / n + eps)
@@ -34,12 +39,13 @@ def _add_rms_norm(x_ptr, delta_ptr, w_ptr, y_ptr, eps, n, HAS_DELTA: tl.constexp
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """Add in place, norm, scale: one program a row."""
+    """Add in place, norm, scale: one program a row. `delta` may be a stack of parts."""
     rows, n = x.shape
     y = torch.empty_like(x)
     block = triton.next_power_of_2(n)
     _add_rms_norm[(rows,)](
-        x, delta if delta is not None else x, weight, y, eps, n, delta is not None, block,
+        x, x if delta is None else delta, weight, y, eps, n, rows * n,
+        0 if delta is None else delta.numel() // (rows * n), block,
         num_warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return y

@@ -14,38 +14,38 @@ from torch import Tensor
 
 
 @triton.jit
-def _merge(
-    a_ptr, a_lse_ptr, b_ptr, b_lse_ptr, tokens, heads, a_lse_stride, b_lse_stride,
-    D: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr,
+def _sum_copies(
+    k_ptr, v_ptr, order_ptr, start_ptr, k_out_ptr, v_out_ptr, width, B: tl.constexpr
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1)
-    keep = token < tokens
-    a_lse = tl.load(a_lse_ptr + head * a_lse_stride + token, mask=keep, other=0.0)
-    b_lse = tl.load(b_lse_ptr + head * b_lse_stride + token, mask=keep, other=0.0)
-    top = tl.maximum(a_lse, b_lse)
-    both = top + tl.log(tl.exp(a_lse - top) + tl.exp(b_lse - top))
-    part = tl.arange(0, PAD)
-    at = (token * heads + head)[:, None] * D + part[None, :]
-    inside = keep[:, None] & (part < D)[None, :]
-    a = tl.load(a_ptr + at, mask=inside, other=0.0)
-    b = tl.load(b_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    mixed = a.to(tl.float32) * tl.exp(a_lse - both)[:, None] + b * tl.exp(b_lse - both)[:, None]
-    tl.store(a_ptr + at, mixed.to(a.dtype), mask=inside)
-    tl.store(a_lse_ptr + head * a_lse_stride + token, both, mask=keep)
+    token = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, B)
+    keep = col < width
+    k = tl.zeros((B,), tl.float32)
+    v = tl.zeros((B,), tl.float32)
+    for i in range(tl.load(start_ptr + token), tl.load(start_ptr + token + 1)):
+        at = tl.load(order_ptr + i).to(tl.int64) * width + col
+        k += tl.load(k_ptr + at, mask=keep, other=0.0).to(tl.float32)
+        v += tl.load(v_ptr + at, mask=keep, other=0.0).to(tl.float32)
+    at = token * width + col
+    kind = k_out_ptr.dtype.element_ty
+    tl.store(k_out_ptr + at, k.to(kind), mask=keep)
+    tl.store(v_out_ptr + at, v.to(kind), mask=keep)
 
 
-def merge_into(a_THd: Tensor, a_lse_HT: Tensor, b_THd: Tensor, b_lse_HT: Tensor) -> None:
-    """Make attention over one set of keys, and its log-sum-exp, those over both sets.
+def sum_copies(k: Tensor, v: Tensor, order_K: Tensor, start_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Add up each token's copies, K × heads × size to T × heads × size, in a fixed order.
 
-    Outputs are contiguous, log-sum-exps at least along tokens.
+    Args:
+        k, v: contiguous.
+        order_K: the copies sorted by token.
+        start_T: where each token's copies begin in it, and their number.
     """
-    tokens, heads, size = a_THd.shape
-    rows = 16
-    _merge[(triton.cdiv(tokens, rows), heads)](
-        a_THd, a_lse_HT, b_THd, b_lse_HT, tokens, heads, a_lse_HT.stride(0), b_lse_HT.stride(0),
-        size, triton.next_power_of_2(size), rows, num_warps=4,
-    )  # fmt: skip
+    tokens, width = len(start_T) - 1, k[0].numel()
+    found = tuple(x.new_empty(tokens, *x.shape[1:]) for x in (k, v))
+    _sum_copies[(tokens,)](
+        k, v, order_K, start_T, *found, width, triton.next_power_of_2(width), num_warps=4
+    )
+    return found
 
 
 @triton.jit

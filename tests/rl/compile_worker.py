@@ -50,7 +50,7 @@ def decode(dtype: torch.dtype, shape: Shape) -> None:
         return torch.empty(size, dtype=kind)
 
     x, weight = empty(rows, shape.hidden), empty(shape.hidden)
-    for delta in (x, None):
+    for delta in (x, None, empty(2, rows, shape.hidden, kind=torch.float32)):
         triton_kernels.add_rms_norm(x, delta, weight, 1e-5)
     triton_kernels.silu_mul(empty(rows, 2 * shape.intermediate))
     cache = empty(rows, shape.kv_heads, length, shape.head_dim)
@@ -80,8 +80,8 @@ def update(dtype: torch.dtype, shape: Shape) -> None:
         triton_block.rotate(fused, parts, angle, angle, back)
     gates = empty(tokens, 2 * shape.intermediate)
     triton_block.gate_back(gates, empty(tokens, shape.intermediate))
-    lse = empty(shape.heads, tokens, kind=torch.float32)
-    triton_update.merge_into(parts[0], lse, parts[0], lse)
+    places = empty(tokens + 1, kind=torch.int32)
+    triton_update.sum_copies(parts[1], parts[2], places, places)
     logits, target = empty(tokens, shape.vocab), empty(tokens, kind=torch.int64)
     for with_entropy in (False, True):
         one, other, entropy = triton_update.token_stats(logits, target, 1.0, with_entropy)

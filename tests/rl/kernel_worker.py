@@ -48,7 +48,7 @@ def far(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def norm(n: int) -> list[float]:
-    """With something to add and without; the sum lands in place."""
+    """With something to add, whole or in parts, and without; the sum lands in place."""
     draw = torch.Generator().manual_seed(n)
     x, delta = (torch.randn(5, n, generator=draw) for _ in range(2))
     weight = torch.randn(n, generator=draw)
@@ -57,7 +57,11 @@ def norm(n: int) -> list[float]:
         ours, wanted = x.clone(), x.clone()
         normed = triton_kernels.add_rms_norm(ours, added, weight, 1e-5)
         found += [far(normed, kernels.add_rms_norm(wanted, added, weight, 1e-5)), far(ours, wanted)]
-    return found
+    parts = torch.randn(2, 5, n, generator=draw)
+    ours, wanted = x.clone(), x.clone()
+    normed = triton_kernels.add_rms_norm(ours, parts, weight, 1e-5)
+    found += [far(normed, kernels.add_rms_norm(wanted, parts.sum(0), weight, 1e-5))]
+    return [*found, far(ours, wanted)]
 
 
 def silu(n: int) -> list[float]:
@@ -124,7 +128,7 @@ def generated(through_kernels: bool) -> list[list[int]]:
     the cache in memory that others have written to.
     """
     decoder = tiny_parts(kind="qwen3").decoder
-    memory = torch.empty(2 * 2 * 6 * 2 * 128 * 16)
+    memory = torch.empty(3 * 6 * 2 * 128 * 16)  # of four parts that the cache consists of
     sampling = Sampling(temperature=0.8, max_tokens=16)
     made: list[list[int]] = []
 
@@ -149,26 +153,16 @@ def generated(through_kernels: bool) -> list[list[int]]:
     return made
 
 
-def merged(heads: int, size: int, tokens: int) -> list[float]:
-    """Attention over two sets of keys, merged, against attention over all: output and
-    log-sum-exp. The first rows, which nothing is merged into, stay as they are."""
+def copies(heads: int, size: int, tokens: int) -> list[float]:
+    """Sums of copies; a token has one to several, in no order."""
     draw = torch.Generator().manual_seed(tokens)
-    first = 3
-    q, k, v = (torch.randn(n, heads, size, generator=draw) for n in (first + tokens, 7, 7))
-    score = torch.einsum("thd,shd->hts", q, k)
-
-    def over(keys: slice, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        part = score[:, rows, keys]
-        mixed = torch.einsum("hts,shd->thd", part.softmax(-1), v[keys])
-        return mixed.contiguous(), part.logsumexp(-1)
-
-    out, lse = over(slice(0, 5), slice(None))
-    top, top_lse = out[:first].clone(), lse[:, :first].clone()
-    triton_update.merge_into(out[first:], lse[:, first:], *over(slice(5, 7), slice(first, None)))
-    whole, whole_lse = over(slice(0, 7), slice(first, None))
+    token = torch.cat([torch.arange(tokens), torch.randint(tokens, (9,), generator=draw)])
+    token = token[torch.randperm(len(token), generator=draw)]
+    k, v = (torch.randn(len(token), heads, size, generator=draw) for _ in range(2))
+    start = torch.cat([torch.zeros(1, dtype=torch.int64), token.bincount().cumsum(0)])
+    got = triton_update.sum_copies(k, v, token.argsort().int(), start.int())
     return [
-        far(out, torch.cat([top, whole])),
-        far(lse, torch.cat([top_lse, whole_lse], dim=1)),
+        far(a, torch.zeros_like(a).index_add(0, token, b)) for a, b in zip(got, (k, v), strict=True)
     ]
 
 
@@ -348,7 +342,7 @@ def main(out: Path) -> None:
             )
         },
         "generated": [generated(False), generated(True)],
-        "merged": {str(case): merged(*case) for case in ((3, 16, 40), (2, 80, 16), (14, 64, 1))},
+        "copies": {str(case): copies(*case) for case in ((3, 16, 40), (2, 80, 16), (14, 64, 1))},
         "gradient": {
             f"{vocab} {entropy}": gradient(vocab, entropy)
             for vocab in (50, 4096, 9000)

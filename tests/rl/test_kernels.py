@@ -83,11 +83,9 @@ def test_drawn_tokens_equal_the_torch_form_at_every_number_and_temperature(diffe
         assert 96 > gaps["ended"] > gaps["ended_at_limit"] > 0
 
 
-def test_merged_attention_is_that_over_all_keys_and_logits_tell_what_torch_says(
-    differences,
-) -> None:
-    assert len(differences["merged"]) == 3 and len(differences["gradient"]) == 6
-    for kind in ("merged", "gradient"):
+def test_copies_are_summed_and_logits_tell_what_torch_says(differences) -> None:
+    assert len(differences["copies"]) == 3 and len(differences["gradient"]) == 6
+    for kind in ("copies", "gradient"):
         for case, gaps in differences[kind].items():
             assert max(gaps) < 1e-5, (kind, case)
 

@@ -16,6 +16,28 @@ from tfgrpo.rl.model import decoder_from_hf, hf_slices, hf_views, shape_of
 from tfgrpo.rl.packing import Row, micro_batches, pack
 
 
+def test_keys_before_each_suffix_are_its_prompts_and_every_token_knows_its_copies() -> None:
+    for seed in range(5):
+        packed = pack(random_rows(seed=seed))
+        seen, n = packed.seen, packed.n_tokens
+        sees = torch.zeros(n, n, dtype=torch.bool)
+        for (q, q_end), (k, k_end) in zip(
+            *(itertools.pairwise(cu.tolist()) for cu in (packed.cu_self, packed.cu_keys)),
+            strict=True,
+        ):
+            for at in range(q, q_end):  # causal from the end, as flash attention counts
+                sees[at, seen.token_K[k : k_end - (q_end - at) + 1]] = True
+        wanted = torch.zeros(n, n, dtype=torch.bool)
+        for index, mask in packed.group_masks:
+            wanted[index[:, None], index[None, :]] = mask
+        assert torch.equal(sees, wanted)
+        bounds = itertools.pairwise(seen.start_T.tolist())
+        for token, (first, last) in enumerate(bounds):
+            assert set(seen.token_K[seen.order_K[first:last]].tolist()) == {token}
+        assert int(seen.start_T[-1]) == len(seen.token_K) == int(packed.cu_keys[-1])
+        assert packed.max_keys == int(packed.cu_keys.diff().max())
+
+
 def naive_logps(model, row: Row) -> torch.Tensor:
     """Log-probs of a row's suffix by a plain forward of the whole sequence."""
     ids = torch.tensor([[*row.prompt_ids, *row.suffix_ids]])
