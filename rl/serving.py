@@ -113,6 +113,10 @@ class Service:
         self.held: list[tuple[_Open, int] | None] = []
         self.made: list[int] = []
         """Tokens made by the row in each slot, as last polled."""
+        self.limit: list[int] = []
+        """Tokens that it may make."""
+        self.prompt: list[int] = []
+        """Tokens of its prompt."""
 
     def serve(self, requests: Iterable[GroupRequest]) -> Counters:
         owner = self.owner
@@ -128,7 +132,7 @@ class Service:
         if not self.ignore_eos and owner.eos_ids:
             cache.slots.eos[: len(owner.eos_ids)] = torch.tensor(owner.eos_ids)
         self.held = [None] * len(cache.slots.token)
-        self.made = [0] * len(self.held)
+        self.made, self.limit, self.prompt = ([0] * len(self.held) for _ in range(3))
         while True:
             if self.feed is not None:
                 self._enqueue(self.feed.more(max(0, self.held.count(None) - len(self.waiting))))
@@ -144,9 +148,9 @@ class Service:
                 continue
             rows = self._choose_rows(cache, living)
             living = [s for s, held in enumerate(self.held) if held is not None]
-            left = max(self._limit(s) - self.made[s] for s in living)
+            left = max(self.limit[s] - self.made[s] for s in living)
             n = min(owner.poll_steps, left)
-            lengths = [self._prompt(s) + self.made[s] for s in living]
+            lengths = [self.prompt[s] + self.made[s] for s in living]
             longest = max(lengths) + n - 1
             owner.steps(cache, rows, n, self.top_p, longest)
             self._hand_over()  # whoever grades works while the device decodes
@@ -191,16 +195,6 @@ class Service:
         rows = self.owner.max_rows if takes_all else _bucket(wanted)
         return self.owner.prepare(min(rows, self.owner.max_rows), length, new)
 
-    def _limit(self, slot: int) -> int:
-        held = self.held[slot]
-        assert held is not None
-        return self._allowed(held[0].request)
-
-    def _prompt(self, slot: int) -> int:
-        held = self.held[slot]
-        assert held is not None
-        return len(held[0].request.prompt_ids)
-
     def _is_cancelled(self, slot: int) -> bool:
         held = self.held[slot]
         assert held is not None and self.feed is not None
@@ -212,8 +206,10 @@ class Service:
         taken: list[int] = []
         while free and self.waiting:
             slot = free.pop(0)
-            self.held[slot] = self.waiting.popleft()
+            self.held[slot] = entry, _ = self.waiting.popleft()
             self.made[slot] = 0
+            self.limit[slot] = self._allowed(entry.request)
+            self.prompt[slot] = len(entry.request.prompt_ids)
             taken.append(slot)
         if not taken:
             return
@@ -309,7 +305,7 @@ class Service:
     def _move(self, cache: Cache, sources: Sequence[int], targets: Sequence[int]) -> None:
         device = cache.slots.token.device
         src, dst = (torch.tensor(list(x), device=device) for x in (sources, targets))
-        longest = max(self._prompt(s) + self.made[s] for s in sources)
+        longest = max(self.prompt[s] + self.made[s] for s in sources)
         for layer in (*cache.k, *cache.v):
             layer[dst, :, :longest] = layer[src, :, :longest]
         for state in cache.slots.per_row():
@@ -317,7 +313,8 @@ class Service:
         cache.slots.alive[src] = 0
         for source, target in zip(sources, targets, strict=True):
             self.held[target], self.held[source] = self.held[source], None
-            self.made[target] = self.made[source]
+            for of in (self.made, self.limit, self.prompt):
+                of[target] = of[source]
 
     def _collect(self, cache: Cache, living: Sequence[int]) -> None:
         """Look at the rows, take the finished ones out and hand over complete groups."""

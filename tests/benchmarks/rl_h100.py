@@ -12,7 +12,9 @@ time of the start), which is to say on one machine.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from typing import Any
 from tests.benchmarks.child import Child, tell
 from tests.benchmarks.record import record
 from tests.benchmarks.rl_arms import run_arm
+from tests.benchmarks.rl_job import GROUP, PROMPTS
 
 SMALL = {"max_rows": 256, "micro": 45_056, "chunk": 2048, "checkpoint": True}
 """Activations made twice. A small model's update is bound by launches: few large micro-batches."""
@@ -48,7 +51,7 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("trl-bf16", "qwen05", {"steps": 9}),
     ],
     "qwen15": [
-        ("ours", "qwen15", {"steps": 10, "micro": 6272, "chunk": 2048, "moments": "bfloat16"}),
+        ("ours", "qwen15", {"steps": 10, "micro": 5632, "chunk": 2048, "moments": "bfloat16"}),
         ("trl-bf16", "qwen15", {"steps": 9}),
     ],
 }
@@ -85,15 +88,17 @@ def _in_process(arm: str, model: str, options: dict[str, Any], left: float) -> d
 def collect(paths: list[Path]) -> None:
     """Turn rows into the recorded figures."""
     rows = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
-    rows = [r for r in rows if r.get("error") != NO_TIME]
+    rows = [_of_steps(r) for r in rows if r.get("error") != NO_TIME]
+    rows.sort(key=lambda r: "error" in r)
     good = [r for r in rows if "error" not in r]
-    rows = good + [{**r, "error": r["error"][:200]} for r in rows if "error" in r]
 
-    def ratio(key: str, mine: str, others: tuple[str, ...], **same: Any) -> dict[str, Any]:
+    def ratio(
+        key: str, mine: str, others: tuple[str, ...], card: str = "H100", **same: Any
+    ) -> dict[str, Any]:
         """Ours against the best other arm beside it; of several calls the lowest ratio."""
         found = []
-        for call in dict.fromkeys(r["call"] for r in good):
-            here = [r for r in good if r["call"] == call and _has(r, same)]
+        for call in dict.fromkeys(r["call"] for r in rows if card in r["card"]):
+            here = [r for r in rows if r["call"] == call and key in r and _has(r, same)]
             a = max((r for r in here if r["arm"] == mine), key=lambda r: r[key], default=None)
             rest = [r for r in here if r["arm"].startswith(others)]
             b = max(rest, key=lambda r: r[key], default=None)
@@ -109,26 +114,51 @@ def collect(paths: list[Path]) -> None:
     figures: dict[str, Any] = {"rows": rows}
     whole = ratio("samples_per_s", "ours", ("trl",), model="smollm2")
     if whole:
-        ours, trl = whole["ours"], whole["other"]
-        figures["ratio_best_trl"] = round(whole["ratio"], 2)
-        figures["best_trl_arm"] = trl["arm"]
-        figures["peak_ratio"] = round(ours["peak_gb"] / smallest_trl("smollm2"), 3)
-        figures["mixed_share"] = round(ours["mixed_share"], 3)
-    for n in (512, 64):
+        figures["best_trl_arm"] = whole["other"]["arm"]
+        figures["mixed_share"] = round(whole["ours"]["mixed_share"], 3)
+    names = {
+        "smollm2": "ratio_best_trl",
+        "qwen05": "ratio_trl_qwen05",
+        "qwen15": "ratio_trl_qwen15",
+    }
+    for (model, name), card in itertools.product(names.items(), ("H100", "H200")):
+        found = ratio("samples_per_s", "ours", ("trl",), card, model=model)
+        if found:
+            figures[name + ("" if card == "H100" else "_h200")] = round(found["ratio"], 2)
+    for model, name in names.items():
+        peaks = [r["peak_gb"] for r in good if r["arm"] == "ours" and r["model"] == model]
+        peak = name.replace("ratio_best_trl", "peak_ratio").replace("ratio_trl", "peak_ratio")
+        figures[peak] = round(max(peaks) / smallest_trl(model), 3)
+    for n, card in itertools.product((512, 64), ("H100", "H200")):
+        beside = {r["arm"] for r in good if card in r["card"] and _has(r, {"rows": n})}
+        if n == 64 and "rollout-static" not in beside:
+            continue  # it is the faster one there
         found = ratio(
-            "rollout_tokens_per_s", "rollout-ours", ("rollout-generate", "rollout-static"), rows=n
+            "rollout_tokens_per_s",
+            "rollout-ours",
+            ("rollout-generate", "rollout-static"),
+            card,
+            rows=n,
         )
         if found:
-            figures[f"ratio_generate_{n}"] = round(found["ratio"], 2)
-    for model in ("qwen05", "qwen15"):
-        found = ratio("samples_per_s", "ours", ("trl",), model=model)
-        if found:
-            figures[f"ratio_trl_{model}"] = round(found["ratio"], 2)
-            peak = found["ours"]["peak_gb"] / smallest_trl(model)
-            figures[f"peak_ratio_{model}"] = round(peak, 3)
+            ending = "" if card == "H100" else "_h200"
+            figures[f"ratio_generate_{n}{ending}"] = round(found["ratio"], 2)
     figures["trl_arms_tried"] = sorted({r["arm"] for r in rows if r["arm"].startswith("trl")})
     card = next((r["card"] for r in good), "")
     record("rl_h100", figures, "python -m tests.benchmarks.rl_h100 --plan smollm2|qwen", card)
+
+
+def _of_steps(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is; one that was cut off gets the median of the steps it made, if four or more
+    after warm-up."""
+    if "error" not in row:
+        return row
+    steps = row.get("all_step_s", [])[2 if row["arm"].startswith("ours") else 1 :]
+    row = {**row, "error": row["error"][:200]}
+    if len(steps) < 4:
+        return row
+    step_s = statistics.median(steps)
+    return {**row, "step_s": step_s, "samples_per_s": PROMPTS * GROUP / step_s}
 
 
 def _has(row: dict[str, Any], wanted: dict[str, Any]) -> bool:

@@ -149,6 +149,24 @@ def test_bfloat16_weights_are_rounded_masters(tmp_path) -> None:
         assert torch.all((parameter.float() - master).abs() <= spacing(parameter) / 2)
 
 
+@pytest.mark.parametrize("rank", [0, 2])
+def test_what_others_write_to_the_sums_memory_between_updates_trains_nothing(
+    tmp_path, rank
+) -> None:
+    found = []
+    for name in ("clean", "used"):
+        config = tiny_config(tmp_path / name, model={"lora_rank": rank})
+        trainer = make(config, parts=tiny_parts(dtype=torch.bfloat16))
+        memory = trainer.updater.weights.spare()
+        assert memory.numel() > 1000
+        for _ in range(2):
+            if name == "used":
+                memory.fill_(float("nan"))
+            trainer.step()
+        found.append(fingerprint(trainer))
+    assert found[0] == found[1]
+
+
 def test_a_small_rate_moves_masters_that_bfloat16_would_not(tmp_path) -> None:
     trainer = make(
         tiny_config(tmp_path, optimiser={"lr": 1e-6}), parts=tiny_parts(dtype=torch.bfloat16)
