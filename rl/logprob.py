@@ -187,7 +187,8 @@ def one_pass_loss(
 
     The closure sees each chunk once and must be a function of its arguments alone; arguments as in
     `score_tokens`. The returned log-probs carry no gradient. On CUDA the gradient of a weight whose
-    sum is kept (`gradient_sums`) is added there at once, for a loss that is itself differentiated.
+    sum is kept (`gradient_sums`) is added there at once, so the loss has to be differentiated as it
+    is, unscaled.
     """
     loss, logp_D, entropy_D = _OnePass.apply(
         hidden, weight, target, closure, temperature, with_entropy, chunk

@@ -18,8 +18,8 @@ PARTS = 1056
 
 @triton.jit
 def _norm_back(
-    x_ptr, w_ptr, dy_ptr, rest_ptr, dx_ptr, dw_ptr, y_ptr, rows, eps, n,
-    PARTS: tl.constexpr, B: tl.constexpr, HAS_REST: tl.constexpr, HAS_Y: tl.constexpr,
+    x_ptr, w_ptr, dy_ptr, rest_ptr, dx_ptr, dw_ptr, y_ptr, rows, eps, n, parts,
+    B: tl.constexpr, HAS_REST: tl.constexpr, HAS_Y: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     col = tl.arange(0, B)
@@ -27,7 +27,7 @@ def _norm_back(
     plain = tl.load(w_ptr + col, mask=keep, other=0.0)
     w = plain.to(tl.float32)
     dw = tl.zeros((B,), tl.float32)
-    for row in range(part, rows, PARTS):
+    for row in range(part, rows, parts):
         at = (tl.zeros((B,), tl.int64) + row) * n + col
         x = tl.load(x_ptr + at, mask=keep, other=0.0)
         dy = tl.load(dy_ptr + at, mask=keep, other=0.0).to(tl.float32)

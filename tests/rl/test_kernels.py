@@ -32,7 +32,7 @@ def work(module: str, *arguments: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
