@@ -129,14 +129,14 @@ def generated(through_kernels: bool) -> list[list[int]]:
     """
     decoder = tiny_parts(kind="qwen3").decoder
     memory = torch.empty(3 * 6 * 2 * 128 * 16)  # of four parts that the cache consists of
-    sampling = Sampling(temperature=0.8, max_tokens=16)
+    sampling = Sampling(temperature=0.8, max_tokens=9)
     made: list[list[int]] = []
 
     def keep(request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
         made.extend(list(row.token_ids) for row in rows)
         if request.key != 0:
             return []
-        return [GroupRequest(9, tuple(range(4, 60)) * 2, (91, 92), 16)]
+        return [GroupRequest(9, tuple(range(4, 60)) * 2, (91, 92), 9)]
 
     with patch.object(device, "uses_kernels", lambda x: through_kernels):
         sampler = generator.GroupGenerator(
@@ -145,7 +145,7 @@ def generated(through_kernels: bool) -> list[list[int]]:
         for _ in range(2):
             memory.fill_(float("nan"))
             requests = [
-                GroupRequest(i, tuple(range(5, 5 + n)), tuple(10 * i + j for j in range(3)), 16)
+                GroupRequest(i, tuple(range(5, 5 + n)), tuple(10 * i + j for j in range(3)), 9)
                 for i, n in enumerate((1, 4, 9, 20))
             ]
             sampler.run(requests, sampling, keep)
