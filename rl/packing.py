@@ -117,12 +117,12 @@ class Packed:
                 parts += [np.arange(end - n, end), np.arange(at, at + length)]
                 at += length
         index = np.concatenate(parts)
-        counts = np.bincount(index, minlength=self.n_tokens)
+        ends = np.bincount(index, minlength=self.n_tokens).cumsum()
         device = self.ids_T.device
         return Seen(
             to_device(index, device),
             to_device(np.argsort(index, kind="stable").astype(np.int32), device),
-            to_device(np.cumsum([0, *counts], dtype=np.int32), device),
+            to_device(np.concatenate([[0], ends]).astype(np.int32), device),
         )
 
     @cached_property

@@ -219,8 +219,8 @@ def main() -> None:
         return
     if given.collect:
         rows = [json.loads(x) for p in given.collect for x in p.read_text().splitlines()]
-        card = next((r["card"] for r in rows if "card" in r), "")
-        record("rl_curve", _compared(rows), "python -m tests.benchmarks.rl_curve", card)
+        cards = ", ".join(dict.fromkeys(r["card"] for r in rows if "card" in r))
+        record("rl_curve", _compared(rows), "python -m tests.benchmarks.rl_curve", cards)
         return
     end = time.monotonic() + given.seconds
     for ones in [*([one] for one in given.runs), given.together]:

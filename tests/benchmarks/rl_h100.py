@@ -12,7 +12,6 @@ time of the start), which is to say on one machine.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import time
@@ -56,7 +55,15 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     ],
 }
 
-
+CARDS = {"H100": "", "H200": "_h200"}
+"""How the names of a card's figures end."""
+NAMES = {
+    "smollm2": ("ratio_best_trl", "peak_ratio"),
+    "qwen05": ("ratio_trl_qwen05", "peak_ratio_qwen05"),
+    "qwen15": ("ratio_trl_qwen15", "peak_ratio_qwen15"),
+}
+ROLLOUT_RIVALS = {512: ("rollout-generate",), 64: ("rollout-generate", "rollout-static")}
+"""By rows; without the last of them there is no figure."""
 NO_TIME = "no time left"
 
 
@@ -90,62 +97,52 @@ def collect(paths: list[Path]) -> None:
     rows = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
     rows = [_of_steps(r) for r in rows if r.get("error") != NO_TIME]
     rows.sort(key=lambda r: "error" in r)
-    good = [r for r in rows if "error" not in r]
-
-    def ratio(
-        key: str, mine: str, others: tuple[str, ...], card: str = "H100", **same: Any
-    ) -> dict[str, Any]:
-        """Ours against the best other arm beside it; of several calls the lowest ratio."""
-        found = []
-        for call in dict.fromkeys(r["call"] for r in rows if card in r["card"]):
-            here = [r for r in rows if r["call"] == call and key in r and _has(r, same)]
-            a = max((r for r in here if r["arm"] == mine), key=lambda r: r[key], default=None)
-            rest = [r for r in here if r["arm"].startswith(others)]
-            b = max(rest, key=lambda r: r[key], default=None)
-            if a and b:
-                found.append({"ratio": a[key] / b[key], "ours": a, "other": b})
-        return min(found, key=lambda f: f["ratio"], default={})
-
-    def smallest_trl(model: str) -> float:
-        """The lowest peak of all TRL's arms, of any call: memory does not change with the day."""
-        of = [r for r in good if r["arm"].startswith("trl") and r["model"] == model]
-        return min(float(r["peak_gb"]) for r in of)
-
     figures: dict[str, Any] = {"rows": rows}
-    whole = ratio("samples_per_s", "ours", ("trl",), model="smollm2")
-    if whole:
-        figures["best_trl_arm"] = whole["other"]["arm"]
-        figures["mixed_share"] = round(whole["ours"]["mixed_share"], 3)
-    names = {
-        "smollm2": "ratio_best_trl",
-        "qwen05": "ratio_trl_qwen05",
-        "qwen15": "ratio_trl_qwen15",
-    }
-    for (model, name), card in itertools.product(names.items(), ("H100", "H200")):
-        found = ratio("samples_per_s", "ours", ("trl",), card, model=model)
-        if found:
-            figures[name + ("" if card == "H100" else "_h200")] = round(found["ratio"], 2)
-    for model, name in names.items():
-        peaks = [r["peak_gb"] for r in good if r["arm"] == "ours" and r["model"] == model]
-        peak = name.replace("ratio_best_trl", "peak_ratio").replace("ratio_trl", "peak_ratio")
-        figures[peak] = round(max(peaks) / smallest_trl(model), 3)
-    for n, card in itertools.product((512, 64), ("H100", "H200")):
-        beside = {r["arm"] for r in good if card in r["card"] and _has(r, {"rows": n})}
-        if n == 64 and "rollout-static" not in beside:
-            continue  # it is the faster one there
-        found = ratio(
-            "rollout_tokens_per_s",
-            "rollout-ours",
-            ("rollout-generate", "rollout-static"),
-            card,
-            rows=n,
-        )
-        if found:
-            ending = "" if card == "H100" else "_h200"
-            figures[f"ratio_generate_{n}{ending}"] = round(found["ratio"], 2)
+    for card, ending in CARDS.items():
+        here = [r for r in rows if card in r["card"]]
+        for model, (name, _) in NAMES.items():
+            found = _ratio(here, "samples_per_s", "ours", ("trl",), {"model": model})
+            if found:
+                figures[name + ending] = round(found["ratio"], 2)
+                if model == "smollm2":
+                    figures["best_trl_arm" + ending] = found["other"]["arm"]
+                    figures["mixed_share" + ending] = round(found["ours"]["mixed_share"], 3)
+        for n, rivals in ROLLOUT_RIVALS.items():
+            found = _ratio(here, "rollout_tokens_per_s", "rollout-ours", rivals, {"rows": n})
+            if found and rivals[-1] in {r["arm"] for r in here if "error" not in r}:
+                figures[f"ratio_generate_{n}{ending}"] = round(found["ratio"], 2)
+    for model, (_, name) in NAMES.items():
+        peaks = [_peaks(rows, model, arm) for arm in ("ours", "trl")]
+        if all(peaks):
+            figures[name] = round(max(peaks[0]) / min(peaks[1]), 3)
     figures["trl_arms_tried"] = sorted({r["arm"] for r in rows if r["arm"].startswith("trl")})
-    card = next((r["card"] for r in good), "")
-    record("rl_h100", figures, "python -m tests.benchmarks.rl_h100 --plan smollm2|qwen", card)
+    cards = ", ".join(dict.fromkeys(r["card"] for r in rows))
+    record("rl_h100", figures, "python -m tests.benchmarks.rl_h100 --plan smollm2|qwen", cards)
+
+
+def _ratio(
+    rows: list[dict[str, Any]],
+    key: str,
+    mine: str,
+    others: tuple[str, ...],
+    same: dict[str, Any],
+) -> dict[str, Any]:
+    """Ours against the best other arm beside it; of several calls the lowest ratio."""
+    found = []
+    for call in dict.fromkeys(r["call"] for r in rows):
+        here = [r for r in rows if r["call"] == call and key in r and _has(r, same)]
+        a = max((r for r in here if r["arm"] == mine), key=lambda r: r[key], default=None)
+        rest = [r for r in here if r["arm"].startswith(others)]
+        b = max(rest, key=lambda r: r[key], default=None)
+        if a and b:
+            found.append({"ratio": a[key] / b[key], "ours": a, "other": b})
+    return min(found, key=lambda f: f["ratio"], default={})
+
+
+def _peaks(rows: list[dict[str, Any]], model: str, arm: str) -> list[float]:
+    """Peaks of arms whose names start so, of all calls: memory does not change with the day."""
+    of = [r for r in rows if r["model"] == model and r["arm"].startswith(arm)]
+    return [float(r["peak_gb"]) for r in of if "peak_gb" in r]
 
 
 def _of_steps(row: dict[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_gradients_are_bit_equal(kind, dtype) -> None:
         assert torch.equal(again[name], wanted), name
 
 
-def test_every_block_runs_twice(monkeypatch) -> None:
+def test_every_block_runs_twice_and_keeps_nothing_in_between(monkeypatch) -> None:
     calls = []
     forward = Block.forward
 
@@ -50,6 +50,11 @@ def test_every_block_runs_twice(monkeypatch) -> None:
 
     monkeypatch.setattr(Block, "forward", counted)
     gradients("full", torch.float32, again=False)
-    once = len(calls)
+    once, first = len(calls), [block is calls[0] for block in calls].count(True)
+    calls.clear()
     gradients("full", torch.float32, again=True)
-    assert len(calls) == 3 * once > 0
+    assert len(calls) == 2 * once > 0
+    for at in range(0, len(calls), len(calls) // first):
+        ran = calls[at : at + len(calls) // first]
+        assert len(set(ran)) * 2 == len(ran)
+        assert ran == ran[::-1]  # the whole forward comes before the first recompute
