@@ -55,12 +55,12 @@ test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 
 bench: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.runner
-	$(BIN)/python -m tests.benchmarks.journal
-	$(BIN)/python -m tests.benchmarks.faults
-	$(BIN)/python -m tests.benchmarks.kill9
-	$(BIN)/python -m tests.benchmarks.statistics
-	$(BIN)/python -m tests.benchmarks.gate
+	$(BIN)/python -m tests.benchmarks.runs.runner
+	$(BIN)/python -m tests.benchmarks.runs.journal
+	$(BIN)/python -m tests.benchmarks.runs.faults
+	$(BIN)/python -m tests.benchmarks.runs.kill9
+	$(BIN)/python -m tests.benchmarks.learning.statistics
+	$(BIN)/python -m tests.benchmarks.learning.gate
 
 # torch comes first and alone, so that its index never serves anything else.
 $(VENV)/.venv:

@@ -17,19 +17,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfgrpo import Rollout, RolloutGroup, Task
-from tfgrpo.canonical import derive_seed
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, Sampling
-from tfgrpo.rl.advantages import ADVANTAGES
-from tfgrpo.rl.batch import RewardBatch
-from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.masters import FullWeights
-from tfgrpo.rl.optimiser import AdamSettings, AdamW
-from tfgrpo.rl.packing import Row
-from tfgrpo.rl.parts import Parts, load_parts
-from tfgrpo.rl.rollouts import Prompter
-from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
+from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.formulas.advantages import ADVANTAGES
+from tfgrpo.rl.formulas.inputs import RewardBatch
+from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.optim.adamw import AdamSettings, AdamW
+from tfgrpo.rl.optim.master_weights import FullWeights
+from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
 from tfgrpo.rollout import Step
+from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.statistics import Scores, paired_difference
 from tfgrpo.verifiers import Numeric
 

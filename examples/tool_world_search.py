@@ -18,8 +18,8 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Sampling
 from tfgrpo.rollout import Task
 from tfgrpo.search import Chains, CheckedExpander, PlanMemory, SearchSettings, search_tree
-from tfgrpo.search.lm_expander import LMExpander
-from tfgrpo.search.tool_environment import ToolEnvironment
+from tfgrpo.search.environments.tools import ToolEnvironment
+from tfgrpo.search.proposers.lm import LMExpander
 from tfgrpo.search.views import to_ascii
 from tfgrpo.store.budget import Budget
 

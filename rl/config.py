@@ -13,11 +13,11 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tfgrpo.config import _apply_override, _explain
+from tfgrpo.config.learn import _apply_override, _explain
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl import supply
-from tfgrpo.rl.replay import NO_RATIO
-from tfgrpo.rl.trust import check_engine_options
+from tfgrpo.rl.checkpoints.safe_loading import check_engine_options
+from tfgrpo.rl.formulas import requirements as supply
+from tfgrpo.rl.rollouts.replay_buffer import NO_RATIO
 
 
 class _Section(BaseModel):

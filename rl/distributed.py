@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from tfgrpo.foreign import end_process
+from tfgrpo.runtime.user_code import end_process
 
 if TYPE_CHECKING:
-    from tfgrpo.rl.model import Decoder
+    from tfgrpo.rl.model.decoder import Decoder
 
 
 def world() -> tuple[int, int]:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.canonical import digest
 from tfgrpo.errors import StoreError
-from tfgrpo.rl import checkpoint, distributed
+from tfgrpo.rl import distributed
+from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.model import Decoder, load_hf_weights
-from tfgrpo.rl.optimiser import AdamW
+from tfgrpo.rl.model.decoder import Decoder, load_hf_weights
+from tfgrpo.rl.optim.adamw import AdamW
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import digest
 
 _FREE = {
     "run": ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker"),

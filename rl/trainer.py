@@ -19,30 +19,30 @@ from typing import Any
 
 import torch
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
 from tfgrpo.rl import distributed, run_state
+from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.curricula import Curriculum
-from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.lora import LoraWeights
-from tfgrpo.rl.makers import Counted, maker_of, own_generator, prompter_of, sampling_of
-from tfgrpo.rl.metrics import (
+from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
     Sink,
     group_figures,
     rollout_figures,
     update_figures,
 )
-from tfgrpo.rl.parts import Parts, load_parts, write_model
-from tfgrpo.rl.reliance import hint_reliance
-from tfgrpo.rl.replay import Replay
-from tfgrpo.rl.rolling import MakeGroups, Roller
-from tfgrpo.rl.roofline import budget_figures, measure_roofline
-from tfgrpo.rl.rows import RowMaker
-from tfgrpo.rl.updater import Updater
+from tfgrpo.rl.monitoring.roofline import budget_figures, measure_roofline
+from tfgrpo.rl.optim.lora import LoraWeights
+from tfgrpo.rl.rollouts.curriculum import Curriculum
+from tfgrpo.rl.rollouts.factory import Counted, maker_of, own_generator, prompter_of, sampling_of
+from tfgrpo.rl.rollouts.replay_buffer import Replay
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, Roller
+from tfgrpo.rl.update.hint_reliance import hint_reliance
+from tfgrpo.rl.update.train_rows import RowMaker
+from tfgrpo.rl.update.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.canonical import derive_seed
 
 __all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
 
@@ -282,7 +282,7 @@ class Trainer:
     def export(self, folder: Path) -> None:
         """Write the model (and adapters) in Hugging Face form into an existing folder."""
         if isinstance(self.updater.weights, LoraWeights):
-            from tfgrpo.rl.export import write_adapters
+            from tfgrpo.rl.checkpoints.export import write_adapters
 
             write_adapters(folder, self.updater.weights, self._parts.name)
         write_model(folder, self._parts)

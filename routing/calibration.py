@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.canonical import digest
 from tfgrpo.errors import ConfigError
+from tfgrpo.runtime.canonical import digest
 
 __all__ = ["Gate", "calibrate", "calibrate_pool", "failure_bound"]
 

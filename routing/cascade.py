@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.laplace import fit_weights, logit, sigmoid
+from tfgrpo.routing.estimator.laplace import fit_weights, logit, sigmoid
 from tfgrpo.routing.router import Candidate
 
 __all__ = ["Cascade", "StopRule"]

@@ -16,8 +16,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from tfgrpo.routing.estimator.embedders import Floats
 from tfgrpo.routing.records import ModelInfo, Outcome
-from tfgrpo.routing.vectors import Floats
 
 __all__ = ["CHARS_PER_TOKEN", "CostModel", "Costs"]
 

@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfgrpo.canonical import digest
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.routing.cooldown import COUNTED, Cooldowns
 from tfgrpo.routing.router import Decision, Router
+from tfgrpo.runtime.canonical import digest
 
 __all__ = ["RoutedLM"]
 

@@ -23,9 +23,9 @@ from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.routing.costs import CostModel
+from tfgrpo.routing.estimator.embedders import Floats
+from tfgrpo.routing.estimator.value_model import Coverage, ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, Outcome
-from tfgrpo.routing.value_model import Coverage, ModelState, ValueModel
-from tfgrpo.routing.vectors import Floats
 from tfgrpo.store.budget import Budget, Ledger
 
 __all__ = ["Candidate", "Cheapest", "Decision", "Guaranteed", "Router", "Rule", "TradeOff"]

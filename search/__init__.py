@@ -15,17 +15,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfgrpo.search.ab_mcts import ABMCTS
-    from tfgrpo.search.algorithm import Algorithm, Work
-    from tfgrpo.search.astar import BestFirst
-    from tfgrpo.search.beam import Beam
-    from tfgrpo.search.carrying_out import PlanReport, carry_out
-    from tfgrpo.search.chains import Chains
-    from tfgrpo.search.costs import PAPER, ROBUST, CostPreset, ToolChainScorer
-    from tfgrpo.search.depth_first import DepthFirst
+    from tfgrpo.search.algorithms.ab_mcts import ABMCTS
+    from tfgrpo.search.algorithms.astar import BestFirst
+    from tfgrpo.search.algorithms.beam import Beam
+    from tfgrpo.search.algorithms.best_of_n import Chains
+    from tfgrpo.search.algorithms.depth_first import DepthFirst
+    from tfgrpo.search.algorithms.mcts import MCTS
+    from tfgrpo.search.algorithms.protocol import Algorithm, Work
+    from tfgrpo.search.algorithms.tree_rollouts import EntropyRollouts, LookaheadRollouts
+    from tfgrpo.search.api import ALGORITHMS, make_algorithm, search, search_tree
     from tfgrpo.search.driver import Driver
-    from tfgrpo.search.environment import Environment, Outcome, TextEnvironment
-    from tfgrpo.search.expander import (
+    from tfgrpo.search.environments.in_memory import DeepcopyEnvironment, ImmutableEnvironment
+    from tfgrpo.search.environments.protocol import Environment, Outcome, TextEnvironment
+    from tfgrpo.search.environments.replay import ReplayEnvironment
+    from tfgrpo.search.event_log import FileLog, MemoryLog
+    from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
+    from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
+    from tfgrpo.search.plan_execution import PlanReport, carry_out
+    from tfgrpo.search.plan_memory import PlanMemory
+    from tfgrpo.search.proposers.expander import (
         ArmExpander,
         CheckedExpander,
         EquivalentExpander,
@@ -33,15 +41,7 @@ if TYPE_CHECKING:
         FunctionExpander,
         RecordingExpander,
     )
-    from tfgrpo.search.fold import Fold, explore
-    from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
-    from tfgrpo.search.log import FileLog, MemoryLog
-    from tfgrpo.search.mcts import MCTS
-    from tfgrpo.search.node import Node, NodeScore, Proposal, action_key, call
-    from tfgrpo.search.plan_memory import PlanMemory
-    from tfgrpo.search.replay_environment import ReplayEnvironment
-    from tfgrpo.search.rollouts import EntropyRollouts, LookaheadRollouts
-    from tfgrpo.search.scorer import (
+    from tfgrpo.search.scorers.scorer import (
         FrequencyScorer,
         FunctionScorer,
         LikelihoodScorer,
@@ -49,66 +49,66 @@ if TYPE_CHECKING:
         SearchContext,
         UnitScorer,
     )
+    from tfgrpo.search.scorers.toolchain import PAPER, ROBUST, CostPreset, ToolChainScorer
     from tfgrpo.search.settings import SearchResult, SearchSettings
+    from tfgrpo.search.state import Fold, explore
     from tfgrpo.search.tree import Tree
-    from tfgrpo.search.value_environments import DeepcopyEnvironment, ImmutableEnvironment
-    from tfgrpo.search.verb import ALGORITHMS, make_algorithm, search, search_tree
 
 _HOME = {
-    "ABMCTS": "ab_mcts",
-    "ALGORITHMS": "verb",
-    "Algorithm": "algorithm",
-    "ArmExpander": "expander",
-    "Beam": "beam",
-    "BestFirst": "astar",
-    "Chains": "chains",
-    "CheckedExpander": "expander",
-    "CostPreset": "costs",
-    "DeepcopyEnvironment": "value_environments",
-    "DepthFirst": "depth_first",
+    "ABMCTS": "algorithms.ab_mcts",
+    "ALGORITHMS": "api",
+    "Algorithm": "algorithms.protocol",
+    "ArmExpander": "proposers.expander",
+    "Beam": "algorithms.beam",
+    "BestFirst": "algorithms.astar",
+    "Chains": "algorithms.best_of_n",
+    "CheckedExpander": "proposers.expander",
+    "CostPreset": "scorers.toolchain",
+    "DeepcopyEnvironment": "environments.in_memory",
+    "DepthFirst": "algorithms.depth_first",
     "Driver": "driver",
-    "EntropyRollouts": "rollouts",
-    "Environment": "environment",
-    "EquivalentExpander": "expander",
-    "Expander": "expander",
-    "FileLog": "log",
-    "Fold": "fold",
-    "FrequencyScorer": "scorer",
-    "FunctionExpander": "expander",
-    "FunctionScorer": "scorer",
-    "ImmutableEnvironment": "value_environments",
-    "LikelihoodScorer": "scorer",
-    "LookaheadRollouts": "rollouts",
-    "MCTS": "mcts",
-    "MemoryLog": "log",
+    "EntropyRollouts": "algorithms.tree_rollouts",
+    "Environment": "environments.protocol",
+    "EquivalentExpander": "proposers.expander",
+    "Expander": "proposers.expander",
+    "FileLog": "event_log",
+    "Fold": "state",
+    "FrequencyScorer": "scorers.scorer",
+    "FunctionExpander": "proposers.expander",
+    "FunctionScorer": "scorers.scorer",
+    "ImmutableEnvironment": "environments.in_memory",
+    "LikelihoodScorer": "scorers.scorer",
+    "LookaheadRollouts": "algorithms.tree_rollouts",
+    "MCTS": "algorithms.mcts",
+    "MemoryLog": "event_log",
     "Node": "node",
     "NodeScore": "node",
-    "Outcome": "environment",
-    "PAPER": "costs",
+    "Outcome": "environments.protocol",
+    "PAPER": "scorers.toolchain",
     "PlanMemory": "plan_memory",
-    "PlanReport": "carrying_out",
+    "PlanReport": "plan_execution",
     "Proposal": "node",
-    "ROBUST": "costs",
-    "RecordingExpander": "expander",
-    "ReplayEnvironment": "replay_environment",
-    "Scorer": "scorer",
-    "SearchContext": "scorer",
+    "ROBUST": "scorers.toolchain",
+    "RecordingExpander": "proposers.expander",
+    "ReplayEnvironment": "environments.replay",
+    "Scorer": "scorers.scorer",
+    "SearchContext": "scorers.scorer",
     "SearchResult": "settings",
     "SearchSettings": "settings",
-    "TextEnvironment": "environment",
-    "ToolChainScorer": "costs",
+    "TextEnvironment": "environments.protocol",
+    "ToolChainScorer": "scorers.toolchain",
     "Tree": "tree",
-    "UnitScorer": "scorer",
-    "Work": "algorithm",
+    "UnitScorer": "scorers.scorer",
+    "Work": "algorithms.protocol",
     "action_key": "node",
     "call": "node",
-    "carry_out": "carrying_out",
-    "explore": "fold",
+    "carry_out": "plan_execution",
+    "explore": "state",
     "fork_advantages": "groups",
     "group_of": "groups",
-    "make_algorithm": "verb",
-    "search": "verb",
-    "search_tree": "verb",
+    "make_algorithm": "api",
+    "search": "api",
+    "search_tree": "api",
     "tree_advantages": "groups",
 }
 

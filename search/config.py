@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tfgrpo.config import SamplingConfig
+from tfgrpo.config.learn import SamplingConfig
 from tfgrpo.errors import ConfigError
 
 __all__ = ["SearchConfig", "read_config"]

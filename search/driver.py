@@ -26,16 +26,16 @@ from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError, StoreError, TfgrpoError
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
-from tfgrpo.scope import CallScope, call_scope
-from tfgrpo.search.algorithm import Work
-from tfgrpo.search.booking import Booking
-from tfgrpo.search.environment import Environment
-from tfgrpo.search.expander import Expander
-from tfgrpo.search.fold import Fold, Visit
-from tfgrpo.search.log import EventLog
-from tfgrpo.search.replay import Pending, begin_or_replay
-from tfgrpo.search.scorer import Scorer
+from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.search.algorithms.protocol import Work
+from tfgrpo.search.environments.protocol import Environment
+from tfgrpo.search.event_log import EventLog
+from tfgrpo.search.proposers.expander import Expander
+from tfgrpo.search.reservations import Booking
+from tfgrpo.search.resume import Pending, begin_or_replay
+from tfgrpo.search.scorers.scorer import Scorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
+from tfgrpo.search.state import Fold, Visit
 from tfgrpo.search.worker import Counts, Ticket, Worker, usage_rows
 from tfgrpo.store.budget import Budget, Ledger
 

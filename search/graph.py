@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError
-from tfgrpo.search.fold import Successors
 from tfgrpo.search.node import show_action
+from tfgrpo.search.state import Successors
 from tfgrpo.search.tree import Tree
 
 __all__ = ["HeuristicReport", "check_heuristic", "to_networkx"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.rollout import Rollout, Step, Task, Usage
-from tfgrpo.search.environment import Outcome
+from tfgrpo.search.environments.protocol import Outcome
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.rollout import Task, Usage
-from tfgrpo.search.fold import Fold, Merge
 from tfgrpo.search.node import Node
+from tfgrpo.search.state import Fold, Merge
 
 __all__ = ["SearchResult", "SearchSettings"]
 

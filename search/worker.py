@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.context import Context
 from tfgrpo.errors import (
     BudgetError,
@@ -26,15 +25,16 @@ from tfgrpo.errors import (
 )
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
-from tfgrpo.search.algorithm import Work
-from tfgrpo.search.environment import Environment, Outcome
-from tfgrpo.search.expander import Expander
-from tfgrpo.search.fold import Fold, Visit
-from tfgrpo.search.log import EventLog
+from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.search.algorithms.protocol import Work
+from tfgrpo.search.environments.protocol import Environment, Outcome
+from tfgrpo.search.event_log import EventLog
 from tfgrpo.search.node import Node, Proposal, action_name
 from tfgrpo.search.paths import rollout_of
-from tfgrpo.search.scorer import Scorer, SearchContext
+from tfgrpo.search.proposers.expander import Expander
+from tfgrpo.search.scorers.scorer import Scorer, SearchContext
 from tfgrpo.search.settings import SearchSettings
+from tfgrpo.search.state import Fold, Visit
 from tfgrpo.store.budget import Reservation
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from types import ModuleType
 
 import pytest
 
-from tfgrpo.config import Config
+from tfgrpo.config.learn import Config
 from tfgrpo.testing import Call, FaultServer
 
 ROOT = Path(__file__).parent.parent

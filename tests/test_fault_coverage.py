@@ -20,8 +20,8 @@ CASES: dict[str, tuple[str, str]] = {
         "429 with a hint in seconds: waited for, one cut an episode, no reward",
         """store/test_faults_provider::test_f01_f12_a_misbehaving_server_loses_and_scores_nothing
         store/test_faults_provider::test_f01_a_rate_limit_waits_as_told_and_each_try_is_in_the_journal
-        tfgrpo/test_retry::test_a_hint_is_waited_for_with_jitter_upwards_only
-        tfgrpo/test_retry::test_many_rate_limits_of_one_episode_cut_the_width_once""",
+        lm/test_retry::test_a_hint_is_waited_for_with_jitter_upwards_only
+        lm/test_retry::test_many_rate_limits_of_one_episode_cut_the_width_once""",
     ),
     "F02": (
         "429 with a date, fraction, milliseconds or garbage",
@@ -31,12 +31,12 @@ CASES: dict[str, tuple[str, str]] = {
     "F03": (
         "a hint beyond the deadline is not slept",
         """store/test_faults_provider::test_f03_a_hint_beyond_the_deadline_is_not_slept
-        tfgrpo/test_retry::test_a_hint_beyond_the_deadline_is_not_slept""",
+        lm/test_retry::test_a_hint_beyond_the_deadline_is_not_slept""",
     ),
     "F04": (
         "quota exhausted: fatal at once, exit 3",
         """store/test_faults_provider::test_f04_f06_a_hopeless_endpoint_stops_the_run_within_five_calls
-        tfgrpo/test_cli_provider::test_an_exhausted_quota_in_mid_run_ends_with_3_and_keeps_what_was_paid""",
+        cli/test_provider::test_an_exhausted_quota_in_mid_run_ends_with_3_and_keeps_what_was_paid""",
     ),
     "F05": (
         "503 for two minutes: the run goes on, one log line a minute",
@@ -46,27 +46,27 @@ CASES: dict[str, tuple[str, str]] = {
     "F06": (
         "a wrong key or model stops within five calls, exit 3",
         """store/test_faults_provider::test_f04_f06_a_hopeless_endpoint_stops_the_run_within_five_calls
-        tfgrpo/test_cli_provider::test_a_wrong_key_ends_with_3_after_a_handful_of_calls
-        tfgrpo/test_cli_provider::test_an_unknown_model_ends_with_3_after_a_handful_of_calls
+        cli/test_provider::test_a_wrong_key_ends_with_3_after_a_handful_of_calls
+        cli/test_provider::test_an_unknown_model_ends_with_3_after_a_handful_of_calls
         lm/test_failures::test_an_auth_failure_names_the_source_and_the_url_not_the_key""",
     ),
     "F07": (
         "context too long: typed, never retried unchanged, the critic shortens",
         """tfgrpo/test_faults_stack::test_f07_a_prompt_that_is_too_long_marks_its_rollout_and_is_never_sent_again_unchanged
-        tfgrpo/test_retry::test_what_cannot_pass_is_asked_once
-        experience/test_critic::test_a_prompt_that_the_server_finds_too_long_is_halved_and_asked_again""",
+        lm/test_retry::test_what_cannot_pass_is_asked_once
+        experience/critic/test_critic::test_a_prompt_that_the_server_finds_too_long_is_halved_and_asked_again""",
     ),
     "F08": (
         "content filter: an outcome of its own, the task leaves both arms",
         """tfgrpo/test_faults_stack::test_f08_a_refused_task_has_no_reward_in_either_arm_of_a_comparison
-        experience/test_gate::test_tasks_scored_in_one_arm_only_count_in_neither
+        experience/test_gate_rules::test_tasks_scored_in_one_arm_only_count_in_neither
         lm/test_openai::test_a_refusal_and_a_cut_reply_are_told_apart""",
     ),
     "F09": (
         "connection, TLS and DNS failures: transient with a cap, circuit with a probe",
         """tfgrpo/test_faults_stack::test_f09_a_dead_endpoint_is_left_alone_and_probed_once_a_minute
         tfgrpo/test_faults_stack::test_f09_a_circuit_that_stays_open_ends_calls_with_the_cause
-        tfgrpo/test_retry::test_the_circuit_opens_then_one_probe_goes_through
+        lm/test_retry::test_the_circuit_opens_then_one_probe_goes_through
         lm/test_openai::test_a_refused_connection_and_an_unknown_host_are_connection_failures
         lm/test_openai::test_a_broken_connection_is_typed_and_the_next_call_works""",
     ),
@@ -96,7 +96,7 @@ CASES: dict[str, tuple[str, str]] = {
     "F14": (
         "five draws of eight: kept, three asked again",
         """store/test_keys::test_f14_five_draws_of_eight_are_kept_and_three_asked_again
-        tfgrpo/test_policies::test_a_short_answer_is_asked_for_again_under_the_missing_indices""",
+        policies/test_chat::test_a_short_answer_is_asked_for_again_under_the_missing_indices""",
     ),
     "F15": (
         "another model answered: recorded, warned of once, refused on request",
@@ -118,12 +118,12 @@ CASES: dict[str, tuple[str, str]] = {
         "null, unknown and unordered pieces are tolerated",
         """lm/test_wire::test_null_and_unknown_fields_are_tolerated
         lm/test_wire::test_tool_call_pieces_come_in_any_order
-        tfgrpo/test_tools::test_broken_arguments_are_errors""",
+        policies/test_tools::test_broken_arguments_are_errors""",
     ),
     "F19": (
         "a cut reply is marked, teaches nothing and is not kept as complete",
         """store/test_keys::test_f19_a_cut_reply_is_kept_as_cut_and_a_longer_limit_asks_anew
-        tfgrpo/test_learner::test_cut_replies_are_excluded_or_graded_as_asked
+        learning/test_loop::test_cut_replies_are_excluded_or_graded_as_asked
         tfgrpo/test_sampling::test_a_cut_reply_is_graded_on_request_and_keeps_its_flag""",
     ),
     "F20": (
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[str, str]] = {
         """store/test_faults_text::test_f22_a_number_that_json_has_not_is_refused_by_name
         store/test_faults_text::test_f22_infinite_log_probs_do_not_lose_a_paid_reply
         verifiers/test_function::test_any_other_result_is_a_failure_and_never_zero
-        lm/test_draws::test_logits_that_are_not_finite_are_an_error""",
+        lm/local/test_counter_rng::test_logits_that_are_not_finite_are_an_error""",
     ),
     "F23": (
         "kill at every event of a run of 300",
@@ -154,13 +154,13 @@ CASES: dict[str, tuple[str, str]] = {
         store/test_faults_process::test_f23_a_kill_at_every_event_of_a_run_of_300_events
         store/test_faults_process::test_f23_kill_9_over_a_socket_pays_nothing_twice
         store/test_crash_property::test_a_run_killed_anywhere_ends_like_one_that_was_not_and_pays_nothing_twice
-        tfgrpo/test_cli_provider::test_kill_9_costs_at_most_the_calls_in_flight""",
+        cli/test_provider::test_kill_9_costs_at_most_the_calls_in_flight""",
     ),
     "F24": (
         "kill while a file is written: the old one or the new one",
         """store/test_faults_process::test_f24_a_file_that_is_being_written_is_the_old_one_or_the_new_one
         store/test_faults_process::test_f24_a_journal_that_was_being_made_is_made_again
-        report/test_command::test_a_target_that_cannot_be_written_leaves_nothing""",
+        cli/test_report::test_a_target_that_cannot_be_written_leaves_nothing""",
     ),
     "F25": (
         "disk full in mid-step: one clear line, nothing lost, exit 6",
@@ -184,14 +184,14 @@ CASES: dict[str, tuple[str, str]] = {
         "two processes on one run",
         """store/test_faults_process::test_f28_a_second_opener_is_told_who_has_the_run_and_harms_nothing
         store/test_faults_process::test_f28_a_second_process_is_told_and_a_dead_owner_is_followed
-        tfgrpo/test_cli::test_a_second_process_on_a_run_ends_with_6""",
+        cli/test_main::test_a_second_process_on_a_run_ends_with_6""",
     ),
     "F29": (
         "Ctrl-C once and twice, TERM, a closed terminal, a notebook",
-        """tfgrpo/test_cli_provider::test_one_signal_finishes_what_is_in_flight_and_the_same_command_goes_on
-        tfgrpo/test_cli_provider::test_a_second_ctrl_c_leaves_at_once_and_the_same_command_goes_on
-        tfgrpo/test_faults_terminal::test_f29_a_closed_terminal_keeps_what_was_paid_and_leaves_no_process
-        tfgrpo/test_run::test_learn_works_inside_a_running_loop""",
+        """cli/test_provider::test_one_signal_finishes_what_is_in_flight_and_the_same_command_goes_on
+        cli/test_provider::test_a_second_ctrl_c_leaves_at_once_and_the_same_command_goes_on
+        cli/test_faults_terminal::test_f29_a_closed_terminal_keeps_what_was_paid_and_leaves_no_process
+        learning/test_learn::test_learn_works_inside_a_running_loop""",
     ),
     "F30": (
         "a sink that is down",
@@ -201,7 +201,7 @@ CASES: dict[str, tuple[str, str]] = {
     "F31": (
         "threads, running loops, worker processes, alarm-based scorers",
         """tfgrpo/test_scenarios::test_f31_learn_works_in_a_worker_thread
-        tfgrpo/test_run::test_learn_works_inside_a_running_loop
+        learning/test_learn::test_learn_works_inside_a_running_loop
         store/test_faults_process::test_one_store_serves_several_threads
         lm/test_openai::test_one_lm_serves_several_event_loops
         verifiers/test_math::test_an_endless_comparison_is_a_failure_and_the_next_one_works""",
@@ -219,14 +219,14 @@ CASES: dict[str, tuple[str, str]] = {
     "F34": (
         "scoring fails or is cancelled: siblings are awaited, nothing is recorded afterwards",
         """tfgrpo/test_faults_stack::test_f34_scoring_siblings_have_ended_before_the_error_leaves
-        tfgrpo/test_policies::test_cancelling_a_group_leaves_no_task_running
+        policies/test_chat::test_cancelling_a_group_leaves_no_task_running
         tfgrpo/test_sampling::test_cancelling_leaves_no_task_behind""",
     ),
     "F35": (
         "cancelled while holding a slot or money: both come back",
         """store/test_faults_provider::test_f35_cancelled_anywhere_slots_and_money_come_back
         store/test_budget::test_a_cancelled_task_gives_its_reservation_back
-        tfgrpo/test_retry::test_every_slot_comes_back_whatever_happens""",
+        lm/test_retry::test_every_slot_comes_back_whatever_happens""",
     ),
     "F36": (
         "fifty equal calls are one, fifty draws are fifty",
@@ -261,17 +261,17 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "F41": (
         "masked tokens in a token mean",
-        "rl/registry/test_aggregations::test_a_masked_row_does_not_dilute_a_token_mean",
+        "rl/formulas/test_aggregations::test_a_masked_row_does_not_dilute_a_token_mean",
     ),
     "F42": (
         "a step of unusable proposals; three in a row",
-        """experience/test_critic::test_a_step_of_unusable_proposals_changes_nothing_and_three_in_a_row_stop
-        tfgrpo/test_learner::test_three_steps_of_unusable_replies_end_the_run_with_the_cause""",
+        """experience/critic/test_critic::test_a_step_of_unusable_proposals_changes_nothing_and_three_in_a_row_stop
+        learning/test_loop::test_three_steps_of_unusable_replies_end_the_run_with_the_cause""",
     ),
     "T1": (
         "keys in errors, logs, traces, files",
         """store/test_faults_text::test_t1_no_piece_of_a_key_reaches_any_file_of_a_run
-        tfgrpo/test_cli_provider::test_t1_no_piece_of_a_key_is_in_the_run_folder_or_the_output
+        cli/test_provider::test_t1_no_piece_of_a_key_is_in_the_run_folder_or_the_output
         store/test_tracing::test_a_failure_is_an_error_of_its_kind_without_secrets
         report/test_page::test_a_known_secret_reaches_neither_page_nor_islands""",
     ),
@@ -293,10 +293,10 @@ CASES: dict[str, tuple[str, str]] = {
     "T15": (
         "private data: owner-only files, no content in traces, a filter for lessons, purge",
         """store/test_faults_text::test_t15_folder_and_files_belong_to_their_owner_alone
-        tfgrpo/test_cli_provider::test_the_run_folder_is_for_its_owner_only
+        cli/test_provider::test_the_run_folder_is_for_its_owner_only
         store/test_tracing::test_a_call_is_a_span_with_the_agreed_names_and_no_content
         experience/test_guards::test_leaks_and_personal_data_are_refused_without_quoting_them
-        store/test_command::test_purge_asks_deletes_runs_and_nothing_else""",
+        cli/test_runs::test_purge_asks_deletes_runs_and_nothing_else""",
     ),
     "T16": (
         "a shared cache keeps accounts and servers apart",
@@ -329,9 +329,9 @@ CASES: dict[str, tuple[str, str]] = {
     "B10": (
         "a key in the query of a URL stands nowhere after a failure",
         """lm/test_openai::test_the_key_is_found_nowhere_after_a_failure
-        tfgrpo/test_cli_provider::test_t1_no_piece_of_a_key_is_in_the_run_folder_or_the_output
-        lm/test_redact::test_encoded_forms_are_found
-        lm/test_redact::test_base64_is_found_at_any_alignment""",
+        cli/test_provider::test_t1_no_piece_of_a_key_is_in_the_run_folder_or_the_output
+        runtime/test_redaction::test_encoded_forms_are_found
+        runtime/test_redaction::test_base64_is_found_at_any_alignment""",
     ),
 }  # fmt: skip
 

@@ -89,12 +89,12 @@ def test_importing_every_core_record_loads_no_third_party_module(tmp_path: Path)
 
 
 def test_importing_the_package_writes_no_file(tmp_path: Path) -> None:
-    loaded_by("tfgrpo", "tfgrpo.run", "tfgrpo.learn_command", home=tmp_path)
+    loaded_by("tfgrpo", "tfgrpo.learning.learn", "tfgrpo.cli.learn", home=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_line_starts_without_models_or_modules(tmp_path: Path) -> None:
-    loaded = loaded_by("tfgrpo.cli", home=tmp_path)
+    loaded = loaded_by("tfgrpo.cli.main", home=tmp_path)
     heavy = {"torch", "transformers", "numpy", "scipy", "openai", "litellm", "pydantic"}
     assert third_party(loaded) & heavy == set()
     modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing", "tfgrpo.experience")
@@ -102,7 +102,7 @@ def test_the_command_line_starts_without_models_or_modules(tmp_path: Path) -> No
 
 
 def test_learning_and_evaluating_load_no_module_beside_the_core(tmp_path: Path) -> None:
-    loaded = loaded_by("tfgrpo.run", "tfgrpo.evaluation", home=tmp_path)
+    loaded = loaded_by("tfgrpo.learning.learn", "tfgrpo.learning.evaluate", home=tmp_path)
     modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing")
     assert [name for name in loaded if name.startswith(modules)] == []
     assert third_party(loaded) & {"torch", "transformers", "litellm", "vllm", "openai"} == set()
@@ -126,6 +126,6 @@ def test_the_fault_server_and_scripted_models_need_the_standard_library_only(
 
 def test_hint_schedulers_load_no_torch(tmp_path: Path) -> None:
     folder = ROOT / "rl" / "hints"
-    names = [f"tfgrpo.rl.hints.{p.stem}" for p in folder.glob("*.py") if p.stem != "__init__"]
-    loaded = loaded_by("tfgrpo.rl.hints", *names, home=tmp_path)
+    names = [f"tfgrpo.hints.{p.stem}" for p in folder.glob("*.py") if p.stem != "__init__"]
+    loaded = loaded_by("tfgrpo.hints", *names, home=tmp_path)
     assert "torch" not in third_party(loaded)

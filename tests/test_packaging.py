@@ -131,11 +131,11 @@ from importlib.resources import files
 assert files("tfgrpo.report").joinpath("page.css").is_file()
 assert tfgrpo.prompts.load("lessons")
 from tfgrpo import ChatPolicy, Task, open_lm, sample_group
-from tfgrpo.run import run_sync
+from tfgrpo.learning.learn import run_sync
 from tfgrpo.sampling import Draws
 from tfgrpo.search import Node
 from tfgrpo.verifiers import Exact
-import tfgrpo.cli
+import tfgrpo.cli.main
 assert Node.__module__ == "tfgrpo.search.node"
 task = Task("t1", "yes", reference="yes")
 policy = ChatPolicy(open_lm("scripted:echo"))

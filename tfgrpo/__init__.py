@@ -10,17 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tfgrpo.config import Config
+    from tfgrpo.config.learn import Config
     from tfgrpo.context import Context
     from tfgrpo.errors import TfgrpoError
-    from tfgrpo.evaluation import evaluate
     from tfgrpo.experience import Library, load_artefact
+    from tfgrpo.learning.evaluate import evaluate
+    from tfgrpo.learning.learn import learn, learn_async
+    from tfgrpo.learning.result import Result
     from tfgrpo.lm import open_lm
-    from tfgrpo.policies import ChatPolicy, FunctionPolicy, ToolPolicy
+    from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy, ToolPolicy
     from tfgrpo.protocols import LM, Policy, Verifier
-    from tfgrpo.result import Result
     from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
-    from tfgrpo.run import learn, learn_async
     from tfgrpo.sampling import sample_group
 
 __all__ = [
@@ -50,24 +50,24 @@ __all__ = [
 
 _HOME = {
     "LM": "protocols",
-    "ChatPolicy": "policies",
-    "Config": "config",
+    "ChatPolicy": "policies.chat",
+    "Config": "config.learn",
     "Context": "context",
-    "FunctionPolicy": "policies",
+    "FunctionPolicy": "policies.chat",
     "Library": "experience",
     "Policy": "protocols",
-    "Result": "result",
+    "Result": "learning.result",
     "Rollout": "rollout",
     "RolloutGroup": "rollout",
     "Score": "rollout",
     "Task": "rollout",
     "TfgrpoError": "errors",
-    "ToolPolicy": "policies",
+    "ToolPolicy": "policies.chat",
     "Usage": "rollout",
     "Verifier": "protocols",
-    "evaluate": "evaluation",
-    "learn": "run",
-    "learn_async": "run",
+    "evaluate": "learning.evaluate",
+    "learn": "learning.learn",
+    "learn_async": "learning.learn",
     "load_artefact": "experience",
     "open_lm": "lm",
     "sample_group": "sampling",

@@ -1,5 +1,5 @@
 """`python -m tfgrpo` is the command line."""
 
-from tfgrpo.cli import run_program
+from tfgrpo.cli.main import run_program
 
 run_program()

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from tfgrpo.canonical import digest
 from tfgrpo.messages import Message
 from tfgrpo.prompts import render
+from tfgrpo.runtime.canonical import digest
 
 PartKind = Literal["lesson", "exemplar", "hint", "strategy", "draft", "perturbation"]
 Placement = Literal["system", "user"]

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, Self, get_args
 
-from tfgrpo.canonical import digest, jsonable
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.messages import Message, ToolCall
+from tfgrpo.runtime.canonical import digest, jsonable
 
 __all__ = [
     "Message",

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tfgrpo.canonical import derive_seed
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import (
     ConfigError,
@@ -32,7 +31,8 @@ from tfgrpo.errors import (
 )
 from tfgrpo.protocols import GroupPolicy, Policy, Recorder, Verifier
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
-from tfgrpo.scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.canonical import derive_seed
 
 log = logging.getLogger(__name__)
 

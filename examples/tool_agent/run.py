@@ -20,8 +20,8 @@ from typing import Any
 
 from tfgrpo import Config, Result, learn, open_lm
 from tfgrpo.messages import ToolCall
-from tfgrpo.named import add_module_folder
 from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.runtime.import_string import add_module_folder
 from tfgrpo.testing import ScriptedLM
 
 HERE = Path(__file__).resolve().parent

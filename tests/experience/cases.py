@@ -8,7 +8,7 @@ from typing import Any
 from tfgrpo.lm.scripted import Reply, ScriptedLM
 from tfgrpo.protocols import Request
 from tfgrpo.rollout import Message, Outcome, Rollout, RolloutGroup, Score, Step, Task
-from tfgrpo.scope import current_scope
+from tfgrpo.runtime.call_scope import current_scope
 
 PLAIN = "When quantities carry different units, convert them before adding."
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from tests.experience.cases import group
-from tfgrpo.experience.critic import Critic
+from tfgrpo.experience.critic.critic import Critic
 from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import RolloutGroup

@@ -14,7 +14,7 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Limits, Request, Sampling
-from tfgrpo.redact import forget_secrets
+from tfgrpo.runtime.redaction import forget_secrets
 from tfgrpo.testing import (
     FaultServer,
     check_lm,

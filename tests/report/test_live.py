@@ -12,7 +12,7 @@ from tests.report.made import made_run
 from tfgrpo.errors import ConfigError
 from tfgrpo.report.live import LiveServer, serve_live
 from tfgrpo.report.view import load_view
-from tfgrpo.store.run import RunStore
+from tfgrpo.store.journal import RunStore
 
 pytestmark = pytest.mark.real
 

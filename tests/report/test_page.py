@@ -14,14 +14,14 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.report.made import HOSTILE, made_run, rollout
-from tfgrpo.redact import forget_secrets, register
-from tfgrpo.report.elements import Html, h
-from tfgrpo.report.islands import pack_groups
+from tfgrpo.report.embedded_groups import pack_groups
+from tfgrpo.report.html import Html, h
 from tfgrpo.report.markdown import render_markdown
 from tfgrpo.report.page import render_page
 from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import RunView
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.redaction import forget_secrets, register
 
 
 class Elements(HTMLParser):

@@ -12,7 +12,7 @@ from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import Decision, RunView, scores_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import paired_difference
-from tfgrpo.verdict import Rule
+from tfgrpo.statistics.verdict import Rule
 
 
 @pytest.fixture(scope="module")

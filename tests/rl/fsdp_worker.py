@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from tests.rl.tiny import EvenTokens, big_parts, tiny_config, tiny_parts, tiny_tasks
-from tfgrpo.rl import checkpoint, distributed
+from tfgrpo.rl import distributed
+from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.trainer import Trainer
 
 

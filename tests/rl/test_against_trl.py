@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from tests.rl.tiny import tiny_hf
-from tfgrpo.rl.advantages import ADVANTAGES
-from tfgrpo.rl.batch import RewardBatch
-from tfgrpo.rl.losses import LOSSES
-from tfgrpo.rl.model import decoder_from_hf, hf_slices
-from tfgrpo.rl.packing import Row
-from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate
+from tfgrpo.rl.formulas.advantages import ADVANTAGES
+from tfgrpo.rl.formulas.inputs import RewardBatch
+from tfgrpo.rl.formulas.losses import LOSSES
+from tfgrpo.rl.model.decoder import decoder_from_hf, hf_slices
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
 
 trl = pytest.importorskip("trl", reason="TRL is not installed")
 pytestmark = [pytest.mark.real, pytest.mark.filterwarnings("ignore")]
@@ -130,7 +130,7 @@ def test_advantages_equal_trl(tmp_path) -> None:
 def test_loss_and_gradients_equal_trl(
     tmp_path, theirs, loss, options, aggregation, is_on_policy
 ) -> None:
-    from tfgrpo.rl.aggregations import AGGREGATIONS
+    from tfgrpo.rl.formulas.aggregations import AGGREGATIONS
 
     if loss not in LOSSES or aggregation not in AGGREGATIONS:
         pytest.fail(f"the registry has no {loss!r} or no {aggregation!r}")

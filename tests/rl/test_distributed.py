@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.rl.tiny import big_parts
-from tfgrpo.rl.model import hf_views
-from tfgrpo.rl.updater import like
+from tfgrpo.rl.model.decoder import hf_views
+from tfgrpo.rl.update.updater import like
 
 ROOT = Path(__file__).parents[2]
 

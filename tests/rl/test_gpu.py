@@ -11,14 +11,14 @@ import torch
 from tests.rl.test_trainer import fingerprint, make
 from tests.rl.tiny import big_hf, big_parts, random_rows, tiny_config, tiny_hf
 from tfgrpo.protocols import Generated, Sampling
-from tfgrpo.rl.attention import attend, attend_back, attend_kept
-from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.masters import FullWeights
-from tfgrpo.rl.model import decoder_from_hf
-from tfgrpo.rl.optimiser import AdamSettings, AdamW
-from tfgrpo.rl.packing import pack
-from tfgrpo.rl.serving import GroupRequest
-from tfgrpo.rl.update import TrainRow, UpdateSettings, accumulate, score_rows
+from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.generation.scheduler import GroupRequest
+from tfgrpo.rl.model.attention import attend, attend_back, attend_kept
+from tfgrpo.rl.model.decoder import decoder_from_hf
+from tfgrpo.rl.model.packing import pack
+from tfgrpo.rl.optim.adamw import AdamSettings, AdamW
+from tfgrpo.rl.optim.master_weights import FullWeights
+from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate, score_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -63,7 +63,7 @@ def test_sampled_logprobs_equal_a_packed_rescore(kind, heads, kv) -> None:
     prompts = [tuple(range(10, 10 + n)) for n in (1, 5, 70, 33)]
     seeds = [[100 * i + j for j in range(8)] for i in range(4)]
     made = generator.generate(prompts, 8, Sampling(max_tokens=90), seeds)
-    from tfgrpo.rl.packing import Row
+    from tfgrpo.rl.model.packing import Row
 
     rows = [
         Row(8 * i + j, prompts[i], row.token_ids)
@@ -162,7 +162,7 @@ def test_first_tokens_follow_the_softmax_on_the_gpu() -> None:
     n, prompt = 20_000, (11, 12, 13)
     made = generator.generate([prompt], n, Sampling(max_tokens=1), [list(range(n))])
     counts = np.bincount([row.token_ids[0] for row in made[0]], minlength=5000)
-    from tfgrpo.rl.packing import Row
+    from tfgrpo.rl.model.packing import Row
 
     packed = pack([Row(0, prompt, (5,))], device="cuda")
     with torch.no_grad():

@@ -11,7 +11,7 @@ import torch
 from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError, StoreError, VerifierError
 from tfgrpo.hint_plan import BARE, HintPlan
-from tfgrpo.rl import checkpoint
+from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Score
@@ -227,7 +227,9 @@ def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(
     tmp_path, monkeypatch
 ) -> None:
     trainer = make(tiny_config(tmp_path))
-    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, np.full(12, np.inf)))
+    monkeypatch.setattr(
+        "tfgrpo.rl.update.train_rows.estimate", lambda b, *_: (b, np.full(12, np.inf))
+    )
     before = fingerprint(trainer)
     with pytest.raises(ConfigError, match="gradient's norm is"):
         trainer.train()
@@ -410,10 +412,10 @@ def test_an_estimator_may_return_one_advantage_a_token(tmp_path, monkeypatch) ->
     groups = trainer._roller.roll(0).groups
     lengths = [len(r.steps[0].token_ids) for g in groups for r in g.rollouts]
     per_token = np.arange(float(sum(lengths)))
-    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, per_token))
+    monkeypatch.setattr("tfgrpo.rl.update.train_rows.estimate", lambda b, *_: (b, per_token))
     rows, _ = trainer._row_maker.rows(groups, 0)
     assert [len(r.advantage) for r in rows] == lengths
     assert [a for r in rows for a in r.advantage] == list(range(sum(lengths)))
-    monkeypatch.setattr("tfgrpo.rl.rows.estimate", lambda b, *_: (b, np.zeros(5)))
+    monkeypatch.setattr("tfgrpo.rl.update.train_rows.estimate", lambda b, *_: (b, np.zeros(5)))
     with pytest.raises(ConfigError, match="returned 5 advantages for 12 rollouts"):
         trainer._row_maker.rows(groups, 0)

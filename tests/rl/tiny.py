@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.model import Decoder, decoder_from_hf
-from tfgrpo.rl.packing import Row
+from tfgrpo.rl.model.decoder import Decoder, decoder_from_hf
+from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.trainer import Parts
 from tfgrpo.rollout import Rollout, Score, Task
 

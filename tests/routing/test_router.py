@@ -14,11 +14,11 @@ from tfgrpo.routing.calibration import calibrate
 from tfgrpo.routing.cascade import Cascade, StopRule
 from tfgrpo.routing.cooldown import Cooldowns, NoneHealthyError
 from tfgrpo.routing.costs import CostModel
+from tfgrpo.routing.estimator.embedders import HashedNgrams
+from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo, Outcome
 from tfgrpo.routing.routed_lm import RoutedLM
 from tfgrpo.routing.router import Candidate, Cheapest, Guaranteed, Router, TradeOff
-from tfgrpo.routing.value_model import ValueModel
-from tfgrpo.routing.vectors import HashedNgrams
 
 EASY, HARD = "translate the word number {}", "prove the hard theorem number {}"
 CHEAP = ModelInfo("cheap", "", 0.1, 0.2)

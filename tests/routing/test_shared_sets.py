@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.benchmarks.routing_data import FOLDER, read_table
-from tfgrpo.routing.replay import hash_split, leaked
+from tests.benchmarks.routing.routing_data import FOLDER, read_table
+from tfgrpo.routing.backtest.backtest import hash_split, leaked
 
 pytestmark = pytest.mark.skipif(
     not (FOLDER / "checks.json").exists(), reason="the shared routing sets are not here"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import search_properties as properties
+from tests.benchmarks.search import search_properties as properties
 from tfgrpo.errors import BudgetError, ConfigError, PolicyError, ProviderError, StoreError
 from tfgrpo.rollout import Rollout, Score, Task, Usage
 from tfgrpo.search import (

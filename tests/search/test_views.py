@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from tfgrpo.search import BestFirst, Fold, Node, NodeScore, Outcome, Proposal, call
-from tfgrpo.search.fold import Visit
+from tfgrpo.search.state import Visit
 from tfgrpo.search.views import to_ascii, to_graphviz, to_html, to_mermaid, tree_rows
 
 EVIL = 'x</script><script>alert(1)</script>\x1b]0;title\x07\u202e"[/]'

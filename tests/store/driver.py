@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.canonical import digest
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.messages import Message
-from tfgrpo.policies import ChatPolicy
+from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import LM, Completion, Finish, Request, Sampling
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
+from tfgrpo.runtime.call_scope import CallScope, call_scope, current_scope
+from tfgrpo.runtime.canonical import digest
 from tfgrpo.sampling import Draws, Sampler, SampleSettings
-from tfgrpo.scope import CallScope, call_scope, current_scope
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.fold import SpendRow
-from tfgrpo.store.journaled import JournaledLM
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.keys import RequestKey
-from tfgrpo.store.run import RunStore
 
 PRICES = {"http://server/v1#m": {"input": 1.0, "output": 2.0}}
 MODEL = "http://server/v1#m"

@@ -24,7 +24,7 @@ from tests.store.driver import (
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import Statement, Writer
-from tfgrpo.store.run import RunStore
+from tfgrpo.store.journal import RunStore
 
 CRASH = st.tuples(st.integers(1, 110), st.booleans())
 """(rows until the process dies, whether the transaction that holds the last one gets through)"""

@@ -17,11 +17,11 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Usage
-from tfgrpo.scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.journaled import JournaledLM, estimate_prompt_tokens
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journaled_lm import JournaledLM, estimate_prompt_tokens
 from tfgrpo.store.prices import FREE, Price, PriceTable
-from tfgrpo.store.run import RunStore
 
 ASK = Request((Message("user", "how much?"),), sampling=Sampling(max_tokens=10))
 

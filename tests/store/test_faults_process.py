@@ -32,8 +32,8 @@ from tfgrpo.store import CallCache, read_groups, write_groups
 from tfgrpo.store import database as database_module
 from tfgrpo.store import export as export_module
 from tfgrpo.store.database import Statement
-from tfgrpo.store.journaled import JournaledLM
-from tfgrpo.store.run import RunStore
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journaled_lm import JournaledLM
 
 ROOT = Path(__file__).parents[2]
 ASK = Request((Message("user", "q"),))
@@ -100,7 +100,7 @@ def test_f23_a_kill_at_every_event_of_a_run_of_300_events() -> None:
 
 @pytest.mark.real
 def test_f23_kill_9_over_a_socket_pays_nothing_twice() -> None:
-    from tests.benchmarks.kill9 import measure
+    from tests.benchmarks.runs.kill9 import measure
 
     figures = measure(kills=5, rollouts=60, seed=1)
     assert (figures["kills"], figures["paid_twice"], figures["lost"]) == (5, 0, 0)

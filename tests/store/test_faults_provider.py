@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.store.driver import EvenVerifier, scratch
-from tfgrpo.concurrency import AdaptiveLimiter
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.limiter import AdaptiveLimiter
+from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
-from tfgrpo.policies import ChatPolicy
+from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Request, Sampling
-from tfgrpo.retry import RetryingLM, RetryPolicy
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.sampling import Draws, Sampler
-from tfgrpo.scope import CallScope, call_scope
 from tfgrpo.store import JournaledLM, RunStore
 from tfgrpo.store.budget import Budget
 from tfgrpo.testing import FaultServer, status
@@ -136,7 +136,7 @@ async def test_f04_f06_a_hopeless_endpoint_stops_the_run_within_five_calls(
 
 @pytest.mark.real
 def test_f01_f12_a_misbehaving_server_loses_and_scores_nothing() -> None:
-    from tests.benchmarks.faults import measure
+    from tests.benchmarks.runs.faults import measure
 
     figures = measure(250)
     assert (figures["lost"], figures["infra_scored"]) == (0, 0)

@@ -21,12 +21,12 @@ from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Request
-from tfgrpo.redact import forget_secrets, register
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task, Usage
+from tfgrpo.runtime.redaction import forget_secrets, register
 from tfgrpo.store import read_groups, write_groups
 from tfgrpo.store.codec import COMPRESS_ABOVE, pack, unpack
-from tfgrpo.store.journaled import JournaledLM
-from tfgrpo.store.run import RunStore
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journaled_lm import JournaledLM
 
 CANARY = "CANARY-7f3a9c51d2e84b60"
 ANY = st.text(alphabet=st.characters(), max_size=20)  # lone surrogates, NUL, bidi marks included

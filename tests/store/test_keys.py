@@ -19,11 +19,11 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Limits, Request, Sampling, ToolSpec
-from tfgrpo.scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.store.cache import CallCache
-from tfgrpo.store.journaled import JournaledLM
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.keys import KeyMaker, RequestKey
-from tfgrpo.store.run import RunStore
 
 TOOL = ToolSpec("area", "of a triangle", {"type": "object", "properties": {"base": {}}})
 BASE = Request(

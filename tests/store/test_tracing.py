@@ -10,9 +10,9 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request, Sampling
-from tfgrpo.redact import forget_secrets, register
 from tfgrpo.rollout import Usage
-from tfgrpo.scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.redaction import forget_secrets, register
 from tfgrpo.store import TracedLM
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")

@@ -21,15 +21,15 @@ from pathlib import Path
 
 import pytest
 
-from tfgrpo import start_command
-from tfgrpo.concurrency import AdaptiveLimiter
+from tfgrpo.cli import start as start_command
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.limiter import AdaptiveLimiter
+from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
-from tfgrpo.policies import ChatPolicy, FunctionPolicy
+from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.protocols import LM, Limits, Request, Sampling
-from tfgrpo.retry import RetryingLM, RetryPolicy
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.sampling import Draws, Sampler, SampleSettings
 from tfgrpo.store import JournaledLM, RunStore
@@ -243,7 +243,9 @@ async def test_f15_another_model_is_recorded_and_warned_of_once_or_refused(
         await lm.aclose()
         kept = store._writer.read("SELECT DISTINCT model FROM results WHERE kind = 'ok'")
         graded = outcomes(store).count("graded")
-    told = [r for r in caplog.records if "cheaper" in r.getMessage() and r.name != "tfgrpo.retry"]
+    told = [
+        r for r in caplog.records if "cheaper" in r.getMessage() and r.name != "tfgrpo.lm.retry"
+    ]
     assert (kept, graded, len(told)) == (([], 0, 0) if strict else ([("cheaper",)], 6, 1))
 
 
@@ -339,7 +341,7 @@ async def test_f33_one_rollout_that_raises_leaves_its_siblings_and_closes_the_gr
             raise RuntimeError("a bug in the agent")
         return "x"
 
-    from tfgrpo.canonical import derive_seed
+    from tfgrpo.runtime.canonical import derive_seed
 
     bad = {derive_seed(0, "t0", 2)}
     with RunStore.open(tmp_path / "run", create=True) as store:

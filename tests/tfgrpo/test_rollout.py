@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfgrpo.canonical import canonical_json, derive_seed, digest
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.rollout import (
@@ -21,6 +20,7 @@ from tfgrpo.rollout import (
     Usage,
     group_id_of,
 )
+from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
 
 texts = st.text(max_size=30)
 counts = st.integers(0, 10**9)

@@ -12,8 +12,8 @@ from tfgrpo.context import Context
 from tfgrpo.errors import BudgetError, ConfigError, PolicyError, ProviderError, VerifierError
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
+from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.sampling import Draws, Sampler, SampleSettings, Stop, Stopped, sample_group
-from tfgrpo.scope import current_scope
 
 
 @dataclass

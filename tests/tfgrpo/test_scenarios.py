@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.tfgrpo.command_line import cli, command, environment, folder_with
-from tests.tfgrpo.worlds import HELPFUL, Killed, World, comparable, journal, make_tasks, settings
-from tfgrpo.canonical import derive_seed
+from tests.cli.command_line import cli, command, environment, folder_with
+from tests.learning.worlds import HELPFUL, Killed, World, comparable, journal, make_tasks, settings
+from tfgrpo.learning.learn import dry_run, learn
+from tfgrpo.learning.result import Result
 from tfgrpo.protocols import Completion, Request
-from tfgrpo.result import Result
 from tfgrpo.rollout import Task
-from tfgrpo.run import dry_run, learn
+from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.store import RunStore
 from tfgrpo.testing import Answer, Call, FaultServer, choices, reset, say, status
 

@@ -20,15 +20,15 @@ from pathlib import Path
 
 import torch
 
-from tfgrpo.lm.loading import load_model
+from tfgrpo.lm.local.loading import load_model
 from tfgrpo.protocols import Generated, Generator, Sampling
-from tfgrpo.rl.engines import VllmColocated
-from tfgrpo.rl.gate import measure_mismatch
-from tfgrpo.rl.model import hf_views
-from tfgrpo.rl.packing import Row
-from tfgrpo.rl.parts import Parts, load_parts
-from tfgrpo.rl.update import score_rows
-from tfgrpo.rl.vllm_server import FolderReload, VllmServer
+from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.generation.vllm_inprocess import VllmColocated
+from tfgrpo.rl.generation.vllm_server import FolderReload, VllmServer
+from tfgrpo.rl.model.decoder import hf_views
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.update.accumulate import score_rows
+from tfgrpo.rl.update.logprob_mismatch import measure_mismatch
 
 DRAWS = 4
 SAMPLING = Sampling(temperature=1.0, max_tokens=16, extra={"ignore_eos": True})

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import vllm_cpu, vllm_engines
 from tests.benchmarks.record import record
+from tests.benchmarks.rl import vllm_cpu, vllm_engines
 
 pytestmark = [
     pytest.mark.vllm,

@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfgrpo.escalate.comparison import Table
+    from tfgrpo.escalate.pipeline import escalate, preview
     from tfgrpo.escalate.result import Escalated, Preview
     from tfgrpo.escalate.settings import EscalateSettings
-    from tfgrpo.escalate.table import Table
-    from tfgrpo.escalate.verb import escalate, preview
 
 __all__ = ["EscalateSettings", "Escalated", "Preview", "Table", "escalate", "preview"]
 
@@ -20,9 +20,9 @@ _HOME = {
     "EscalateSettings": "settings",
     "Escalated": "result",
     "Preview": "result",
-    "Table": "table",
-    "escalate": "verb",
-    "preview": "verb",
+    "Table": "comparison",
+    "escalate": "pipeline",
+    "preview": "pipeline",
 }
 
 

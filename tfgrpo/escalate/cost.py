@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfgrpo.escalate.material import Material
 from tfgrpo.escalate.plan import Plan
+from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.escalate.student import ContextOf, Speed, bare
-from tfgrpo.rl.model import Shape
-from tfgrpo.rl.rollouts import Prompter
+from tfgrpo.rl.model.decoder import Shape
+from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rollout import Task
 
 SHORT_REPLY = 8

@@ -13,7 +13,7 @@ Only practice and gate groups are looked at. The rules, all our own:
 * Hints where three tenths of the practice tasks fail as a whole and some of those have a solution
   or hints to cut from.
 
-Does not know models. Source: own; the levers' figures are `tfgrpo.advise`'s.
+Does not know models. Source: own; the levers' figures are `tfgrpo.report.advise`'s.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tfgrpo.advise import Advice, advise
-from tfgrpo.escalate.material import Material, TaskState, task_states
+from tfgrpo.escalate.run_data import Material, TaskState, task_states
 from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.report.advise import Advice, advise
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference
 
@@ -60,7 +60,7 @@ class Evidence:
     """Share of groups with two different rewards, in the arm that training will start from: the
     gate groups with the library where there is one, else the bare practice groups."""
     advice: tuple[Advice, ...]
-    """The levers by `tfgrpo.advise`, best first, without test groups."""
+    """The levers by `tfgrpo.report.advise`, best first, without test groups."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

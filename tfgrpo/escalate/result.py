@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfgrpo.escalate.comparison import Table
 from tfgrpo.escalate.cost import Cost
-from tfgrpo.escalate.distilling import Distilled
+from tfgrpo.escalate.distil_stage import Distilled
+from tfgrpo.escalate.grpo_stage import Practised
 from tfgrpo.escalate.plan import Evidence, Plan
-from tfgrpo.escalate.practising import Practised
-from tfgrpo.escalate.table import Table
 
 
 @dataclass(frozen=True, slots=True)

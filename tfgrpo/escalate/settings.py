@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tfgrpo.config import _explain
+from tfgrpo.config.learn import _explain
 from tfgrpo.errors import ConfigError
 
 Say = Callable[[str], None]

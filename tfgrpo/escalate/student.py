@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from tfgrpo.config import Config
+from tfgrpo.config.learn import Config
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.protocols import Sampling, Verifier
-from tfgrpo.rl.distill_draws import Draw, Wanted, drawer
-from tfgrpo.rl.generator import GroupGenerator
-from tfgrpo.rl.packing import Row, pack
-from tfgrpo.rl.parts import Parts, load_parts
-from tfgrpo.rl.rollouts import Prompter, RolloutMaker
+from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.distillation.fresh_groups import Draw, Wanted, drawer
+from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.model.packing import Row, pack
+from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
 from tfgrpo.rollout import RolloutGroup, Task
 
 DEFAULT_REPLY = 512

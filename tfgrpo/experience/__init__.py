@@ -6,11 +6,11 @@ are made or where records are kept. Source: Training-Free GRPO, with the repairs
 """
 
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
-from tfgrpo.experience.critic import Critic, Proposal, stalled
+from tfgrpo.experience.critic.critic import Critic, Proposal, stalled
 from tfgrpo.experience.draft import Caps, estimate_tokens
 from tfgrpo.experience.edits import Edit, EditCounts, EditOutcome
 from tfgrpo.experience.entry import Experience, Provenance, Value
-from tfgrpo.experience.gate import (
+from tfgrpo.experience.gate_rules import (
     FinalChoice,
     GateDecision,
     RejectedEdits,
@@ -20,11 +20,11 @@ from tfgrpo.experience.gate import (
 )
 from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.informative import Teaching, teaching_groups
-from tfgrpo.experience.injection import prompt_context
 from tfgrpo.experience.library import EMPTY_LIBRARY, Library
+from tfgrpo.experience.prompt_context import prompt_context
 from tfgrpo.experience.select import HashedNgrams, SentenceEmbedder, TopK
 from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
-from tfgrpo.experience.splits import Overlap, Splits, overlaps, split_tasks
+from tfgrpo.tasks.splits import Overlap, Splits, overlaps, split_tasks
 
 __all__ = [
     "EMPTY_LIBRARY",

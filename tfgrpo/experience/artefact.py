@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.canonical import canonical_json, digest
 from tfgrpo.context import Context, Placement, render_messages
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.library import Library
 from tfgrpo.messages import Message
+from tfgrpo.runtime.canonical import canonical_json, digest
 
 FORMAT = "tfgrpo.artefact"
 FORMAT_VERSION = 1

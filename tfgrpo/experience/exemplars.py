@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfgrpo.canonical import canonical_json
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.entry import Provenance, Trust
@@ -23,6 +22,7 @@ from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.experience.similarity import jaccard
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
+from tfgrpo.runtime.canonical import canonical_json
 
 
 def exemplar_edits(

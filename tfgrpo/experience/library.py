@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from tfgrpo.canonical import digest
 from tfgrpo.context import Context, Placement
 from tfgrpo.errors import ConfigError, EditError
 from tfgrpo.experience.changes import Change, ChangeSet, Diff
@@ -27,6 +26,7 @@ from tfgrpo.experience.draft import (
 from tfgrpo.experience.edits import Edit, EditOutcome
 from tfgrpo.experience.entry import Experience, Status, Value, undented
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import digest
 
 FORMAT = "tfgrpo.library"
 FORMAT_VERSION = 1

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.errors import ProviderError, ProviderFailure
-from tfgrpo.redact import redact
+from tfgrpo.runtime.redaction import redact
 
 _EXCERPT = 200
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import body_failure, failure_kind, http_failure
-from tfgrpo.lm.parallel import draws_in_parallel
+from tfgrpo.lm.single_draws import draws_in_parallel
 from tfgrpo.lm.usage import normalise_usage, share_usage
 from tfgrpo.lm.wire import ChoiceParts, prompt_bytes, reply_bytes, request_json, timed_out
 from tfgrpo.protocols import Completion, Request
-from tfgrpo.redact import Secret, redact, redact_logs
+from tfgrpo.runtime.redaction import Secret, redact, redact_logs
 
 _ENVIRONMENT = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # no price table from the network

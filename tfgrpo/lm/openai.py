@@ -20,11 +20,11 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import http_failure
 from tfgrpo.lm.openai_reply import ReplyReader
-from tfgrpo.lm.parallel import draws_in_parallel
+from tfgrpo.lm.single_draws import draws_in_parallel
 from tfgrpo.lm.usage import normalise_usage, share_usage
 from tfgrpo.lm.wire import prompt_bytes, reply_bytes, request_json, timed_out
 from tfgrpo.protocols import Completion, Limits, Request
-from tfgrpo.redact import Secret, redact, redact_logs
+from tfgrpo.runtime.redaction import Secret, redact, redact_logs
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

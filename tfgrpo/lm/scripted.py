@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfgrpo.canonical import digest
 from tfgrpo.errors import ProviderError
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.canonical import digest
 
 Reply = str | Completion | ProviderError
 Script = Callable[[Request, int | None], Reply] | Sequence[Reply] | Mapping[str, Reply] | str

@@ -7,7 +7,7 @@
     vllm:MODEL_OR_PATH              vLLM in this process
     local:smollm2-135m              the embedded model
     local:PATH | local:ORG/NAME     transformers weights, from a folder or the hub (named = wanted)
-    scripted:NAME                   deterministic replies, see `tfgrpo.lm.scripts`
+    scripted:NAME                   deterministic replies, see `tfgrpo.lm.scripted_models`
 
 A few options may stand in the spec itself, `?key=value&…` before the `#` or at the end, so that
 one string in a config file says everything: `https://HOST/v1?api_key_env=MY_KEY#model`.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.redact import redact
+from tfgrpo.runtime.redaction import redact
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import LM
@@ -210,13 +210,13 @@ def _build_vllm(spec: Spec, options: dict[str, Any]) -> LM:
 
 
 def _build_local(spec: Spec, options: dict[str, Any]) -> LM:
-    from tfgrpo.lm.local import LocalLM
+    from tfgrpo.lm.local.local_lm import LocalLM
 
     return LocalLM(spec.model, **options)
 
 
 def _build_scripted(spec: Spec, options: dict[str, Any]) -> LM:
-    from tfgrpo.lm.scripts import open_script
+    from tfgrpo.lm.scripted_models import open_script
 
     return open_script(spec.model, **options)
 

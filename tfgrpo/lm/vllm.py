@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError
-from tfgrpo.lm.chat import ChatFormat
-from tfgrpo.lm.embedded import NAME as EMBEDDED
-from tfgrpo.lm.embedded import embedded_folder
+from tfgrpo.lm.local.chat_template import ChatFormat
+from tfgrpo.lm.local.embedded import NAME as EMBEDDED
+from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.lm.wire import split_thinking, timed_out
 from tfgrpo.protocols import Completion, Finish, Request
-from tfgrpo.redact import redact
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.redaction import redact
 
 
 class VllmLM:

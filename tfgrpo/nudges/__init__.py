@@ -5,14 +5,14 @@ checks afterwards without help; one file a method. Does not know the loop, the c
 Sources: named in each file.
 """
 
-from tfgrpo.nudges.make import (
+from tfgrpo.nudges.factory import (
     check_nudge,
     make_method,
     make_nudger,
     named_scheduler,
     with_scheduler,
 )
-from tfgrpo.nudges.plan import Nudge, NudgeMethod, Seen
+from tfgrpo.nudges.method import Nudge, NudgeMethod, Seen
 from tfgrpo.nudges.record import Recheck, Rolled, nudge_totals, total_lines
 from tfgrpo.nudges.rounds import Nudger
 

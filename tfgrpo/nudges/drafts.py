@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tfgrpo.canonical import derive_seed
+from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
+from tfgrpo.experience.critic.evidence import fitted_trajectory
 from tfgrpo.experience.draft import estimate_tokens
-from tfgrpo.experience.evidence import fitted_trajectory
-from tfgrpo.nudge_settings import NudgeConfig
-from tfgrpo.nudges.plan import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, Seen, has_failed
 from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.runtime.canonical import derive_seed
 
 DRAFT_TOKENS = 1500
 """Most of a draft that a prompt holds; more is cut in the middle, with marks."""

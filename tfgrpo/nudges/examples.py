@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.experience.exemplars import is_fit, rollout_exemplar
 from tfgrpo.experience.similarity import jaccard, normal
-from tfgrpo.nudge_settings import NudgeConfig
-from tfgrpo.nudges.plan import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, Seen, has_failed
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 
 

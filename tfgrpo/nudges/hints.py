@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import HintPlan, HintSource
-from tfgrpo.hint_texts import cut_before_leak, leaks, share_of, solution_of
-from tfgrpo.nudge_settings import NudgeConfig
-from tfgrpo.nudges.plan import Nudge, Seen, has_failed
+from tfgrpo.hints.answer_leaks import cut_before_leak, leaks, share_of, solution_of
+from tfgrpo.nudges.method import Nudge, Seen, has_failed
 from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.rollout import RolloutGroup, Task
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfgrpo.nudges.plan import has_success
+from tfgrpo.nudges.method import has_success
 from tfgrpo.rollout import RolloutGroup
 
 

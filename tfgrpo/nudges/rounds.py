@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tfgrpo.canonical import derive_seed
+from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import Context
-from tfgrpo.hint_texts import leaks
-from tfgrpo.nudge_settings import NudgeConfig
-from tfgrpo.nudges.plan import Nudge, NudgeMethod, Seen, has_failed, has_success
+from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.nudges.method import Nudge, NudgeMethod, Seen, has_failed, has_success
 from tfgrpo.nudges.record import Recheck, Rolled
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import Draws, Sampler
 
 STAGE = "nudge"

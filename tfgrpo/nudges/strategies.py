@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
-from tfgrpo.hint_texts import leaks
-from tfgrpo.nudge_settings import NudgeConfig
-from tfgrpo.nudges.plan import Nudge, Seen
+from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.nudges.method import Nudge, Seen
 from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.rollout import RolloutGroup
 

@@ -12,10 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tfgrpo.experience.calls import Asker, Where, together
-from tfgrpo.experience.evidence import cut, fence
+from tfgrpo.experience.critic.asker import Asker, Where, together
+from tfgrpo.experience.critic.evidence import cut, fence
 from tfgrpo.experience.replies import ReplyError, json_values, strip_thinking
-from tfgrpo.hint_texts import solution_of
+from tfgrpo.hints.answer_leaks import solution_of
 from tfgrpo.prompts import render
 from tfgrpo.rollout import Task
 

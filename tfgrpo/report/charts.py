@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tfgrpo.display import one_line
 from tfgrpo.errors import MissingExtraError
+from tfgrpo.runtime.terminal import one_line
 
 __all__ = ["curve", "informative", "intervals", "spend", "tasks"]
 

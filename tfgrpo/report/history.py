@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tfgrpo.report.entries import entry_text, library_texts
+from tfgrpo.report.library_rows import entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, step_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Scores, mean_interval, paired_difference

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tfgrpo.report.arms import ARM_WORDS, best_of_lines
-from tfgrpo.report.elements import safe_text
+from tfgrpo.report.html import safe_text
+from tfgrpo.report.wording import ARM_WORDS, best_of_lines
 
 __all__ = ["render_markdown"]
 

@@ -16,12 +16,12 @@ from importlib.resources import files
 from typing import Any
 
 from tfgrpo.report import charts, sections
-from tfgrpo.report.arms import ARM_WORDS, best_of_lines, range_words, reward_words
-from tfgrpo.report.elements import Child, Html, h, trusted
-from tfgrpo.report.islands import Islands, pack_groups
-from tfgrpo.report.pieces import cell, money, table, tokens
+from tfgrpo.report.embedded_groups import Islands, pack_groups
+from tfgrpo.report.html import Child, Html, h, trusted
+from tfgrpo.report.html_parts import cell, money, table, tokens
 from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import RunView
+from tfgrpo.report.wording import ARM_WORDS, best_of_lines, range_words, reward_words
 
 __all__ = ["render_page"]
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.report import charts
-from tfgrpo.report.arms import range_words
-from tfgrpo.report.elements import Child, Html, h, trusted
-from tfgrpo.report.islands import Islands
-from tfgrpo.report.pieces import cell, money, number, signed, table, tag, tokens, words
+from tfgrpo.report.embedded_groups import Islands
+from tfgrpo.report.html import Child, Html, h, trusted
+from tfgrpo.report.html_parts import cell, money, number, signed, table, tag, tokens, words
+from tfgrpo.report.wording import range_words
 
 __all__ = [
     "advice",

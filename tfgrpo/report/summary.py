@@ -17,12 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tfgrpo.advise import advise
-from tfgrpo.entry_value import observations_of, value_entries
-from tfgrpo.leaks import LeakReport, find_leaks
+from tfgrpo.experience.entry_value import observations_of, value_entries
 from tfgrpo.nudges.record import nudge_totals, total_lines
 from tfgrpo.report import history
-from tfgrpo.report.entries import entries_of, entry_text, library_texts
+from tfgrpo.report.advise import advise
+from tfgrpo.report.library_rows import entries_of, entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
 from tfgrpo.rollout import RolloutGroup, Usage
 from tfgrpo.statistics import (
@@ -34,7 +33,8 @@ from tfgrpo.statistics import (
     pass_at_k_interval,
     permutation_p,
 )
-from tfgrpo.verdict import Rule, judge, judge_gain
+from tfgrpo.statistics.verdict import Rule, judge, judge_gain
+from tfgrpo.tasks.contamination import LeakReport, find_leaks
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "leaks_of", "summarise"]
 

@@ -156,7 +156,7 @@ def load_view(folder: Path | str, *, stages: Sequence[str] | None = None) -> Run
     Raises:
         StoreError: there is no journal, or it cannot be read.
     """
-    from tfgrpo.store.run import RunStore
+    from tfgrpo.store.journal import RunStore
 
     with RunStore.open(folder, readonly=True) as store:
         wanted = [None] if stages is None else list(stages)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from tfgrpo.store.cache import CallCache
     from tfgrpo.store.export import read_groups, write_groups
     from tfgrpo.store.fold import RunState, SpendRow
-    from tfgrpo.store.journaled import JournaledLM
-    from tfgrpo.store.run import RunStore
+    from tfgrpo.store.journal import RunStore
+    from tfgrpo.store.journaled_lm import JournaledLM
     from tfgrpo.store.tracing import TracedLM
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
 _HOME = {
     "Budget": "budget",
     "CallCache": "cache",
-    "JournaledLM": "journaled",
+    "JournaledLM": "journaled_lm",
     "Ledger": "budget",
     "RunState": "fold",
-    "RunStore": "run",
+    "RunStore": "journal",
     "SpendRow": "fold",
     "TracedLM": "tracing",
     "read_groups": "export",

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
+from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
 from tfgrpo.store.database import Statement, Writer
-from tfgrpo.store.values import DAMAGED, Values
 
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 

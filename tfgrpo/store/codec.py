@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
-from tfgrpo.canonical import jsonable
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import Completion
-from tfgrpo.redact import redact_known
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.runtime.redaction import redact_known
 
 COMPRESS_ABOVE = 4096
 """Bytes of JSON text above which a value is compressed."""

@@ -5,8 +5,8 @@ event loop is one transaction, and `commit` returns when it is in the file. WAL 
 `synchronous=NORMAL` survives the death of the process at any moment; `durable=True` (`FULL`) also
 the loss of power. Transactions run in the thread that writes: one takes some 25 µs, less than
 handing it to another thread, whose every statement would wait for the interpreter's lock
-(`tests/benchmarks/journal.py` measures both). The slow part, moving the log into the file, has a
-thread of its own.
+(`tests/benchmarks/runs/journal.py` measures both). The slow part, moving the log into the file,
+has a thread of its own.
 
 Does not know what the rows mean. Source: SQLite's documentation on WAL; own.
 """

@@ -18,7 +18,7 @@ from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
 
 if TYPE_CHECKING:
-    from tfgrpo.store.run import RunStore
+    from tfgrpo.store.journal import RunStore
 
 _COPIED = (
     "INSERT INTO completions (key, call, finish, body, digest)"
@@ -42,7 +42,7 @@ def fork_run(
 
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
-    from tfgrpo.store.run import FILE, RunStore
+    from tfgrpo.store.journal import FILE, RunStore
 
     number = 1
     while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():

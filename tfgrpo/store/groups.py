@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tfgrpo.canonical import jsonable
 from tfgrpo.context import Context
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
+from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
 from tfgrpo.store.database import Statement, Writer
-from tfgrpo.store.values import DAMAGED, Values
 
 __all__ = ["GroupJournal"]
 

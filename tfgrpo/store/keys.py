@@ -14,9 +14,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tfgrpo.canonical import jsonable
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Request, Sampling
+from tfgrpo.runtime.canonical import jsonable
 
 FORMAT = 1
 """Part of every key; raised when the canonical form changes."""

@@ -16,9 +16,9 @@ from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError
 from tfgrpo.protocols import LM, Completion, Request
-from tfgrpo.redact import redact
 from tfgrpo.rollout import Usage
-from tfgrpo.scope import current_scope
+from tfgrpo.runtime.call_scope import current_scope
+from tfgrpo.runtime.redaction import redact
 
 _OPERATION = "chat"
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from tfgrpo.canonical import digest
+from tfgrpo.runtime.canonical import digest
 
 
 @dataclass(frozen=True, slots=True)

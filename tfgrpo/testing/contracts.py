@@ -12,13 +12,13 @@ import json
 import math
 from collections.abc import Callable, Sequence
 
-from tfgrpo.canonical import canonical_json
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, ProviderError, VerifierError
 from tfgrpo.hint_plan import HintPlan, PlannedGroup
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Completion, HintScheduler, Policy, Request, Verifier
 from tfgrpo.rollout import OUTCOMES, Rollout, RolloutGroup, Score, Task
+from tfgrpo.runtime.canonical import canonical_json
 
 _FINISHES = ("stop", "length", "tool_calls", "content_filter")
 

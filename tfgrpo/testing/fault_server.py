@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from tfgrpo.canonical import derive_seed, digest
+from tfgrpo.runtime.canonical import derive_seed, digest
 from tfgrpo.testing.answers import Answer, Call, Wire, choices, status
 
 Script = Callable[[Call], Answer | str | None] | Sequence[Answer] | Answer | None

@@ -15,11 +15,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.canonical import canonical_json, digest, jsonable
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.canonical import canonical_json, digest, jsonable
 
 
 class ReplayLM:

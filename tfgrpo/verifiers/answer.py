@@ -9,9 +9,9 @@ import re
 from collections import deque
 from typing import Any
 
-from tfgrpo.canonical import digest
 from tfgrpo.errors import ConfigError
-from tfgrpo.schema import load_json
+from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.json_schema import load_json
 
 __all__ = ["boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
 

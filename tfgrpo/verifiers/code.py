@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.foreign import call_foreign
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.runtime.user_code import call_foreign
 from tfgrpo.verifiers.answer import short, verifier_name
 from tfgrpo.verifiers.cell_runner import decode, encode
 from tfgrpo.verifiers.sandbox import Cell, CellGone, CellLimits, Level, check_level

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tfgrpo.attempt import all_or_none
 from tfgrpo.errors import ConfigError, VerifierError, boundary
-from tfgrpo.foreign import CallTimeout, call_foreign
+from tfgrpo.policies.attempt import all_or_none
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 from tfgrpo.verifiers.answer import verifier_name
 
 __all__ = ["FunctionVerifier", "Weighted", "as_score"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.schema import check_schema, json_equal, schema_errors
+from tfgrpo.runtime.json_schema import check_schema, json_equal, schema_errors
 from tfgrpo.verifiers.answer import find_json, short, verifier_name
 
 __all__ = ["JsonSchema"]

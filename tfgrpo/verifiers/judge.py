@@ -15,13 +15,13 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from tfgrpo.canonical import canonical_json, derive_seed, digest
-from tfgrpo.display import clip
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.messages import Message
 from tfgrpo.prompts import load, render
 from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
+from tfgrpo.runtime.terminal import clip
 from tfgrpo.verifiers.answer import short, verifier_name
 
 __all__ = ["Judge", "Scale", "read_score"]

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
-from tfgrpo.foreign import call_foreign
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.runtime.user_code import call_foreign
 from tfgrpo.verifiers.answer import boxed, short, verifier_name
 from tfgrpo.verifiers.workers import WorkerPool
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.environments import shared
-from tfgrpo.search.environment import Effect
-from tfgrpo.search.journal import JournalEnvironment
+from tfgrpo.search.environments.protocol import Effect
+from tfgrpo.search.environments.undo_log import JournalEnvironment
 
 NOW = "2024-05-15T15:00:00"
 Data = dict[str, dict[str, Any]]

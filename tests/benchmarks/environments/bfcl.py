@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.environments import shared
-from tfgrpo.canonical import derive_seed, digest
+from tfgrpo.runtime.canonical import derive_seed, digest
 from tfgrpo.search import Node, Outcome, PlanMemory, SearchContext, action_key, call
 
 MODULES = {

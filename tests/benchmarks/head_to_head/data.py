@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfgrpo.config import read_tasks
+from tfgrpo.config.learn import read_tasks
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.verifiers import Exact

@@ -21,16 +21,16 @@ from tests.benchmarks.head_to_head.data import (
     Split,
     test_verifier,
 )
-from tfgrpo.config import Config
+from tfgrpo.config.learn import Config
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.experience import prompt_context
-from tfgrpo.learn_settings import experience_settings
+from tfgrpo.learning.experience_settings import experience_settings
+from tfgrpo.learning.learn import learn_async
 from tfgrpo.lm import open_lm
 from tfgrpo.messages import Message
-from tfgrpo.policies import ChatPolicy
+from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Step, Task
-from tfgrpo.run import learn_async
 from tfgrpo.sampling import Draws, SampleSettings, sample_groups
 from tfgrpo.statistics import Scores
 

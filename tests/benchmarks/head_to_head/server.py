@@ -21,7 +21,7 @@ from starlette.routing import Mount, Route
 
 from tests.benchmarks.head_to_head.data import grade
 from tfgrpo.errors import ProviderError
-from tfgrpo.lm.server import ServerSettings, make_app
+from tfgrpo.lm.server.app import ServerSettings, make_app
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.rollout import Task
 

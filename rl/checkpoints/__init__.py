@@ -1,0 +1,1 @@
+"""Reading and writing weights: safetensors and JSON only."""

@@ -1,0 +1,79 @@
+"""The model that is trained, loaded: decoder, tokenizer, and how to write both down again.
+
+Does not know training. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl.checkpoints import files as checkpoint
+from tfgrpo.rl.checkpoints.safe_loading import check_folder
+from tfgrpo.rl.model.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a trainer works on, loaded."""
+
+    decoder: Decoder
+    """The weights that run (and, with one process, are trained)."""
+    tokenizer: Any
+    save_extras: Callable[[Path], None]
+    """Writes the model's config and tokenizer into a folder."""
+    eos_ids: tuple[int, ...]
+    name: str
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids)))
+
+
+def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None) -> Parts:
+    """Load a model by its `local:` spec.
+
+    Raises:
+        ConfigError: another kind of spec, a family that cannot be trained, or a folder with
+            pickled weights or code of its own.
+    """
+    from tfgrpo.lm.local.loading import load_model
+    from tfgrpo.rl.generation.generator import eos_ids_of
+    from tfgrpo.rl.model.decoder import decoder_from_hf
+
+    kind, _, name = spec.partition(":")
+    if kind != "local" or not name:
+        raise ConfigError(
+            f"model.lm is {spec!r}: training needs the weights, so it must be 'local:PATH', "
+            "'local:ORG/NAME' or 'local:smollm2-135m'"
+        )
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        check_folder(folder)
+    loaded = load_model(name, device=device, dtype=dtype)
+    model, tokenizer = loaded.model, loaded.tokenizer
+
+    def save_extras(folder: Path) -> None:
+        config = model.config
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+        if model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return Parts(
+        decoder=decoder_from_hf(model),
+        tokenizer=tokenizer,
+        save_extras=save_extras,
+        eos_ids=eos_ids_of(model, tokenizer),
+        name=name,
+    )
+
+
+def write_model(folder: Path, parts: Parts) -> None:
+    """Write the weights as they are, config and tokenizer into an existing folder."""
+    checkpoint.write_tensors(folder / checkpoint.WEIGHTS, checkpoint.model_weights(parts.decoder))
+    parts.save_extras(folder)

@@ -1,0 +1,1 @@
+"""Distillation of a context into weights."""

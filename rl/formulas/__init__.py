@@ -1,0 +1,1 @@
+"""Registries of named formulas: advantages, losses, rewards, credit, aggregations."""

@@ -1,0 +1,207 @@
+"""Advantages that weigh a group by how hard or how uncertain its task is.
+
+One value a rollout, R. Does not know how answers are compared. Sources are named at each entry.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+
+from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
+from tfgrpo.rl.formulas.group_stats import centred, deviation_of, filled_groups, is_flat, mean_of
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
+from tfgrpo.rl.formulas.registry import Entry, register, required
+
+DIFFICULTY_ADVANTAGES: dict[str, Entry] = {}
+TESTS = "tests/rl/formulas/advantages/test_difficulty.py::"
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "dgpo",
+    source="MathForge DGPO, released code AMAP-ML/MathForge",
+    formula="G (R-mean) / (sum|R-mean| + eps) * n_mixed softmax(-mean/T) over mixed groups",
+    certainty="code",
+    test=TESTS + "test_dgpo_gives_every_mixed_group_the_same_total",
+)
+def dgpo(batch: RewardBatch, *, temperature: float = 2.0, eps: float = 1e-4) -> Floats:
+    """Return advantages of equal total size a group, larger for harder groups: R.
+
+    The groups' weights average 1 over the groups that are not flat.
+    """
+    advantage_R = np.zeros(len(batch.reward_R))
+    mixed = [rows for rows in filled_groups(batch) if not is_flat(batch.reward_R[rows])]
+    if not mixed:
+        return advantage_R
+    logit_P = np.array([-mean_of(batch.reward_R[rows]) / temperature for rows in mixed])
+    weight_P = np.exp(logit_P - logit_P.max())
+    weight_P *= len(mixed) / math.fsum(weight_P)
+    for rows, weight in zip(mixed, weight_P, strict=True):
+        centred_G = centred(batch.reward_R[rows])
+        size = math.fsum(np.abs(centred_G)) + eps
+        advantage_R[rows] = weight * len(rows) * centred_G / size
+    return advantage_R
+
+
+def semantic_entropy(answers_G: list[object]) -> float:
+    """Return the mean of −log share over the clusters of equal answers, in nats.
+
+    >>> semantic_entropy(["a", "a", "a"]), round(semantic_entropy(["a", "b", "c", "d"]), 4)
+    (0.0, 1.3863)
+    """
+    counts = Counter(answers_G).values()
+    size = len(answers_G)
+    return math.fsum(math.log(size / n) for n in counts) / len(counts)
+
+
+def _seed(batch: RewardBatch, entry: str, shape: str, alpha: float, power: float) -> Floats:
+    answers = required(batch.answer_R, entry, "answer_R")
+    advantage_R = dr_grpo(batch)
+    for rows in filled_groups(batch):
+        most = math.log(len(rows)) if len(rows) > 1 else 1.0
+        x = alpha * semantic_entropy([answers[i] for i in rows]) / most
+        if shape == "exponential":
+            factor = math.exp(-x)
+        else:
+            factor = max(0.0, 1 - x) ** (power if shape == "focal" else 1.0)
+        advantage_R[rows] *= factor
+    return advantage_R
+
+
+_SEED_SOURCE = "SEED-GRPO (arXiv 2505.12346), summary; no code released"
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "seed_linear",
+    source=_SEED_SOURCE,
+    formula="(R - mean) max(0, 1 - alpha SE / log G), SE semantic entropy of the answers",
+    certainty="approximation",
+    test=TESTS + "test_seed_shrinks_uncertain_groups",
+    needs=("answers",),
+)
+def seed_linear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
+    """Return centred rewards, smaller where a group's answers disagree: R.
+
+    Approximation: which shape and `alpha` are the default is unknown; clusters are equal final
+    answers by their share of the group.
+    """
+    return _seed(batch, "seed_linear", "linear", alpha, 1.0)
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "seed_exponential",
+    source=_SEED_SOURCE,
+    formula="(R - mean) exp(-alpha SE / log G)",
+    certainty="approximation",
+    test=TESTS + "test_seed_shrinks_uncertain_groups",
+    needs=("answers",),
+)
+def seed_exponential(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
+    """As `seed_linear` with an exponential shape: R. Approximation likewise."""
+    return _seed(batch, "seed_exponential", "exponential", alpha, 1.0)
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "seed_focal",
+    source=_SEED_SOURCE,
+    formula="(R - mean) max(0, 1 - alpha SE / log G)^power",
+    certainty="approximation",
+    test=TESTS + "test_seed_shrinks_uncertain_groups",
+    needs=("answers",),
+)
+def seed_focal(batch: RewardBatch, *, alpha: float = 1.0, power: float = 2.0) -> Floats:
+    """As `seed_linear` with a focal shape: R. Approximation likewise."""
+    return _seed(batch, "seed_focal", "focal", alpha, power)
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "a_grae",
+    source="A-GRAE (Unveiling Implicit Advantage Symmetry), abstract",
+    formula="grpo, positives times factor, groups times 2((1-t) p + t (1-p)), p mean, t progress",
+    certainty="approximation",
+    test=TESTS + "test_a_grae_damps_positives_and_crosses_over",
+)
+def a_grae(
+    batch: RewardBatch, *, factor: float = 0.5, progress: float = 0.0, eps: float = 1e-4
+) -> Floats:
+    """Return asymmetric advantages that favour easy groups first and hard ones last: R.
+
+    Approximation: both schedules are unknown; these are linear. `factor` in (0, 1), `progress` in
+    [0, 1], rewards in [0, 1].
+    """
+    advantage_R = grpo(batch, eps=eps)
+    advantage_R = np.where(advantage_R > 0, factor * advantage_R, advantage_R)
+    for rows in filled_groups(batch):
+        p = mean_of(batch.reward_R[rows])
+        advantage_R[rows] *= 2 * ((1 - progress) * p + progress * (1 - p))
+    return advantage_R
+
+
+@register(
+    DIFFICULTY_ADVANTAGES,
+    "riskpo",
+    source="RiskPO, released code RTkenny/RiskPO (the active estimator; recipe levels 0.2 and 0.8)",
+    formula="((S-q_d)+ - (S-q_u)+ + q_d-q_u)/(u-d) and -(q_d-S)+/d, mixed 1 : w, S sum of a bundle",
+    certainty="code",
+    test=TESTS + "test_riskpo_matches_the_mixed_value_at_risk",
+)
+def riskpo(
+    batch: RewardBatch,
+    *,
+    bundle: float = 5,
+    d: float = 0.2,
+    u: float = 0.8,
+    w: float = 1.5,
+    natural_baseline: float = 1,
+    scaled: float = 0,
+    q_low: float | None = None,
+    q_high: float | None = None,
+    eps: float = 1e-6,
+) -> Floats:
+    """Return the mixed value-at-risk of bundles of `bundle` consecutive groups: R.
+
+    The j-th rollouts of a bundle's groups make one paper of score S = ΣR; all get its advantage.
+    A group's surplus rollouts (more than the bundle's smallest) get 0. Quantiles are the batch's
+    unless `q_low` and `q_high` are given (see `pinball_step`). Denominators are levels, not
+    quantiles. `scaled` 1 divides by the deviation of all papers' advantages.
+    """
+    groups = filled_groups(batch)
+    edges = [*range(0, len(groups), int(bundle)), len(groups)]
+    papers = [
+        np.array([rows[j] for rows in groups[start:stop]])
+        for start, stop in pairwise(edges)
+        for j in range(min(len(rows) for rows in groups[start:stop]))
+    ]
+    advantage_R = np.zeros(len(batch.reward_R))
+    if not papers:
+        return advantage_R
+    score_J = np.array([math.fsum(batch.reward_R[paper]) for paper in papers])
+    low = float(np.quantile(score_J, d)) if q_low is None else q_low
+    high = float(np.quantile(score_J, u)) if q_high is None else q_high
+    band_J = np.maximum(score_J - low, 0) - np.maximum(score_J - high, 0)
+    if natural_baseline:
+        band_J = band_J + low - high
+    tail_J = -np.maximum(low - score_J, 0) / d if d > 0 else np.zeros(len(score_J))
+    risk_J = (w * tail_J + band_J / (u - d)) / (w + 1)
+    if scaled:
+        risk_J = risk_J / (deviation_of(risk_J) + eps)
+    for paper, risk in zip(papers, risk_J, strict=True):
+        advantage_R[paper] = risk
+    return advantage_R
+
+
+def pinball_step(quantile: float, score_J: Floats, level: float, *, lr: float = 0.1) -> float:
+    """Return a tracked quantile after one step down the pinball loss's gradient.
+
+    >>> pinball_step(0.0, np.array([1.0, 1.0, -1.0, 1.0]), 0.5, lr=1.0)
+    0.25
+    """
+    return quantile + lr * (level - float(np.mean(score_J <= quantile)))

@@ -1,0 +1,167 @@
+"""Advantages by segment: steps that rollouts share, nodes of a tree, values at cuts.
+
+Each returns one value a token, rows end to end: D. `state_keys_R` names the state (or tree node)
+before each step; equal keys are equal states within one group. Does not know environments.
+Sources are named at each entry.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
+from tfgrpo.rl.formulas.credit.steps import Place, clusters_of, spread
+from tfgrpo.rl.formulas.group_stats import mean_of
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
+from tfgrpo.rl.formulas.registry import Entry, register, required
+
+SEGMENT_CREDIT: dict[str, Entry] = {}
+TESTS = "tests/rl/formulas/credit/test_segments.py::"
+
+Edge = tuple[Hashable, Hashable]
+"""(state, next state)."""
+
+
+def _edges(batch: RewardBatch, entry: str, ends: Sequence[Hashable]) -> list[list[Edge]]:
+    """The edge of each step; `ends` stands for the state after a row's last step."""
+    keys = required(batch.state_keys_R, entry, "state_keys_R")
+    return [
+        list(zip(row_keys, [*row_keys[1:], ("end", end)], strict=True)) if row_keys else []
+        for row_keys, end in zip(keys, ends, strict=True)
+    ]
+
+
+@register(
+    SEGMENT_CREDIT,
+    "salt",
+    source="SALT, abstract and summary; no code released",
+    formula="mean of the rollouts' advantages over those that share the step's edge",
+    certainty="approximation",
+    test=TESTS + "test_salt_neutralises_steps_that_good_and_bad_rollouts_share",
+    needs=("steps", "states"),
+)
+def salt(batch: RewardBatch, *, history: float = 0, eps: float = 1e-4) -> Floats:
+    """Return outcome advantages averaged over the group's shared steps: D.
+
+    Approximation: the paper's match rule is unknown. Here steps merge that agree in state, next
+    state and `history` earlier states, last steps by their reward; put the action into the
+    state's key to tell more apart.
+    """
+    advantage_R = grpo(batch, eps=eps)
+    edges = _edges(batch, "salt", batch.reward_R.tolist())
+    depth = int(history)
+    paths = [[tuple(row[max(0, t - depth) : t + 1]) for t in range(len(row))] for row in edges]
+    value = {
+        place: mean_of(np.array([advantage_R[row] for row in sorted({r for r, _ in places})]))
+        for places in clusters_of(batch, paths).values()
+        for place in places
+    }
+    return spread(batch, "salt", value)
+
+
+def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], dict[Place, float]]:
+    """Per step: mean reward of the rollouts through its edge, and the mean of that over its fork.
+
+    States are nodes of a tree: a step's siblings are the distinct edges out of its state, and no
+    two rollouts share their last edge.
+    """
+    edges = _edges(batch, entry, range(len(batch.reward_R)))
+    worth: dict[tuple[int, Edge], float] = {}
+    forks: dict[tuple[int, Hashable], list[float]] = defaultdict(list)
+    through: dict[tuple[int, Edge], list[Place]] = defaultdict(list)
+    for row, row_edges in enumerate(edges):
+        for step, edge in enumerate(row_edges):
+            through[int(batch.group_R[row]), edge].append((row, step))
+    for (group, edge), places in through.items():
+        rows = np.array(sorted({row for row, _ in places}))
+        worth[group, edge] = mean_of(batch.reward_R[rows])
+        forks[group, edge[0]].append(worth[group, edge])
+    own: dict[Place, float] = {}
+    fork: dict[Place, float] = {}
+    for (group, edge), places in through.items():
+        around = mean_of(np.array(forks[group, edge[0]]))
+        for place in places:
+            own[place], fork[place] = worth[group, edge], around
+    return own, fork
+
+
+@register(
+    SEGMENT_CREDIT,
+    "spo_tree",
+    source="SPO-tree, released code AIFrameResearch/SPO (configuration level)",
+    formula="V(node) - mean of its siblings' V, V = mean reward of the leaves below",
+    certainty="code",
+    test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
+    needs=("steps", "states"),
+)
+def spo_tree(batch: RewardBatch) -> Floats:
+    """Return each segment's value against its siblings': D.
+
+    Rollouts are root-to-leaf paths of one tree a group; state keys name nodes. The mean is over
+    distinct siblings, the node itself among them; an only child gives 0.
+    """
+    own, fork = _node_values(batch, "spo_tree")
+    return spread(batch, "spo_tree", {p: own[p] - fork[p] for p in own})
+
+
+@register(
+    SEGMENT_CREDIT,
+    "portool",
+    source="PORTool, abstract and summary",
+    formula="a (V(step) + bonus - mean siblings) + (1-a) (R - mean of the group)",
+    certainty="approximation",
+    test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
+    needs=("steps", "states"),
+)
+def portool(batch: RewardBatch, *, a: float = 0.5) -> Floats:
+    """Return a blend of fork-relative and trajectory-relative advantages: D.
+
+    Approximation: reward constants are unknown; a step's worth is the mean reward below it, and
+    the bonus for successful calls is left to the verifier.
+    """
+    own, fork = _node_values(batch, "portool")
+    path_R = dr_grpo(batch)
+    value = {p: a * (own[p] - fork[p]) + (1 - a) * float(path_R[p[0]]) for p in own}
+    return spread(batch, "portool", value)
+
+
+@register(
+    SEGMENT_CREDIT,
+    "spo_chain",
+    source="SPO-chain, released code AIFrameResearch/SPO (configuration level)",
+    formula="V(end of segment) - V(start), last end = R; only tokens with pi_old <= below",
+    certainty="code",
+    test=TESTS + "test_spo_chain_telescopes_and_masks_sure_tokens",
+    needs=("steps", "step_rewards", "logp_tokens"),
+)
+def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
+    """Return segment advantages from values at the cuts: D.
+
+    `step_R` numbers segments, `step_reward_R` is the Monte Carlo value at each segment's start
+    (see `cut_points` for where to cut). `below` 1 keeps every token.
+    """
+    values = required(batch.step_reward_R, "spo_chain", "step_reward_R")
+    ends = zip(values, batch.reward_R.tolist(), strict=True)
+    value = {
+        (row, k): gain
+        for row, (value_K, reward) in enumerate(ends)
+        for k, gain in enumerate(np.diff([*value_K, reward]).tolist())
+    }
+    advantage_D = spread(batch, "spo_chain", value)
+    if below >= 1:
+        return advantage_D
+    logp_D = required(batch.logp_D, "spo_chain", "logp_D")
+    return np.where(np.exp(logp_D) <= below, advantage_D, 0.0)
+
+
+def cut_points(probability_T: Sequence[float], *, every: int = 5, below: float = 0.9) -> list[int]:
+    """Return where SPO-chain cuts: after every `every`-th token of probability under `below`.
+
+    >>> cut_points([0.5, 0.99, 0.5, 0.5, 0.5], every=2)
+    [3, 5]
+    """
+    unsure = [t for t, p in enumerate(probability_T) if p < below]
+    return [t + 1 for t in unsure[every - 1 :: every]]

@@ -1,0 +1,140 @@
+"""Losses that pull a log-ratio or a ratio to a target instead of following a score function.
+
+A row of advantage 0 usually has a gradient here, which `every_row` declares. r = exp(log π − log
+π_old). Does not know aggregation. Sources are named at each entry.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.losses.clip import log_ratio
+from tfgrpo.rl.formulas.losses.score import _outside_total_variation
+from tfgrpo.rl.formulas.registry import Entry, register, required
+
+REGRESSION_LOSSES: dict[str, Entry] = {}
+TESTS = "tests/rl/formulas/losses/test_regression.py::"
+
+
+@register(
+    REGRESSION_LOSSES,
+    "gbpo",
+    source="Bounded Ratio RL, GBPO (arXiv 2604.18578), abstract and summary",
+    formula="|A| (r - (1 + eps sign A))^2 / (2 eps)",
+    certainty="approximation",
+    test=TESTS + "test_gbpo_rests_at_the_bound_and_starts_as_policy_gradient",
+)
+def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
+    """Return the |A|-weighted squared distance of the ratio to its bound: D.
+
+    Approximation: the optimum (1±eps) π_old is the paper's, the squared distance is ours. Divided
+    by 2 eps, so that the first on-policy step is the policy gradient's. `eps` > 0. Centre rewards
+    on the median (advantage `median_centred`).
+    """
+    bound_D = 1 + eps * batch.advantage_D.sign()
+    return batch.advantage_D.abs() * (log_ratio(batch).exp() - bound_D) ** 2 / (2 * eps)
+
+
+@register(
+    REGRESSION_LOSSES,
+    "r2vpo",
+    source="R2VPO (ratio-variance regularised policy optimisation), abstract",
+    formula="-r A + eta ((r-1)^2 - delta)",
+    certainty="approximation",
+    test=TESTS + "test_r2vpo_matches_its_lagrangian_and_its_dual_step",
+    needs=("every_row",),
+)
+def r2vpo(batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01) -> torch.Tensor:
+    """Return the Lagrangian of the surrogate under a bound on the ratio's variance: D.
+
+    Approximation: the constraint is the abstract's, the treatment of stale samples is unknown.
+    `eta` >= 0 is the multiplier, moved between batches by `r2vpo_dual_step`.
+    """
+    ratio_D = log_ratio(batch).exp()
+    return -ratio_D * batch.advantage_D + eta * ((ratio_D - 1) ** 2 - delta)
+
+
+def r2vpo_dual_step(eta: float, variance: float, *, delta: float = 0.01, lr: float = 1.0) -> float:
+    """Return the multiplier after one step of projected ascent.
+
+    >>> r2vpo_dual_step(1.0, 0.03, delta=0.01, lr=10), r2vpo_dual_step(0.1, 0.0, delta=0.5)
+    (1.2, 0.0)
+    """
+    return max(0.0, eta + lr * (variance - delta))
+
+
+@register(
+    REGRESSION_LOSSES,
+    "dro",
+    source="DRO (arXiv 2405.19107); verl",
+    formula="-(A log pi - beta/2 (log r)^2)",
+    certainty="code",
+    test=TESTS + "test_dro_rests_where_the_log_ratio_is_the_scaled_advantage",
+    needs=("every_row",),
+)
+def dro(batch: TokenBatch, *, beta: float = 0.1) -> torch.Tensor:
+    """Return the direct reward optimisation loss: D. Stationary at log r = A / beta."""
+    return -(batch.advantage_D * batch.logp_D - beta / 2 * log_ratio(batch) ** 2)
+
+
+@register(
+    REGRESSION_LOSSES,
+    "prime_default",
+    source="prime-rl's default loss",
+    formula="-mask r A + kappa (log r)^2, mask of dppo_tv",
+    certainty="code",
+    test=TESTS + "test_prime_default_adds_the_square_to_a_masked_ratio",
+    needs=("every_row",),
+)
+def prime_default(
+    batch: TokenBatch, *, d_low: float = 0.2, d_high: float = 0.2, kappa: float = 1e-3
+) -> torch.Tensor:
+    """Return the masked ratio surrogate with a squared pull to π_old: D."""
+    gap_D = log_ratio(batch)
+    keep_D = _outside_total_variation(batch, d_low, d_high)
+    return -keep_D * gap_D.exp() * batch.advantage_D + kappa * gap_D**2
+
+
+@register(
+    REGRESSION_LOSSES,
+    "rover",
+    source="ROVER (Random Policy Valuation is Enough), released code",
+    formula="(rho log r - sg(A + next_gap))^2, next_gap: mean of next position's log r",
+    certainty="code",
+    test=TESTS + "test_rover_regresses_to_the_next_states_uniform_value",
+    needs=("every_row", "next_gap"),
+)
+def rover(
+    batch: TokenBatch, *, rho: float = 1.0, next_gap_D: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the squared error of the uniform policy's value: D.
+
+    A is the group-centred reward (`dr_grpo`). `next_gap_D` is, for each token, the mean over
+    the vocabulary of log π − log π_old at the next position, 0 at a row's last token; it needs a
+    pass over the old policy's whole distribution, so the caller must compute it.
+    """
+    gap_D = required(next_gap_D, "rover", "next_gap_D", "compute it from both policies' logits")
+    target_D = (batch.advantage_D + gap_D).detach()
+    return (rho * log_ratio(batch) - target_D) ** 2
+
+
+@register(
+    REGRESSION_LOSSES,
+    "sppo_square",
+    source="SPPO (Self-Play Preference Optimization), abstract; formula recalled",
+    formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2 (advantage win_rate)",
+    certainty="approximation",
+    test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
+    needs=("sequence", "every_row"),
+)
+def sppo_square(batch: TokenBatch, *, eta: float = 1.0) -> torch.Tensor:
+    """Return the squared error of a row's log-ratio against its win rate, spread on its tokens: D.
+
+    Approximation: recalled. Divided by the length, so that `row_sum` gives the mean over rows of
+    the squared error.
+    """
+    gap_R = batch.row_sum(log_ratio(batch))
+    advantage_R = batch.row_mean(batch.advantage_D)
+    length_R = batch.row_sum(torch.ones_like(batch.logp_D.detach())).clamp_min(1)
+    return ((gap_R - eta * advantage_R) ** 2 / length_R)[batch.row_D]

@@ -1,0 +1,1 @@
+"""Token generation: continuous batching over a paged cache, and vLLM engines."""

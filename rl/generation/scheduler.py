@@ -1,0 +1,374 @@
+"""The service of a queue of groups: which row stands in which slot, admitted, moved and taken out.
+
+Finished rows are compacted away or their slots refilled. A group is handed over when its last row
+has ended, while the device decodes the others, and may bring further requests. Does not know how a
+token is made. Ideas: continuous batching (Orca), slot refill without paging for short sequences,
+hints that re-enter the queue (own).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import Generated, Sampling
+from tfgrpo.rl.generation.counter_rng import uniforms
+from tfgrpo.rl.generation.kv_cache import Cache
+from tfgrpo.rl.model.packing import Packed
+
+if TYPE_CHECKING:
+    from tfgrpo.rl.generation.generator import GroupGenerator
+
+BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+"""Row counts that the step is run with (one CUDA graph each, made on first use)."""
+PREFILL_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """Ask for one continuation a seed."""
+
+    key: Any
+    """Given back with the result."""
+    prompt_ids: tuple[int, ...]
+    seeds: tuple[int, ...]
+    max_tokens: int
+    """Limit of each continuation; cut to what the context allows."""
+
+
+OnDone = Callable[[GroupRequest, list[Generated]], Iterable[GroupRequest]]
+"""Called when a group's last row ends; may return further requests for the free slots."""
+
+
+class Feed(Protocol):
+    """Requests that come in while others are served."""
+
+    def more(self, free: int) -> Iterable[GroupRequest]:
+        """Return requests for that many free slots."""
+        ...
+
+    def is_cancelled(self, request: GroupRequest) -> bool:
+        """True when nobody waits for a request any more; its rows end where they are."""
+        ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the last run cost, in tokens and steps."""
+
+    prefill_tokens: int = 0
+    steps: int = 0
+    row_steps: int = 0
+    """Rows decoded, idle ones included: steps × row count."""
+    new_tokens: int = 0
+    cache_tokens: int = 0
+    """Cached tokens that living rows looked at, over all steps."""
+
+    def add(self, other: Counters) -> None:
+        """Count another run's too."""
+        self.prefill_tokens += other.prefill_tokens
+        self.steps += other.steps
+        self.row_steps += other.row_steps
+        self.new_tokens += other.new_tokens
+        self.cache_tokens += other.cache_tokens
+
+
+@dataclass(slots=True)
+class _Open:
+    request: GroupRequest
+    done: list[Generated | None]
+
+
+class Service:
+    """One service of a queue: which row stands in which slot."""
+
+    def __init__(
+        self, owner: GroupGenerator, sampling: Sampling, on_done: OnDone, feed: Feed | None = None
+    ) -> None:
+        self.feed = feed
+        self.owner = owner
+        self.sampling = sampling
+        self.on_done = on_done
+        self.top_p = 1.0 if sampling.top_p is None else sampling.top_p
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p {self.top_p} must be above 0 and at most 1")
+        temperature = 1.0 if sampling.temperature is None else sampling.temperature
+        if temperature < 0:
+            raise ConfigError(f"temperature {temperature} must be 0 (greedy) or above")
+        self.inv_temperature = 0.0 if temperature == 0 else 1.0 / temperature
+        if sampling.stop and owner.detokenize is None:
+            raise ConfigError("stop strings need a generator made with a tokenizer")
+        self.ignore_eos = bool(sampling.extra.get("ignore_eos", False))
+        self.waiting: deque[tuple[_Open, int]] = deque()
+        self.needs = (0, 0)
+        """Longest sequence and longest continuation asked for so far."""
+        self.complete: list[_Open] = []
+        """Groups whose rows have all ended and that were not handed over yet."""
+        self.held: list[tuple[_Open, int] | None] = []
+        self.made: list[int] = []
+        """Tokens made by the row in each slot, as last polled."""
+        self.limit: list[int] = []
+        """Tokens that it may make."""
+        self.prompt: list[int] = []
+        """Tokens of its prompt."""
+
+    def serve(self, requests: Iterable[GroupRequest]) -> Counters:
+        owner = self.owner
+        owner.counters = counters = Counters()
+        self._enqueue(requests)
+        while not self.waiting:
+            if not self.complete:
+                return counters
+            self._hand_over()
+        cache = self._prepare()
+        cache.slots.alive.zero_()
+        cache.slots.eos.fill_(-1)
+        if not self.ignore_eos and owner.eos_ids:
+            cache.slots.eos[: len(owner.eos_ids)] = torch.tensor(owner.eos_ids)
+        self.held = [None] * len(cache.slots.token)
+        self.made, self.limit, self.prompt = ([0] * len(self.held) for _ in range(3))
+        while True:
+            if self.feed is not None:
+                self._enqueue(self.feed.more(max(0, self.held.count(None) - len(self.waiting))))
+            if self.waiting:
+                if not cache.holds(*self.needs):
+                    cache = owner.grow(*self.needs)
+                self._admit(cache)
+            living = [s for s, held in enumerate(self.held) if held is not None]
+            if not living:
+                if not self.complete:
+                    return counters
+                self._hand_over()
+                continue
+            rows = self._choose_rows(cache, living)
+            living = [s for s, held in enumerate(self.held) if held is not None]
+            left = max(self.limit[s] - self.made[s] for s in living)
+            n = min(owner.poll_steps, left)
+            lengths = [self.prompt[s] + self.made[s] for s in living]
+            longest = max(lengths) + n - 1
+            owner.steps(cache, rows, n, self.top_p, longest)
+            self._hand_over()  # whoever grades works while the device decodes
+            counters.steps += n
+            counters.row_steps += n * rows
+            counters.cache_tokens += n * sum(lengths) + len(lengths) * (n * (n - 1) // 2)
+            self._collect(cache, living)
+
+    def _enqueue(self, requests: Iterable[GroupRequest]) -> None:
+        context = self.owner.decoder.shape.context
+        for request in requests:
+            n = len(request.prompt_ids)
+            if not 0 < n < context:
+                raise ConfigError(
+                    f"prompt {request.key!r} has {n} tokens; it needs at least one and must leave "
+                    f"room in the model's context of {context}: shorten the task or its context"
+                )
+            if request.max_tokens < 1:
+                raise ConfigError(f"max_tokens is {request.max_tokens}; set it to 1 or more")
+            entry = _Open(request, [None] * len(request.seeds))
+            if not request.seeds:
+                self.complete.append(entry)
+            self.waiting.extend((entry, i) for i in range(len(request.seeds)))
+            allowed = self._allowed(request)
+            self.needs = (max(self.needs[0], n + allowed), max(self.needs[1], allowed))
+
+    def _hand_over(self) -> None:
+        """Give complete groups to `on_done` and queue what it asks for."""
+        complete, self.complete = self.complete, []
+        for entry in complete:
+            rows = [row for row in entry.done if row is not None]
+            self._enqueue(self.on_done(entry.request, rows))
+
+    def _allowed(self, request: GroupRequest) -> int:
+        context = self.owner.decoder.shape.context
+        return min(request.max_tokens, context - len(request.prompt_ids))
+
+    def _prepare(self) -> Cache:
+        length, new = self.needs
+        wanted = min(len(self.waiting), self.owner.max_rows)
+        takes_all = self.owner.fixed_rows or self.feed is not None
+        rows = self.owner.max_rows if takes_all else _bucket(wanted)
+        return self.owner.prepare(min(rows, self.owner.max_rows), length, new)
+
+    def _is_cancelled(self, slot: int) -> bool:
+        held = self.held[slot]
+        assert held is not None and self.feed is not None
+        return self.feed.is_cancelled(held[0].request)
+
+    def _admit(self, cache: Cache) -> None:
+        """Put waiting rows into free slots and prefill their prompts."""
+        free = [s for s, held in enumerate(self.held) if held is None]
+        taken: list[int] = []
+        while free and self.waiting:
+            slot = free.pop(0)
+            self.held[slot] = entry, _ = self.waiting.popleft()
+            self.made[slot] = 0
+            self.limit[slot] = self._allowed(entry.request)
+            self.prompt[slot] = len(entry.request.prompt_ids)
+            taken.append(slot)
+        if not taken:
+            return
+        self._prefill(cache, taken)
+        rows = [self.held[s] for s in taken]
+        opened = [(h[0].request, h[1]) for h in rows if h is not None]
+        device = cache.slots.token.device
+        index = torch.tensor(taken, device=device)
+
+        def fill(target: Tensor, values: Any) -> None:
+            target[index] = torch.as_tensor(values).to(device, target.dtype)
+
+        fill(cache.slots.token, [r.prompt_ids[-1] for r, _ in opened])
+        fill(cache.slots.position, [len(r.prompt_ids) - 1 for r, _ in opened])
+        fill(cache.slots.limit, [self._allowed(r) for r, _ in opened])
+        fill(cache.slots.inv_temperature, [self.inv_temperature] * len(opened))
+        width = max(self._allowed(r) for r, _ in opened)
+        drawn = uniforms([r.seeds[i] for r, i in opened], 0, width)
+        cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
+        fill(cache.slots.count, [0] * len(opened))
+        fill(cache.slots.alive, [1] * len(opened))
+
+    def _prefill(self, cache: Cache, taken: Sequence[int]) -> None:
+        """Compute each distinct prompt once (without its last token) and copy it to its rows.
+
+        With `fixed_rows` each has a pass of its own, so that its bits do not depend on the others.
+        """
+        by_prompt: dict[tuple[int, ...], list[int]] = {}
+        for slot in taken:
+            held = self.held[slot]
+            assert held is not None
+            ids = held[0].request.prompt_ids[:-1]
+            if ids:
+                by_prompt.setdefault(ids, []).append(slot)
+        batch: list[tuple[int, ...]] = []
+        most = 0 if self.owner.fixed_rows else PREFILL_TOKENS
+        for ids in by_prompt:
+            if batch and sum(map(len, batch)) + len(ids) > most:
+                self._prefill_batch(cache, batch, by_prompt)
+                batch = []
+            batch.append(ids)
+        if batch:
+            self._prefill_batch(cache, batch, by_prompt)
+
+    def _prefill_batch(
+        self,
+        cache: Cache,
+        prompts: Sequence[tuple[int, ...]],
+        slots_of: Mapping[tuple[int, ...], Sequence[int]],
+    ) -> None:
+        device = cache.slots.token.device
+        nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        packed = Packed(
+            ids_T=torch.tensor([t for ids in prompts for t in ids], device=device),
+            position_T=torch.cat([torch.arange(len(ids)) for ids in prompts]).to(device),
+            prompt_lengths=tuple(len(ids) for ids in prompts),
+            suffix_lengths=((),) * len(prompts),
+            head_D=nothing,
+            target_D=nothing,
+            row_D=nothing,
+            rows=(),
+        )
+        self.owner.counters.prefill_tokens += packed.n_tokens
+        source, row, at = [], [], []
+        start = 0
+        for ids in prompts:
+            span = torch.arange(len(ids))
+            for slot in slots_of[ids]:
+                source.append(span + start)
+                row.append(torch.full((len(ids),), slot))
+                at.append(span)
+            start += len(ids)
+        where = [torch.cat(x).to(device) for x in (source, row, at)]
+        _, kept = self.owner.decoder(packed, keep_kv=True)
+        for i, (k, v) in enumerate(kept):
+            cache.k[i][where[1], :, where[2]] = k[where[0]]
+            cache.v[i][where[1], :, where[2]] = v[where[0]]
+
+    def _choose_rows(self, cache: Cache, living: Sequence[int]) -> int:
+        """How many slots to run; living rows move down when a smaller count would do."""
+        total = len(self.held)
+        if self.owner.fixed_rows:
+            return total
+        rows = min(_bucket(len(living)), total)
+        if living[-1] >= rows:
+            if len(living) > 0.8 * min(_bucket(living[-1] + 1), total):
+                return min(_bucket(living[-1] + 1), total)
+            movers = [s for s in living if s >= rows]
+            holes = [s for s in range(rows) if self.held[s] is None][: len(movers)]
+            self._move(cache, movers, holes)
+        return rows
+
+    def _move(self, cache: Cache, sources: Sequence[int], targets: Sequence[int]) -> None:
+        device = cache.slots.token.device
+        src, dst = (torch.tensor(list(x), device=device) for x in (sources, targets))
+        longest = max(self.prompt[s] + self.made[s] for s in sources)
+        for layer in (*cache.k, *cache.v):
+            layer[dst, :, :longest] = layer[src, :, :longest]
+        for state in cache.slots.per_row():
+            state[dst] = state[src]
+        cache.slots.alive[src] = 0
+        for source, target in zip(sources, targets, strict=True):
+            self.held[target], self.held[source] = self.held[source], None
+            for of in (self.made, self.limit, self.prompt):
+                of[target] = of[source]
+
+    def _collect(self, cache: Cache, living: Sequence[int]) -> None:
+        """Look at the rows, take the finished ones out and hand over complete groups."""
+        counts = cache.slots.count.tolist()
+        alive = cache.slots.alive.tolist()
+        for slot in living:
+            self.made[slot] = counts[slot]
+        ended = [s for s in living if not alive[s]]
+        cuts = self._stopped(cache, living) if self.sampling.stop else {}
+        ended.extend(s for s in cuts if alive[s])
+        if self.feed is not None:
+            ended.extend(s for s in living if s not in ended and self._is_cancelled(s))
+        if not ended:
+            return
+        index = torch.tensor(ended, device=cache.slots.token.device)
+        cache.slots.alive[index] = 0
+        tokens = cache.slots.out_token[index].tolist()
+        logps = cache.slots.out_logp[index].tolist()
+        for slot, ids, values in zip(ended, tokens, logps, strict=True):
+            held = self.held[slot]
+            assert held is not None
+            n = cuts.get(slot, self.made[slot])
+            by_stop = slot in cuts or (not self.ignore_eos and ids[n - 1] in self.owner.eos_ids)
+            held[0].done[held[1]] = Generated(
+                tuple(ids[:n]), tuple(values[:n]), "stop" if by_stop else "length"
+            )
+            self.owner.counters.new_tokens += n
+            self.held[slot] = None
+            if all(row is not None for row in held[0].done):
+                self.complete.append(held[0])
+
+    def _stopped(self, cache: Cache, living: Sequence[int]) -> dict[int, int]:
+        """Rows whose text holds a stop string, with the tokens up to and including it."""
+        text_of = self.owner.detokenize
+        assert text_of is not None
+        cuts = {}
+        for slot in living:
+            ids = cache.slots.out_token[slot, : self.made[slot]].tolist()
+            if not any(stop in text_of(ids) for stop in self.sampling.stop):
+                continue
+            low, high = 1, len(ids)
+            while low < high:
+                middle = (low + high) // 2
+                if any(stop in text_of(ids[:middle]) for stop in self.sampling.stop):
+                    high = middle
+                else:
+                    low = middle + 1
+            cuts[slot] = low
+        return cuts
+
+
+def _bucket(rows: int) -> int:
+    """The smallest allowed row count that holds `rows`."""
+    for bucket in BUCKETS:
+        if rows <= bucket:
+            return bucket
+    return -(-rows // 256) * 256

@@ -1,0 +1,229 @@
+"""A vLLM server behind `protocols.Generator`: token ids over HTTP, new weights through a folder.
+
+Does not know rewards or training. Source: vLLM's completions endpoint, and its development
+endpoints `/collective_rpc` and `/reset_prefix_cache`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import ConfigError, ProviderError
+from tfgrpo.protocols import Generated, Sampling
+from tfgrpo.rl.checkpoints.files import WEIGHTS, write_tensors
+
+
+class _Http:
+    """JSON over HTTP with two further tries where the server is busy or away."""
+
+    def __init__(self, base_url: str, timeout_s: float, api_key_env: str) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"base_url {base_url!r} must begin with http:// or https://")
+        key = os.environ.get(api_key_env, "") if api_key_env else ""
+        if api_key_env and not key:
+            raise ConfigError(f"engine.api_key_env: the variable {api_key_env!r} is not set")
+        self.url = base_url.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._timeout_s = timeout_s
+
+    def post(self, path: str, body: Mapping[str, Any], *, from_root: bool = False) -> Any:
+        """Return the reply's JSON; with `from_root` the path stands beside `/v1`, not below it."""
+        url = (self.url.removesuffix("/v1") if from_root else self.url) + path
+        for wait_s in (1.0, 4.0):
+            try:
+                return self._once(url, body)
+            except ProviderError as exc:
+                if exc.kind not in ("overloaded", "connection"):
+                    raise
+            time.sleep(wait_s)
+        return self._once(url, body)
+
+    def _once(self, url: str, body: Mapping[str, Any]) -> Any:
+        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+                text = reply.read()
+                return json.loads(text) if text.strip() else {}
+        except urllib.error.HTTPError as exc:
+            told = exc.read(300).decode(errors="replace")
+            raise ProviderError(
+                f"{url} answered {exc.code}: {told}",
+                kind="overloaded" if exc.code >= 500 else "bad_request",
+                status=exc.code,
+            ) from exc
+        except (OSError, json.JSONDecodeError) as exc:
+            raise ProviderError(f"{url}: {type(exc).__name__}: {exc}", kind="connection") from exc
+
+
+class VllmServer:
+    """A running `vllm serve`, token ids in and out over its completions endpoint.
+
+    Args:
+        base_url: such as `http://127.0.0.1:8000/v1`.
+        model: the served name.
+        reload: called by `sync` with the weights; how a server takes them depends on how it runs
+            (a shared folder and a restart, or its weight-transfer endpoint).
+        timeout_s: limit of one request.
+        concurrency: requests in flight; the server batches them.
+        context_tokens: the model's window, which a reply is cut to; None leaves it to the server.
+        api_key_env: environment variable that holds the server's key; empty for none.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        reload: Callable[[Mapping[str, Any]], None] | None = None,
+        timeout_s: float = 600.0,
+        concurrency: int = 64,
+        context_tokens: int | None = None,
+        api_key_env: str = "",
+    ) -> None:
+        self._http = _Http(base_url, timeout_s, api_key_env)
+        self._model = model
+        self._reload = reload
+        self._concurrency = concurrency
+        self._context_tokens = context_tokens
+
+    def generate(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Generated]]:
+        """Return n continuations a prompt: one request a draw, so that each has its own seed."""
+        del n
+        asked = [
+            (list(ids), seed) for ids, row in zip(token_ids, seeds, strict=True) for seed in row
+        ]
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            replies = pool.map(lambda pair: self._one(pair[0], pair[1], sampling), asked)
+            return [[next(replies) for _ in row] for row in seeds]
+
+    def _one(self, ids: list[int], seed: int, sampling: Sampling) -> Generated:
+        limit = sampling.max_tokens
+        if limit is not None and self._context_tokens is not None:
+            limit = min(limit, self._context_tokens - len(ids))
+        body = {
+            "model": self._model,
+            "prompt": ids,
+            "seed": seed,
+            "max_tokens": limit,
+            "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "ignore_eos": bool(sampling.extra.get("ignore_eos", False)),
+            "stop": list(sampling.stop),
+        }
+        reply = self._http.post("/completions", body)
+        choices = reply.get("choices") or [{}]
+        choice = choices[0]
+        token_ids = choice.get("token_ids")
+        logps = (choice.get("logprobs") or {}).get("token_logprobs")
+        if token_ids is None or logps is None or len(token_ids) != len(logps):
+            raise ProviderError(
+                f"{self._http.url} returned no token ids or log-probs beside the text; training "
+                "needs both: use vLLM 0.10 or newer",
+                kind="bad_reply",
+            )
+        was_cut = choice.get("finish_reason") == "length"
+        return Generated(
+            tuple(token_ids), tuple(map(float, logps)), "length" if was_cut else "stop"
+        )
+
+    def sync(self, named_params: Mapping[str, Any]) -> None:
+        """Hand weights to `reload`."""
+        if self._reload is None:
+            raise ConfigError(
+                "this vLLM server has no way to take new weights: pass reload=… to VllmServer, or "
+                "train with engine.kind = 'own'"
+            )
+        self._reload(named_params)
+
+
+class FolderReload:
+    """Gives a vLLM server new weights through the folder that it was started from.
+
+    The server must run on this machine (or see the folder) with VLLM_SERVER_DEV_MODE=1, which
+    opens `/collective_rpc` and `/reset_prefix_cache`. Cached prefixes are of the old weights, so
+    they are forgotten too.
+
+    Args:
+        folder: holds one `model.safetensors`, which is replaced whole.
+        base_url, timeout_s, api_key_env: of the server.
+    """
+
+    def __init__(
+        self, folder: Path, base_url: str, *, timeout_s: float = 600.0, api_key_env: str = ""
+    ) -> None:
+        self._folder = folder
+        self._http = _Http(base_url, timeout_s, api_key_env)
+
+    def __call__(self, named_params: Mapping[str, Any]) -> None:
+        """Write the weights and have the server read them."""
+        part = self._folder / f".weights-{os.getpid()}"
+        write_tensors(part, {n: t.detach().cpu() for n, t in named_params.items()})
+        part.replace(self._folder / WEIGHTS)
+        for path, body in (
+            ("/collective_rpc", {"method": "reload_weights"}),
+            ("/reset_prefix_cache", {}),
+        ):
+            try:
+                self._http.post(path, body, from_root=True)
+            except ProviderError as exc:
+                if exc.status not in (404, 405):
+                    raise
+                raise ConfigError(
+                    f"the vLLM server has no {path}, so it cannot take new weights: start it as "
+                    f"VLLM_SERVER_DEV_MODE=1 vllm serve {self._folder}"
+                ) from exc
+
+
+def serving_folder(
+    folder: str, model: str, write_model: Callable[[Path], None], *, must_run: bool
+) -> Path:
+    """Return the folder that an engine reads weights from; make it from the starting weights.
+
+    Args:
+        folder: as set; only training writes there from then on.
+        model: what is trained, as `local:...`; must be another folder.
+        write_model: writes the model as it is now.
+        must_run: True where a server has to be started on the new folder before training.
+
+    Raises:
+        ConfigError: no folder, the trained model's own, or a server that must be started first.
+    """
+    if not folder:
+        raise ConfigError(
+            "engine.folder is empty: name a folder for the weights that vLLM reads; it is made"
+        )
+    path = Path(folder)
+    own = Path(model.partition(":")[2]).expanduser()
+    if path.resolve() == own.resolve():
+        raise ConfigError(
+            f"engine.folder {folder!r} is the model that is trained; its weights would be "
+            "overwritten: name another folder"
+        )
+    if (path / "config.json").is_file():
+        return path
+    path.mkdir(parents=True, exist_ok=True)
+    write_model(path)
+    if must_run:
+        raise ConfigError(
+            f"wrote the starting weights into {folder!r}; now start the server with "
+            f"VLLM_SERVER_DEV_MODE=1 vllm serve {folder} and run the same command again"
+        )
+    return path

@@ -1,0 +1,1 @@
+"""GPU kernels of decoding, blocks and updates."""

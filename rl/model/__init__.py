@@ -1,0 +1,1 @@
+"""The decoder that is trained, its fused block, attention and packing."""

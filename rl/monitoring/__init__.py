@@ -1,0 +1,1 @@
+"""Metrics of a training run and its distance to the roofline."""

@@ -1,0 +1,1 @@
+"""Optimiser, master weights and LoRA."""

@@ -1,0 +1,1 @@
+"""Rollout makers of a training step: single turn, several turns, hints, replay."""

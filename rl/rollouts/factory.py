@@ -1,0 +1,160 @@
+"""What makes a trainer's groups, put together from settings.
+
+Does not know training. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
+from tfgrpo.rl.checkpoints.loaded_model import Parts
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.generation.scheduler import Counters
+from tfgrpo.rl.rollouts import plugins as plug
+from tfgrpo.rl.rollouts.multi_turn import PlayMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText
+from tfgrpo.rl.rollouts.turns import TurnLimits
+
+
+def own_generator(
+    config: TrainConfig, parts: Parts, memory: Tensor | None = None
+) -> GroupGenerator:
+    """Return the sampler on the trained weights; `memory` is its own between updates."""
+    r = config.rollout
+    return GroupGenerator(
+        parts.decoder,
+        eos_ids=parts.eos_ids,
+        detokenize=parts.text_of,
+        max_rows=r.max_rows,
+        poll_steps=r.poll_steps,
+        fixed_rows=r.fixed_rows,
+        memory=memory,
+    )
+
+
+def sampling_of(config: TrainConfig) -> Sampling:
+    """Return how training rollouts are drawn."""
+    r = config.rollout
+    extra = {"ignore_eos": True} if r.ignore_eos else {}
+    return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
+
+
+def prompter_of(config: TrainConfig, parts: Parts) -> Prompter:
+    """Return what turns tasks into token ids, with the tools where there are some."""
+    tools = plug.tools_of(config.play)
+    return Prompter(
+        tokenizer_of(config, parts),
+        system=plug.system_text(config, tools),
+        template=config.model.template,
+        context_tokens=parts.decoder.shape.context,
+    )
+
+
+def tokenizer_of(config: TrainConfig, parts: Parts) -> Any:
+    """Return the tokenizer; where calls are native, its template is given the tools."""
+    tools = plug.tools_of(config.play)
+    native = tools and config.play.calls == "native"
+    return OffersTools(parts.tokenizer, tools) if native else parts.tokenizer
+
+
+def maker_of(
+    config: TrainConfig,
+    parts: Parts,
+    verifier: Verifier,
+    own: Counted,
+    engine: Generator | None,
+) -> RolloutMaker | PlayMaker:
+    """Return what makes groups: of one turn, or of several where [play] is set.
+
+    Raises:
+        ConfigError: tools that cannot be loaded, or a chat template that cannot be continued.
+    """
+    tools = plug.tools_of(config.play)
+    prompter = prompter_of(config, parts)
+    sampling = sampling_of(config)
+    common: dict[str, Any] = {
+        "policy_id": f"train:{parts.name}",
+        "on_truncated": config.rollout.on_truncated,
+        "verifier_timeout_s": config.rollout.verifier_timeout_s,
+    }
+    if not config.play.is_on:
+        queue = own if engine is None else Batches(engine)
+        return RolloutMaker(queue, prompter, verifier, sampling, **common)
+    if tools and config.play.calls == "text":
+        sampling = replace(sampling, stop=(*sampling.stop, STOP))
+    return PlayMaker(
+        engine or own,
+        prompter,
+        verifier,
+        sampling,
+        make_environment=plug.environment_of(config.play, tools),
+        turn_text=TurnText(
+            prompter.tokenizer, template=config.model.template, eos_ids=parts.eos_ids
+        ),
+        limits=TurnLimits(
+            config.play.max_turns, min(config.play.max_tokens, parts.decoder.shape.context)
+        ),
+        act_timeout_s=config.play.tool_timeout_s,
+        **common,
+    )
+
+
+class Counted:
+    """The trainer's own sampler; adds up what several runs of it cost."""
+
+    def __init__(self, own: GroupGenerator) -> None:
+        self._own = own
+        self._spent = Counters()
+
+    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
+        """Serve a queue."""
+        self._own.run(requests, sampling, on_done)
+        self._spent.add(self._own.counters)
+
+    def generate(
+        self,
+        token_ids: Sequence[Sequence[int]],
+        n: int,
+        sampling: Sampling,
+        seeds: Sequence[Sequence[int]],
+    ) -> list[list[Generated]]:
+        """Return n continuations a prompt."""
+        made = self._own.generate(token_ids, n, sampling, seeds)
+        self._spent.add(self._own.counters)
+        return made
+
+    def sync(self, named_params: Mapping[str, Any]) -> None:
+        """Take weights."""
+        self._own.sync(named_params)
+
+    def take(self) -> Counters:
+        """Return what was done since the last call."""
+        found, self._spent = self._spent, Counters()
+        return found
+
+
+class Batches:
+    """A plain `Generator` behind the queue interface: rounds of whole batches."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
+        """Serve requests and those that `on_done` adds."""
+        waiting = list(requests)
+        while waiting:
+            size = len(waiting[0].seeds)
+            batch = [r for r in waiting if len(r.seeds) == size]
+            waiting = [r for r in waiting if len(r.seeds) != size]
+            made = self._generator.generate(
+                [r.prompt_ids for r in batch], size, sampling, [r.seeds for r in batch]
+            )
+            for request, rows in zip(batch, made, strict=True):
+                waiting.extend(on_done(request, rows))

@@ -1,0 +1,132 @@
+"""The `[hints]` section put to work: hints written by a model where it says so, then the scheduler.
+
+Hints are written once, before training, and kept in `RUN/hints.json`, so that a resumed run has the
+same ones. Does not know schedulers or how a reply is read. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import StoreError
+from tfgrpo.hints.settings import Writer, make_scheduler, writer_of
+from tfgrpo.hints.writer import Written, with_hints, write_hints
+from tfgrpo.protocols import LM, HintScheduler, Sampling
+from tfgrpo.rl.checkpoints.loaded_model import Parts
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import canonical_json, digest
+
+FILE = "hints.json"
+
+
+def prepare(
+    config: TrainConfig, tasks: Sequence[Task], parts: Parts
+) -> tuple[list[Task], HintScheduler | None]:
+    """Return the training tasks, with hints where a model writes them, and the scheduler.
+
+    Raises:
+        ConfigError: a wrong section.
+        ProviderError: the writer failed.
+        StoreError: the kept hints cannot be read or written.
+    """
+    if not config.hints:
+        return list(tasks), None
+    writer = writer_of(config.hints)
+    if writer is None:
+        return list(tasks), make_scheduler(config.hints)
+    made, figures = _written(config, writer, tasks, parts)
+    return made, make_scheduler(config.hints, figures)
+
+
+def policy_lm(parts: Parts, *, max_rows: int = 64) -> LM:
+    """Return the weights that are trained, as they are now, as a text model."""
+    from tfgrpo.lm.local.loading import LoadedModel
+    from tfgrpo.lm.local.local_lm import LocalLM
+    from tfgrpo.rl.generation.generator import GroupGenerator
+
+    decoder = parts.decoder
+    loaded = LoadedModel(
+        model=None,
+        tokenizer=parts.tokenizer,
+        source=parts.name,
+        dtype=str(decoder.embed.dtype).removeprefix("torch."),
+        context_tokens=decoder.shape.context,
+        eos_ids=parts.eos_ids,
+    )
+    generator = GroupGenerator(
+        decoder, eos_ids=parts.eos_ids, detokenize=parts.text_of, max_rows=max_rows
+    )
+    return LocalLM(parts.name, loaded=loaded, generator=generator, weights_id="policy")
+
+
+def _written(
+    config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: Parts
+) -> tuple[list[Task], dict[str, float]]:
+    path = Path(config.run.folder) / FILE
+    key = digest([writer.to_json(), config.run.seed, [t.to_dict() for t in tasks]], 16)
+    kept = _read(path, key)
+    if kept is None:
+        written = asyncio.run(_ask(config, writer, tasks, parts))
+        kept = {"key": key, "figures": _figures(written), "hints": _rows(written.tasks)}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(canonical_json(kept) + "\n", encoding="utf-8")
+        except OSError as exc:
+            raise StoreError(f"hints cannot be kept in {str(path)!r}: {exc.strerror}") from exc
+    rows = kept["hints"]
+    made = [with_hints(t, rows[t.task_id][0], rows[t.task_id][1]) for t in tasks]
+    return made, dict(kept["figures"])
+
+
+async def _ask(config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: Parts) -> Written:
+    from tfgrpo.lm import open_lm
+    from tfgrpo.lm.retry import RetryingLM
+
+    lm = policy_lm(parts) if writer.is_policy else RetryingLM(open_lm(writer.lm))
+    try:
+        return await write_hints(
+            tasks,
+            lm,
+            source="self" if writer.is_policy else "teacher",
+            retries=writer.retries,
+            sampling=Sampling(temperature=1.0, max_tokens=writer.max_tokens),
+            seed=config.run.seed,
+            solution_key=writer.solution_key,
+        )
+    finally:
+        await lm.aclose()
+
+
+def _figures(written: Written) -> dict[str, float]:
+    figures = {
+        "written_replies": float(written.replies),
+        "written_leaked": float(written.leaked),
+        "written_fallbacks": float(len(written.fallbacks)),
+        "written_without": float(len(written.without)),
+    }
+    if written.parse_rate is not None:
+        figures["parse_rate"] = written.parse_rate
+    return figures
+
+
+def _rows(tasks: Sequence[Task]) -> dict[str, list[Any]]:
+    return {t.task_id: [t.metadata["hints"], t.metadata["hints_source"]] for t in tasks}
+
+
+def _read(path: Path, key: str) -> Mapping[str, Any] | None:
+    """Return the kept hints, or None where there are none of this writer and these tasks."""
+    if not path.exists():
+        return None
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return kept if kept["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise StoreError(
+            f"the kept hints in {str(path)!r} cannot be read ({exc}); delete the file to have them "
+            "written again"
+        ) from exc

@@ -1,0 +1,229 @@
+"""Groups of rollouts of several turns: tools or an environment, token in and token out.
+
+All rollouts of a step play at once. Those that wait for the model are drawn together, in one call
+of the generator, as soon as none can go on without it, so tools run side by side and the draws
+don't depend on how fast they are.
+
+Does not know losses or what tools do. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tfgrpo.context import EMPTY_CONTEXT
+from tfgrpo.errors import ConfigError, PolicyError, boundary
+from tfgrpo.messages import Message
+from tfgrpo.policies.attempt import one_line
+from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
+from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, judge, sizes_of
+from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
+from tfgrpo.rl.rollouts.turns import Environment, TurnLimits, play
+from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
+from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.user_code import CallTimeout, call_foreign
+
+MakeEnvironment = Callable[[Task], Environment]
+
+
+@dataclass(slots=True)
+class _Draws:
+    """Turns that live rollouts wait for; drawn when nobody else can go on."""
+
+    generator: Generator
+    sampling: Sampling
+    live: int
+    waiting: list[tuple[Sequence[int], int, asyncio.Future[Generated]]] = field(
+        default_factory=list
+    )
+
+    async def sample(
+        self, ids: Sequence[int], seed: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...], bool]:
+        """Return the next turn of one rollout."""
+        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
+        self.waiting.append((list(ids), seed, future))
+        self.draw_if_all_wait()
+        made = await future
+        return made.token_ids, made.logprobs, made.finish == "length"
+
+    def ended(self) -> None:
+        """One rollout asks for nothing more."""
+        self.live -= 1
+        self.draw_if_all_wait()
+
+    def draw_if_all_wait(self) -> None:
+        """Draw all waiting turns; errors go to those who wait."""
+        self.waiting = [w for w in self.waiting if not w[2].done()]  # cancelled ones are done
+        if not self.waiting or len(self.waiting) < self.live:
+            return
+        batch, self.waiting = self.waiting, []
+        try:
+            made = self.generator.generate(
+                [ids for ids, _, _ in batch], 1, self.sampling, [[seed] for _, seed, _ in batch]
+            )
+        except Exception as exc:
+            for _, _, future in batch:
+                future.set_exception(exc)
+            return
+        for (_, _, future), rows in zip(batch, made, strict=True):
+            future.set_result(rows[0])
+
+
+class _Guarded:
+    """A user's environment whose errors and delays become ours."""
+
+    def __init__(self, environment: Environment, timeout_s: float) -> None:
+        self._environment = environment
+        self._timeout_s = timeout_s
+
+    async def act(self, action: Message) -> Sequence[Message] | None:
+        answer: Sequence[Message] | None = await call_foreign(
+            self._environment.act,
+            action,
+            error=PolicyError,
+            where="play.environment",
+            timeout_s=self._timeout_s,
+        )
+        return answer
+
+    def facts(self) -> Mapping[str, Any]:
+        made = getattr(self._environment, "facts", None)
+        with boundary(PolicyError, "play.environment, facts"):
+            return dict(made()) if made is not None else {}
+
+
+class PlayMaker:
+    """Makes one group a task, as `rollouts.RolloutMaker` does, of rollouts of several turns.
+
+    Args:
+        generator: what makes tokens.
+        prompter: tasks to token ids and back.
+        verifier: what judges a finished rollout.
+        sampling: of each turn; `max_tokens` set.
+        make_environment: called with the task for each rollout.
+        turn_text: observation turns to token ids.
+        limits: turns and tokens of a rollout.
+        policy_id: names the weights in groups' ids.
+        on_truncated: `grade` or `drop`.
+        verifier_timeout_s: wall time of one verification.
+        act_timeout_s: wall time of one answer of the environment.
+    """
+
+    def __init__(
+        self,
+        generator: Generator,
+        prompter: Prompter,
+        verifier: Verifier,
+        sampling: Sampling,
+        *,
+        make_environment: MakeEnvironment,
+        turn_text: TurnText,
+        limits: TurnLimits,
+        policy_id: str,
+        on_truncated: str = "grade",
+        verifier_timeout_s: float = 120.0,
+        act_timeout_s: float = 60.0,
+    ) -> None:
+        self._generator = generator
+        self._prompter = prompter
+        self._verifier = verifier
+        self._sampling = sampling
+        self._make_environment = make_environment
+        self._turn_text = turn_text
+        self._limits = limits
+        self._policy_id = policy_id
+        self._on_truncated = on_truncated
+        self._verifier_timeout_s = verifier_timeout_s
+        self._act_timeout_s = act_timeout_s
+        self.figures = RolloutFigures()
+
+    def make(
+        self,
+        tasks: Sequence[Task],
+        group_size: int | Sequence[int],
+        *,
+        seed: int,
+        hints: HintScheduler | None = None,
+        sampling: Sampling | None = None,
+    ) -> list[RolloutGroup]:
+        """Return one group a task, in order; draws are fixed by (seed, task, sample, turn)."""
+        if hints is not None:
+            raise ConfigError("[hints] with [play] is not built: leave one of the sections out")
+        self.figures = RolloutFigures()
+        started = time.monotonic()
+        if sampling is not None:  # the turns' own stop strings stay
+            sampling = replace(sampling, stop=self._sampling.stop)
+        sizes = sizes_of(tasks, group_size)
+        draws = _Draws(self._generator, sampling or self._sampling, sum(sizes.values()))
+        with asyncio.Runner() as runner:
+            groups = runner.run(self._groups(tasks, sizes, seed, draws))
+        self.figures.seconds = time.monotonic() - started
+        return groups
+
+    async def _groups(
+        self, tasks: Sequence[Task], sizes: Mapping[str, int], seed: int, draws: _Draws
+    ) -> list[RolloutGroup]:
+        async def group(task: Task) -> RolloutGroup:
+            group_id = group_id_of(task, EMPTY_CONTEXT, self._policy_id, seed=seed, scope="play")
+            prompt = self._prompter.ids(task)
+            played = await asyncio.gather(
+                *(
+                    self._one(task, prompt, f"{group_id}-{i}", i, seed, draws)
+                    for i in range(sizes[task.task_id])
+                )
+            )
+            return RolloutGroup(
+                group_id, task, tuple(played), policy_id=self._policy_id, metadata={"play": True}
+            )
+
+        return list(await asyncio.gather(*(group(t) for t in tasks)))
+
+    async def _one(
+        self,
+        task: Task,
+        prompt: tuple[int, ...],
+        rollout_id: str,
+        i: int,
+        seed: int,
+        draws: _Draws,
+    ) -> Rollout:
+        try:
+            with boundary(PolicyError, "play.environment"):
+                environment = _Guarded(self._make_environment(task), self._act_timeout_s)
+            made = await play(
+                task,
+                prompt,
+                environment,
+                draws.sample,
+                self._turn_text,
+                self._text,
+                seed=derive_seed(seed, task.task_id, i),
+                rollout_id=rollout_id,
+                limits=self._limits,
+            )
+        except (PolicyError, CallTimeout) as exc:
+            return Rollout(rollout_id, task.task_id, sample_index=i).failed(
+                "policy_failed", one_line(exc)
+            )
+        finally:
+            draws.ended()
+        made = replace(made, sample_index=i)
+        self.figures.rollouts += 1
+        self.figures.prompt_tokens += len(prompt)
+        self.figures.completion_tokens += sum(len(s.token_ids or ()) for s in made.steps)
+        if made.is_truncated and self._on_truncated == "drop":
+            self.figures.dropped_rollouts += 1
+            return made.failed("truncated", "the rollout hit its limit of turns or tokens")
+        started = time.monotonic()
+        graded = await judge(made, task, self._verifier.score, self._verifier_timeout_s)
+        self.figures.verify_seconds += time.monotonic() - started
+        return graded
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """The turn's text; a made-up observation at its end is no part of it."""
+        return self._prompter.text(ids).removesuffix(STOP)

@@ -1,0 +1,271 @@
+"""The groups of a step: draw tasks, roll them, top up, add past groups.
+
+With `curriculum.rounds` above 1 further tasks are rolled until the step is full of groups whose
+rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are dropped and
+counted. All processes see all outcomes, so each decides alike.
+
+Does not know losses or weights. Source: as named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from tfgrpo.errors import ConfigError, VerifierError
+from tfgrpo.protocols import HintScheduler, Sampling
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.hint_notes import is_hinted
+from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
+from tfgrpo.rl.rollouts.replay_buffer import Replay
+from tfgrpo.rl.rollouts.single_turn import RolloutFigures
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.canonical import derive_seed
+
+MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
+"""(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
+
+PROFILE_TASKS = 256
+"""Tasks rolled at once in a profiling pass."""
+
+
+class Maker(Protocol):
+    """What makes one group a task: `RolloutMaker`, or `PlayMaker` for several turns."""
+
+    figures: RolloutFigures
+
+    def make(
+        self,
+        tasks: Sequence[Task],
+        group_size: int | Sequence[int],
+        *,
+        seed: int,
+        hints: HintScheduler | None = None,
+        sampling: Sampling | None = None,
+    ) -> list[RolloutGroup]:
+        """Return one group a task, in order; `group_size` is one number or one a task."""
+        ...
+
+
+@dataclass(slots=True)
+class Rolled:
+    """What a step trains on."""
+
+    groups: list[RolloutGroup]
+    """This process's, fresh ones first."""
+    made: list[RolloutGroup]
+    """All that were rolled for the step, those left out too."""
+    replayed: frozenset[str] = frozenset()
+    """Ids of rollouts that older weights sampled."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Reward of a greedy rollout, by task id."""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of one group, known to every process."""
+
+    task_id: str
+    rewards: tuple[float, ...]
+    unaided: tuple[float, ...]
+    """Rewards of the rollouts that had no hint: how hard the task is by itself."""
+    is_informative: bool
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The rounds of one step so far."""
+
+    kept: list[RolloutGroup] = field(default_factory=list)
+    made: list[RolloutGroup] = field(default_factory=list)
+    taken: dict[str, bool] = field(default_factory=dict)
+    """Task id to whether its group's rewards differ, of all processes."""
+    spent: RolloutFigures = field(default_factory=RolloutFigures)
+    rounds: int = 0
+    full: int = 0
+    """Informative groups kept, of all processes."""
+    is_graded: bool = False
+
+    def add(
+        self,
+        groups: Sequence[RolloutGroup],
+        outcomes: Sequence[_Outcome],
+        *,
+        room: int,
+        keeps_all: bool,
+    ) -> None:
+        """Take a round: all of it, or its first informative groups while there is room."""
+        chosen = [o.task_id for o in outcomes if o.is_informative][:room]
+        self.kept += [g for g in groups if keeps_all or g.task.task_id in set(chosen)]
+        self.made += groups
+        self.full += len(chosen)
+        self.rounds += 1
+        self.taken |= {o.task_id: o.is_informative for o in outcomes}
+        self.is_graded |= any(o.rewards for o in outcomes)
+
+    def figures(self) -> dict[str, int]:
+        """What dynamic sampling cost."""
+        return {
+            "rounds": self.rounds,
+            "groups_rolled": len(self.taken),
+            "groups_dropped": len(self.taken) - self.full,
+        }
+
+
+class Roller:
+    """Makes the groups of each step.
+
+    Args:
+        config: all settings.
+        maker: tasks to groups.
+        curriculum: which tasks.
+        replay: past groups, or None.
+        hints: when a failed task gets which hint.
+        make_groups: a user's own maker, in place of `maker`.
+        greedy: True also rolls each task greedily once, for estimators that need a baseline.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        maker: Maker,
+        curriculum: Curriculum,
+        *,
+        replay: Replay | None,
+        hints: HintScheduler | None,
+        make_groups: MakeGroups | None,
+        sampling: Sampling,
+        greedy: bool,
+    ) -> None:
+        self._config = config
+        self._maker = maker
+        self._curriculum = curriculum
+        self._replay = replay
+        self._hints = hints
+        self._make_groups = make_groups
+        self._sampling = sampling
+        self._greedy = greedy
+        self._rank, self._world = distributed.world()
+
+    def profile(self) -> dict[str, float]:
+        """Roll every training task under the starting weights; return figures."""
+        draws, tasks = self._curriculum.config.profile, list(self._curriculum.tasks)
+        seed = derive_seed(self._config.run.seed, "profile")
+        mine = tasks[self._rank :: self._world]
+        seen: dict[str, list[float]] = {}
+        for at in range(0, len(mine), PROFILE_TASKS):
+            groups = self._maker.make(mine[at : at + PROFILE_TASKS], draws, seed=seed)
+            seen |= {g.task.task_id: list(g.rewards_G) for g in groups}
+        everyone = {t: r for part in distributed.gather_objects(seen) for t, r in part.items()}
+        return self._curriculum.profiled((t.task_id, everyone[t.task_id]) for t in tasks)
+
+    def roll(self, step: int) -> Rolled:
+        """Return the groups of a step, counted from 0.
+
+        Raises:
+            VerifierError: none of the rollouts could be graded.
+            ConfigError: the allocator gave nothing.
+        """
+        seed = derive_seed(self._config.run.seed, "step", step)
+        rolled = self._rounds(step, seed)
+        if self._replay is not None:
+            self._add_past(rolled, step)
+        if self._greedy:
+            rolled.baselines = self._baselines(rolled.groups, seed)
+        return rolled
+
+    def _rounds(self, step: int, seed: int) -> Rolled:
+        wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.rounds
+        tally = _Tally()
+        while tally.rounds < most and tally.full < wanted:
+            size = _next_size(wanted, tally.full, len(tally.taken))
+            draws = self._curriculum.draw(size, tally.taken)
+            if not draws:
+                break
+            groups = self._make(draws[self._rank :: self._world], seed)
+            outcomes = self._share(draws, groups)
+            tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
+            _add(tally.spent, self._maker.figures)
+            self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
+        self._check(step, tally)
+        self._maker.figures = tally.spent
+        return Rolled(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
+
+    def _check(self, step: int, tally: _Tally) -> None:
+        if not tally.taken:
+            raise ConfigError(
+                f"step {step + 1}: the curriculum gave no task a rollout; look at "
+                "curriculum.allocate and its options"
+            )
+        if not tally.is_graded:
+            errors = [r.error for g in tally.made for r in g.rollouts if r.error]
+            raise VerifierError(
+                f"step {step + 1}: none of the rollouts could be graded; the first cause: "
+                f"{errors[0] if errors else 'no rollouts'}"
+            )
+
+    def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
+        if self._make_groups is not None:
+            return self._make_groups([d.task for d in draws], seed)
+        return self._maker.make(
+            [d.task for d in draws], [d.size for d in draws], seed=seed, hints=self._hints
+        )
+
+    def _share(self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]) -> list[_Outcome]:
+        """What became of every process's groups, in the order of draws."""
+        mine = {g.task.task_id: (g.rewards_G, _unaided(g), g.is_informative()) for g in groups}
+        everyone = {t: x for part in distributed.gather_objects(mine) for t, x in part.items()}
+        return [_Outcome(d.task.task_id, *everyone[d.task.task_id]) for d in draws]
+
+    def _baselines(self, groups: Sequence[RolloutGroup], seed: int) -> dict[str, float]:
+        """Reward of a greedy rollout of each task; where it was not graded, the group's mean."""
+        kept = self._maker.figures
+        made = self._maker.make(
+            [g.task for g in groups],
+            1,
+            seed=derive_seed(seed, "greedy"),
+            sampling=replace(self._sampling, temperature=0.0),
+        )
+        _add(kept, self._maker.figures)
+        self._maker.figures = kept
+        return {
+            g.task.task_id: (b.rewards_G or (g.mean_reward or 0.0,))[0]
+            for g, b in zip(groups, made, strict=True)
+        }
+
+    def _add_past(self, rolled: Rolled, step: int) -> None:
+        assert self._replay is not None
+        busy = {g.task.task_id for g in rolled.groups}
+        past = self._replay.pick(self._config.curriculum.replay, step, busy)
+        self._replay.add(rolled.groups, step)
+        rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
+        rolled.groups = [*rolled.groups, *past]
+        rolled.figures["groups_replayed"] = len(past)
+
+
+def _unaided(group: RolloutGroup) -> tuple[float, ...]:
+    return tuple(r.score.reward for r in group.graded if r.score and not is_hinted(r))
+
+
+def _next_size(wanted: int, full: int, rolled: int) -> int:
+    """Tasks of the next round: what is missing, over the share of mixed groups seen so far."""
+    if not rolled:
+        return wanted
+    return min(wanted, math.ceil((wanted - full) / max(full / rolled, 0.25)))
+
+
+def _add(total: RolloutFigures, part: RolloutFigures) -> None:
+    """Add a call's figures to a step's."""
+    if total is part:
+        return
+    for name in RolloutFigures.__slots__:
+        value, more = getattr(total, name), getattr(part, name)
+        if isinstance(value, dict):
+            for key, n in more.items():
+                value[key] = value.get(key, 0) + n
+        else:
+            setattr(total, name, value + more)

@@ -1,0 +1,145 @@
+"""Rollouts of several turns as training rows, and the loop that makes them token by token.
+
+Token-in/token-out: what the model wrote is kept as the ids it wrote, never as text tokenised
+again; a turn's prompt is the sequence so far plus the ids of the tool's answer. Only sampled
+tokens bear a loss. Steps keep their numbers, for estimators that give credit by step.
+
+Does not know losses. Idea: one growing sequence a rollout (verifiers, verl's agent loop); the
+traps are re-tokenisation and off-by-one masks (trl#5224, verl#6719).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.messages import Message
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rollout import Rollout, Step, Task, Usage
+
+
+def row_of(rollout: Rollout, *, index: int) -> Row:
+    """Return a rollout's steps as one row.
+
+    Raises:
+        ConfigError: a step has no token ids, or a later prompt does not continue the sequence
+            (the text was tokenised again somewhere).
+    """
+    first = rollout.steps[0]
+    if first.token_ids is None or first.prompt_token_ids is None:
+        raise ConfigError(
+            f"rollout {rollout.rollout_id!r} has no token ids: training needs an engine that "
+            "returns them"
+        )
+    if len(rollout.steps) == 1:
+        return Row(index, first.prompt_token_ids, first.token_ids)
+    sequence: list[int] = [*first.prompt_token_ids]
+    start = len(sequence)
+    sampled: list[int] = []
+    for number, step in enumerate(rollout.steps):
+        if step.token_ids is None or step.prompt_token_ids is None:
+            raise ConfigError(f"rollout {rollout.rollout_id!r}: step {number} has no token ids")
+        if list(step.prompt_token_ids[: len(sequence)]) != sequence:
+            raise ConfigError(
+                f"rollout {rollout.rollout_id!r}: the prompt of step {number} does not continue "
+                "the tokens so far; keep the sampled ids and append only the new turn's ids"
+            )
+        sequence.extend(step.prompt_token_ids[len(sequence) :])
+        at = len(sequence) - start
+        sampled.extend(range(at, at + len(step.token_ids)))
+        sequence.extend(step.token_ids)
+    return Row(index, tuple(sequence[:start]), tuple(sequence[start:]), tuple(sampled))
+
+
+def step_numbers(rollout: Rollout) -> tuple[int, ...]:
+    """Return, per loss-bearing token, the number of the step that sampled it."""
+    return tuple(i for i, step in enumerate(rollout.steps) for _ in step.token_ids or ())
+
+
+class Environment(Protocol):
+    """What answers an action; one object a rollout.
+
+    Contract: `act` returns the observation turns, or None when the rollout has ended; it raises
+    nothing for a bad action but says so in the observation. It may also have a method `facts()`,
+    asked at the end, whose mapping becomes the rollout's metadata. Estimators read `tool_calls` and
+    `invalid_actions` (counts), `state_keys` (a text a step: the state before it) and `step_rewards`
+    (a number a step).
+    """
+
+    async def act(self, action: Message) -> Sequence[Message] | None:
+        """Take the model's turn."""
+        ...
+
+
+TurnTokens = Callable[[Sequence[Message], Sequence[int]], Sequence[int]]
+"""(observation turns, the model's last turn) to the ids between that turn and its next one."""
+
+SampleTurn = Callable[
+    [Sequence[int], int], Awaitable[tuple[tuple[int, ...], tuple[float, ...], bool]]
+]
+"""(token ids so far, seed) to (sampled ids, log-probs, was it cut at its limit)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """How long a rollout may become."""
+
+    max_turns: int = 8
+    max_tokens: int = 4096
+    """Of the whole sequence, prompt included."""
+
+
+async def play(
+    task: Task,
+    prompt_ids: Sequence[int],
+    environment: Environment,
+    sample: SampleTurn,
+    turn_tokens: TurnTokens,
+    text_of: Callable[[Sequence[int]], str],
+    *,
+    seed: int,
+    rollout_id: str,
+    limits: TurnLimits = TurnLimits(),  # frozen, shared on purpose
+) -> Rollout:
+    """Play one rollout to its end and return it ungraded, with token ids at every step.
+
+    Args:
+        task: what is played.
+        prompt_ids: token ids of the first prompt.
+        environment: answers each action; its exceptions pass through.
+        sample: draws one turn; called with seed + turn number.
+        turn_tokens: renders observations, the next generation prompt included.
+        text_of: token ids to the action's text.
+        seed: fixes the draws.
+        rollout_id: of the result.
+        limits: turns and tokens.
+    """
+    sequence = list(prompt_ids)
+    steps: list[Step] = []
+    is_cut = False
+    for turn in range(limits.max_turns):
+        ids, logps, is_cut = await sample(sequence, seed + turn)
+        action = Message("assistant", text_of(ids))
+        answer = None if is_cut else await environment.act(action)
+        steps.append(Step(action, tuple(answer or ()), ids, logps, tuple(sequence)))
+        sequence.extend(ids)
+        if answer is None:
+            break
+        sequence.extend(turn_tokens(answer, ids))
+        if len(sequence) >= limits.max_tokens:
+            is_cut = True
+            break
+    else:
+        is_cut = True
+    tokens = sum(len(s.token_ids or ()) for s in steps)
+    return Rollout(
+        rollout_id,
+        task.task_id,
+        steps=tuple(steps),
+        usage=Usage(uncached_tokens=len(sequence) - tokens, text_tokens=tokens, calls=len(steps)),
+        seed=seed,
+        is_truncated=is_cut,
+        metadata=dict(facts()) if (facts := getattr(environment, "facts", None)) else {},
+    )

@@ -1,0 +1,1 @@
+"""From groups to gradients: rows, features, log-probabilities, accumulation."""

@@ -1,0 +1,343 @@
+"""What estimators are told of each rollout, gathered only where an entry in use asks for it.
+
+`collect` reads facts off this process's rollouts; `batch_of` lays those of all processes end to end
+as one `RewardBatch`. Does not know which estimator reads what. Source: own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.policies.tool_calls import calls_of
+from tfgrpo.rl.formulas.inputs import RewardBatch
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.rollouts.turns import step_numbers
+from tfgrpo.rl.update.token_stats import Measured
+from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.runtime.canonical import digest
+from tfgrpo.verifiers.answer import boxed, compiled, extracted
+
+TextOf = Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One graded rollout with its tokens laid out."""
+
+    group: int
+    """Number of its group among this process's groups."""
+    rollout: Rollout
+    row: Row
+    of: RolloutGroup
+
+    @property
+    def reward(self) -> float:
+        """Its reward."""
+        assert self.rollout.score is not None
+        return self.rollout.score.reward
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """The named parts of its score."""
+        assert self.rollout.score is not None
+        return self.rollout.score.parts
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Its sampled tokens."""
+        return tuple(t for s in self.rollout.steps for t in s.token_ids or ())
+
+    @property
+    def engine_logp(self) -> tuple[float, ...] | None:
+        """What the sampler reported, or None."""
+        return tuple(p for s in self.rollout.steps for p in (s.logprobs or ())) or None
+
+
+@dataclass(slots=True)
+class RowFacts:
+    """One row of a `RewardBatch`, as plain values that travel between processes."""
+
+    reward: float
+    group: int
+    length: int
+    parts: dict[str, float]
+    logp_T: tuple[float, ...] | None = None
+    entropy_T: tuple[float, ...] | None = None
+    token_T: tuple[int, ...] | None = None
+    step_T: tuple[int, ...] | None = None
+    states: tuple[Hashable, ...] | None = None
+    step_rewards: tuple[float, ...] | None = None
+    answer: Hashable = None
+    baseline: float | None = None
+    columns_R: dict[str, float] = field(default_factory=dict)
+    columns_D: dict[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where facts come from that a rollout does not carry."""
+
+    needs: frozenset[str]
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column to `task:KEY`, `part:NAME`, `rollout:KEY`, `length`, `entropy` or `logp`."""
+    measured: Measured = field(default_factory=Measured)
+    tempered: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Log-probs at another temperature, by row index."""
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    """Reward of a greedy rollout, by task id."""
+    text_of: TextOf = str
+    answer_pattern: str = ""
+    by_history: bool = False
+    """States are equal where all tokens so far are, not where the last observation is."""
+    phrases: Sequence[str] = ()
+
+
+def collect(graded: Sequence[Graded], sources: Sources) -> list[RowFacts]:
+    """Return the facts of this process's rows, in order.
+
+    Raises:
+        ConfigError: a rollout lacks what an entry needs, such as a column's key.
+    """
+    contexts = _contexts(graded) if "extra:context_R" in sources.needs else {}
+    return [_facts(g, sources, contexts) for g in graded]
+
+
+def _facts(g: Graded, s: Sources, contexts: Mapping[int, int]) -> RowFacts:
+    needs, i = s.needs, g.row.index
+    facts = RowFacts(g.reward, g.group, g.row.n_loss, dict(g.parts))
+    if needs & {"logp", "logp_tokens", "extra:ratio_R", "extra:score_norm_R"}:
+        facts.logp_T = s.measured.logp[i]
+    if needs & {"entropy_tokens", "extra:think_entropy_R", "extra:answer_entropy_R"}:
+        facts.entropy_T = s.measured.entropy[i]
+    if "token_ids" in needs:
+        facts.token_T = g.token_ids
+    if needs & {"steps", "states", "step_rewards"}:
+        facts.step_T = step_numbers(g.rollout)
+    if "states" in needs:
+        facts.states = state_keys(g.rollout, by_history=s.by_history)
+    if "step_rewards" in needs:
+        facts.step_rewards = step_rewards(g.rollout)
+    if "answers" in needs:
+        facts.answer = answer_class(g.rollout.answer, s.answer_pattern)
+    if "baseline" in needs:
+        facts.baseline = s.baselines.get(g.rollout.task_id)
+    for need in needs:
+        kind, _, name = need.partition(":")
+        if kind == "extra" and name.endswith("_R"):
+            facts.columns_R[name] = _column(name, g, facts, s, contexts)
+    if "extra:sum_square_D" in needs:
+        facts.columns_D["sum_square_D"] = s.measured.sum_square[i]
+    if "extra:tempered_logp_D" in needs:
+        facts.columns_D["tempered_logp_D"] = s.tempered[i]
+    if "extra:planning_D" in needs:
+        facts.columns_D["planning_D"] = planning(g.token_ids, s.text_of, s.phrases)
+    return facts
+
+
+def _column(
+    name: str, g: Graded, facts: RowFacts, s: Sources, contexts: Mapping[int, int]
+) -> float:
+    """A number a rollout: the one that the settings name, else the run's own reading."""
+    if name in s.columns:
+        return _named(name, s.columns[name], g, s)
+    if name == "tool_calls_R":
+        return float(g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout))))
+    if name == "invalid_R":
+        return float(g.rollout.metadata.get("invalid_actions", 0))
+    if name == "context_R":
+        return float(contexts[g.row.index])
+    if name in ("think_entropy_R", "answer_entropy_R"):
+        cut = thinking_tokens(g.token_ids, s.text_of)
+        assert facts.entropy_T is not None
+        part = facts.entropy_T[:cut] if name == "think_entropy_R" else facts.entropy_T[cut:]
+        return math.fsum(part) / len(part) if part else 0.0
+    assert facts.logp_T is not None
+    if name == "ratio_R":
+        return math.exp(math.fsum(facts.logp_T) - math.fsum(g.engine_logp or facts.logp_T))
+    # score_norm_R: the norm of ∇ log π by the logits, √Σ_t (1 − 2π_t + Σπ²)
+    square_T = s.measured.sum_square[g.row.index]
+    terms = (1 - 2 * math.exp(p) + q for p, q in zip(facts.logp_T, square_T, strict=True))
+    return math.sqrt(max(0.0, math.fsum(terms)))
+
+
+def _named(name: str, source: str, g: Graded, s: Sources) -> float:
+    if source == "length":
+        return float(g.row.n_loss)
+    if source in ("entropy", "logp"):
+        values = getattr(s.measured, source)[g.row.index]
+        return math.fsum(values) / max(1, len(values))
+    kind, _, key = source.partition(":")
+    place: Mapping[str, Any] = {
+        "task": g.of.task.metadata,
+        "part": g.parts,
+        "rollout": g.rollout.metadata,
+    }[kind]
+    value = place.get(key)
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    raise ConfigError(
+        f"columns.{name} = {source!r}: {kind} of task {g.rollout.task_id!r} has {value!r} there; "
+        f"a number is needed; it has {sorted(place)}"
+    )
+
+
+def _contexts(graded: Sequence[Graded]) -> dict[int, int]:
+    """Number the prompts of each group, 0 and up; −1 is a rollout without any added context."""
+    seen: dict[int, list[Any]] = {}
+    found = {}
+    planned = {g.group for g in graded if "hint" in g.rollout.metadata}
+    for g in graded:
+        prompt = g.row.prompt_ids
+        known = seen.setdefault(g.group, [])
+        if prompt not in known:
+            known.append(prompt)
+        bare = "hint" not in g.rollout.metadata if g.group in planned else not g.of.context.parts
+        found[g.row.index] = -1 if bare else known.index(prompt)
+    return found
+
+
+def state_keys(rollout: Rollout, *, by_history: bool) -> tuple[Hashable, ...]:
+    """Return a key of the state before each step.
+
+    An environment's own keys (`state_keys` in the rollout's metadata; one more than there are steps
+    is left out) come first; else the last observation, or all tokens so far.
+    """
+    own = rollout.metadata.get("state_keys")
+    n = len(rollout.steps)
+    if own is not None and len(own) >= n:
+        return tuple(str(key) for key in own[:n])
+    if by_history:
+        return tuple(digest(list(s.prompt_token_ids or ()), 16) for s in rollout.steps)
+    seen = [[m.content for m in s.observations] for s in rollout.steps[:-1]]
+    return ("start", *(digest(texts, 16) for texts in seen))
+
+
+def step_rewards(rollout: Rollout) -> tuple[float, ...]:
+    """Return a reward a step: the environment's (`step_rewards` in the metadata), else the score's
+    parts `step_0`, `step_1`, ….
+
+    Raises:
+        ConfigError: neither is there for every step.
+    """
+    n = len(rollout.steps)
+    own = rollout.metadata.get("step_rewards")
+    if own is not None and len(own) >= n:
+        return tuple(float(x) for x in own[:n])
+    parts = {} if rollout.score is None else rollout.score.parts
+    if all(f"step_{i}" in parts for i in range(n)):
+        return tuple(float(parts[f"step_{i}"]) for i in range(n))
+    raise ConfigError(
+        f"rollout {rollout.rollout_id!r} of {n} steps has no reward a step: the environment gives "
+        f"{own!r:.80} as step_rewards and the score's parts are {sorted(parts)}"
+    )
+
+
+_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+
+
+def answer_class(text: str, pattern: str = "") -> str:
+    r"""Return what makes two final answers the same.
+
+    >>> answer_class(r"so \boxed{1/2}"), answer_class("it is 1,200."), answer_class(" Paris ")
+    ('1/2', '1200', 'paris')
+    """
+    if pattern:
+        found = extracted(text, compiled(pattern, "loss.answer_pattern"))
+        return " ".join((text if found is None else found).split()).casefold()
+    in_box = boxed(text)
+    if in_box is not None:
+        return "".join(in_box.split())
+    numbers = _NUMBER.findall(text)
+    if numbers:
+        return str(numbers[-1]).replace(",", "")
+    return " ".join(text.split()).casefold()
+
+
+def thinking_tokens(token_ids: Sequence[int], text_of: TextOf, mark: str = "</think>") -> int:
+    """Return how many tokens the thinking takes, its closing mark included; 0 without a mark."""
+    if mark not in text_of(token_ids):
+        return 0
+    low, high = 1, len(token_ids)
+    while low < high:
+        middle = (low + high) // 2
+        if mark in text_of(token_ids[:middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def planning(
+    token_ids: Sequence[int], text_of: TextOf, phrases: Sequence[str]
+) -> tuple[float, ...]:
+    """Return 1 for each token that touches a phrase, else 0.
+
+    Tokens are read one by one and compared without white space and case, since a tokenizer may
+    drop leading spaces of a lone token.
+    """
+    pieces = ["".join(text_of([t]).split()).casefold() for t in token_ids]
+    text = "".join(pieces)
+    ends = np.cumsum([len(p) for p in pieces])
+    touched = [0.0] * len(pieces)
+    for phrase in phrases:
+        wanted = "".join(phrase.split()).casefold()
+        for match in re.finditer(re.escape(wanted), text) if wanted else ():
+            first = int(np.searchsorted(ends, match.start(), side="right"))
+            last = int(np.searchsorted(ends, match.end(), side="left"))
+            touched[first : last + 1] = [1.0] * (last + 1 - first)
+    return tuple(touched)
+
+
+def batch_of(everyone: Sequence[tuple[Sequence[RowFacts], int]]) -> RewardBatch:
+    """Return the rows of all processes, each given as (rows, number of its groups), as one batch.
+
+    Raises:
+        ConfigError: some rows have a fact that others lack.
+    """
+    offsets = np.cumsum([0, *(n for _, n in everyone)])
+    rows = [r for part, _ in everyone for r in part]
+    groups = [r.group + int(o) for (p, _), o in zip(everyone, offsets, strict=False) for r in p]
+    names = sorted({name for r in rows for name in r.parts})
+
+    def each(name: str) -> list[Any] | None:
+        values = [getattr(r, name) for r in rows]
+        if not rows or all(v is None for v in values):
+            return None
+        if any(v is None for v in values):
+            raise ConfigError(f"some rollouts have no {name}: an estimator needs it of all")
+        return values
+
+    def flat(values: list[Any] | None, kind: Any = np.float64) -> Any:
+        return None if values is None else np.array([x for v in values for x in v], dtype=kind)
+
+    def arrays(values: list[Any] | None, kind: Any) -> Any:
+        return None if values is None else [np.array(v, dtype=kind) for v in values]
+
+    logps, baselines = each("logp_T"), each("baseline")
+    by_row, by_token = (rows[0].columns_R, rows[0].columns_D) if rows else ({}, {})
+    extra = {n: np.array([r.columns_R[n] for r in rows]) for n in by_row}
+    extra |= {n: flat([r.columns_D[n] for r in rows]) for n in by_token}
+    return RewardBatch(
+        reward_R=np.array([r.reward for r in rows], dtype=np.float64),
+        group_R=np.array(groups, dtype=np.int64),
+        length_R=np.array([r.length for r in rows], dtype=np.int64),
+        part_RM=np.array([[r.parts.get(n, 0.0) for n in names] for r in rows]) if names else None,
+        part_names=tuple(names),
+        logp_R=None if logps is None else np.array([math.fsum(v) for v in logps]),
+        logp_D=flat(logps),
+        entropy_D=flat(each("entropy_T")),
+        token_D=flat(each("token_T"), np.int64),
+        step_R=arrays(each("step_T"), np.int64),
+        state_keys_R=each("states"),
+        step_reward_R=arrays(each("step_rewards"), np.float64),
+        answer_R=each("answer"),
+        baseline_R=None if baselines is None else np.array(baselines, dtype=np.float64),
+        extra=extra,
+    )

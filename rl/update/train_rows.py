@@ -1,0 +1,185 @@
+"""Graded groups to training rows: facts, reshaped rewards, advantages.
+
+The groups of all processes are seen together, so that an estimator over the batch means the same
+on one process and on several. Does not know how groups are made or how weights move. Source: own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas import requirements as supply
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
+from tfgrpo.rl.hint_notes import by_baseline, shaped
+from tfgrpo.rl.model.decoder import Decoder
+from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.rollouts.turns import row_of
+from tfgrpo.rl.update.accumulate import TrainRow, score_rows
+from tfgrpo.rl.update.row_features import Graded, RowFacts, Sources, TextOf, batch_of, collect
+from tfgrpo.rl.update.token_stats import Measured, Tokens, measure_rows
+from tfgrpo.rollout import RolloutGroup
+
+_MEASURED = {
+    "logp",
+    "logp_tokens",
+    "entropy_tokens",
+    "extra:ratio_R",
+    "extra:score_norm_R",
+    "extra:sum_square_D",
+    "extra:tempered_logp_D",
+    "extra:think_entropy_R",
+    "extra:answer_entropy_R",
+}
+"""Needs that cost a pass over the step's rows."""
+
+
+def graded_of(groups: Sequence[RolloutGroup]) -> list[Graded]:
+    """Lay out the graded rollouts that have sampled tokens, group by group."""
+    found = [
+        (i, g, r)
+        for i, g in enumerate(groups)
+        for r in g.graded
+        if any(s.token_ids for s in r.steps)
+    ]
+    return [Graded(i, r, row_of(r, index=n), g) for n, (i, g, r) in enumerate(found)]
+
+
+class RowMaker:
+    """Turns a step's groups into rows.
+
+    Args:
+        config: all settings.
+        decoder: the weights that sampled, for log-probs and entropies where an entry needs them.
+        text_of: token ids to text.
+    """
+
+    def __init__(self, config: TrainConfig, decoder: Decoder, text_of: TextOf) -> None:
+        self._config = config
+        self._decoder = decoder
+        self._text_of = text_of
+        self.needs = frozenset(supply.needs_of(config))
+
+    def rows(
+        self,
+        groups: Sequence[RolloutGroup],
+        step: int,
+        *,
+        baselines: Mapping[str, float] | None = None,
+        replayed: Collection[str] = (),
+    ) -> tuple[list[TrainRow], frozenset[int]]:
+        """Return the rows that bear a loss and the indices of replayed ones.
+
+        Args:
+            groups: this process's groups; group ids need not be unique.
+            step: from 0, for entries that change over training.
+            baselines: reward of a greedy rollout by task id, where an entry needs it.
+            replayed: ids of rollouts that older weights sampled.
+        """
+        groups = by_baseline(groups)
+        graded = graded_of(groups)
+        facts = collect(graded, self._sources(graded, baselines or {}))
+        everyone = distributed.gather_objects((facts, len(groups)))
+        start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
+        batch, advantage = estimate(batch_of(everyone), self._config, step)
+        advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
+        rewards = batch.reward_R[start : start + len(graded)].tolist()
+        rows = [
+            TrainRow(g.row, a, reward=reward, group=g.group, engine_logp=g.engine_logp)
+            for g, a, reward in zip(graded, advantages, rewards, strict=True)
+            if g.row.n_loss
+        ]
+        rows = shaped(rows, {g.row.index: g.rollout for g in graded}, self._entropy)
+        stale = frozenset(g.row.index for g in graded if g.rollout.rollout_id in replayed)
+        return rows, stale
+
+    def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> Sources:
+        config, needs = self._config, self.needs
+        measured = self._measured(graded) if needs & _MEASURED else Measured()
+        tempered: Tokens = {}
+        if "extra:tempered_logp_D" in needs:
+            tempered = self._tempered(graded, measured)
+        by_tree = config.credit.name in ("spo_tree", "portool")
+        return Sources(
+            needs,
+            config.columns,
+            measured,
+            tempered,
+            baselines,
+            self._text_of,
+            config.loss.answer_pattern,
+            (config.credit.state or ("history" if by_tree else "observation")) == "history",
+            config.credit.phrases,
+        )
+
+    def _measured(self, graded: Sequence[Graded]) -> Measured:
+        return self._measure([g.row for g in graded])
+
+    def _entropy(self, rows: Sequence[Row]) -> Tokens:
+        return self._measure(rows).entropy
+
+    def _measure(self, rows: Sequence[Row]) -> Measured:
+        return measure_rows(
+            self._decoder,
+            rows,
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+
+    def _tempered(self, graded: Sequence[Graded], measured: Measured) -> Tokens:
+        """Log-probs at 1.2 times the temperature where the batch is surer than wanted, else 0.8."""
+        mine = [h for row in measured.entropy.values() for h in row]
+        parts = distributed.gather_objects((math.fsum(mine), len(mine)))
+        mean = sum(s for s, _ in parts) / max(1, sum(n for _, n in parts))
+        target = self._config.credit.options.get("target", 0.5)
+        return score_rows(
+            self._decoder,
+            [g.row for g in graded],
+            temperature=self._config.rollout.temperature * (1.2 if mean <= target else 0.8),
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+
+
+def estimate(batch: RewardBatch, config: TrainConfig, step: int) -> tuple[RewardBatch, Floats]:
+    """Reshape the rewards and take the advantages; return both.
+
+    Raises:
+        ConfigError: an entry gave a number that is not finite.
+    """
+    if not len(batch.reward_R):
+        return batch, np.zeros(0)
+    for kind, entry, options in supply.chosen(config):
+        found: Floats = entry.fn(batch, **supply.filled(entry, options, config, step))
+        if not np.isfinite(found).all():
+            raise ConfigError(
+                f"step {step + 1}: {kind} {entry.name!r} gave {found[~np.isfinite(found)][0]}; "
+                "look at its options and at the rewards"
+            )
+        if kind == "reward":
+            batch = replace(batch, reward_R=np.asarray(found, dtype=np.float64))
+    return batch, found
+
+
+def per_row(advantage: Floats, lengths: Sequence[int]) -> list[float | tuple[float, ...]]:
+    """One advantage a row, or one a token cut into rows, by the estimator's own axis."""
+    if len(advantage) == len(lengths):
+        return [float(a) for a in advantage]
+    if len(advantage) != sum(lengths):
+        raise ConfigError(
+            f"the estimator returned {len(advantage)} advantages for {len(lengths)} rollouts of "
+            f"{sum(lengths)} tokens"
+        )
+    cuts = np.cumsum([0, *lengths])
+    return [tuple(advantage[a:b].tolist()) for a, b in pairwise(cuts)]
+
+
+__all__ = ["Graded", "RowFacts", "RowMaker", "estimate", "graded_of", "per_row"]

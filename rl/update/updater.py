@@ -1,0 +1,342 @@
+"""A batch of rows to moved weights: passes, the gate, optimiser batches.
+
+On one process the trained decoder is the one that samples. On several the trained one is sharded
+and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import Generator
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.losses import LOSSES
+from tfgrpo.rl.formulas.registry import lookup
+from tfgrpo.rl.model.decoder import Decoder, hf_views
+from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
+from tfgrpo.rl.optim.lora import TARGETS, LoraWeights
+from tfgrpo.rl.optim.master_weights import FullWeights, Weights
+from tfgrpo.rl.update.accumulate import (
+    TrainRow,
+    UpdateResult,
+    UpdateSettings,
+    accumulate,
+    score_rows,
+    token_weights,
+)
+from tfgrpo.rl.update.logprob_mismatch import (
+    Mismatch,
+    MismatchLimits,
+    check_mismatch,
+    measure_mismatch,
+)
+from tfgrpo.rl.update.token_stats import Tokens, measure_rows
+
+
+@dataclass(slots=True)
+class Updated:
+    """What the optimiser batches of one step told."""
+
+    results: list[UpdateResult] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    """The gradient's norm of each optimiser step that was taken."""
+    mismatch: Mismatch | None = None
+    score_seconds: float = 0.0
+    """Of passes that only measure: the reference, log π_old, the gate at another temperature."""
+
+
+class Updater:
+    """Owns what is trained.
+
+    Args:
+        config: all settings.
+        decoder: the weights that sample; trained in place on one process.
+        engine: another maker of tokens, told the new weights after each update.
+    """
+
+    def __init__(self, config: TrainConfig, decoder: Decoder, engine: Generator | None) -> None:
+        self._config = config
+        self._decoder = decoder
+        self._engine = engine
+        self._rank, self._world = distributed.world()
+        self._score_seconds = 0.0
+        self.model = self._trained_model()
+        self.weights = self._make_weights()
+        o = config.optimiser
+        self.optimiser = AdamW(
+            self.weights,
+            AdamSettings(
+                o.lr,
+                o.beta1,
+                o.beta2,
+                weight_decay=o.weight_decay,
+                max_norm=o.max_norm,
+                moments=getattr(torch, o.moments),
+            ),
+        )
+        self._loss_needs = frozenset(lookup(LOSSES, "loss", config.loss.name).needs)
+        keeps_reference = config.loss.kl or "reference" in self._loss_needs
+        self._reference = frozen_copy(self.model) if keeps_reference else None
+
+    def update(
+        self, rows: Sequence[TrainRow], number: int, stale: frozenset[int] = frozenset()
+    ) -> Updated:
+        """Use a batch as often as set.
+
+        Args:
+            rows: of the whole step.
+            number: the step, from 0.
+            stale: indices of rows that older weights sampled; their ratio is taken to what their
+                sampler reported, and the gate leaves them out.
+
+        Raises:
+            ConfigError: the engine's log-probs differ, or the gradient is not finite.
+        """
+        o, settings = self._config.optimiser, self.settings
+        self._score_seconds = 0.0
+        self.weights.clear()  # a sampler may have used the memory
+        reuses = o.epochs_per_batch * o.updates_per_epoch > 1
+        rows = self._with_scores(list(rows), reuses, stale)
+        done = Updated()
+        if settings.temperature != 1.0:
+            # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
+            done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
+        parts = _split(rows, o.updates_per_epoch)
+        gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
+        lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
+        for turn in range(o.epochs_per_batch * len(parts)):
+            part = parts[turn % len(parts)]
+            if gaps is not None:
+                part = gaps.added(part)
+            result = accumulate(self.model, part, settings, self._token_weights(part, settings))
+            if turn == 0 and settings.temperature == 1.0:
+                fresh = [r for r in part if r.row.index not in stale]
+                done.mismatch = self._gate(fresh, result.logp, number)
+            done.results.append(result)
+            if distributed.most_over_ranks(result.trained_tokens):
+                done.norms.append(self._move(lr, number))
+            # else nothing to learn from: not even momentum moves the weights
+        done.score_seconds = self._score_seconds
+        return done
+
+    def _with_scores(
+        self, rows: list[TrainRow], reuses: bool, stale: frozenset[int]
+    ) -> list[TrainRow]:
+        """Add the reference's log-probs and, where the ratio is not 1 throughout, log π_old."""
+        if self._reference is not None:
+            reference = self.score(rows, self._reference)
+            rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
+        if not reuses and not distributed.most_over_ranks(len(stale)):
+            return rows
+        old = self.score(rows)
+        # a decoupled loss has its own place for the sampler's log-probs
+        apart = "behaviour" in self._loss_needs
+
+        def at_start(r: TrainRow) -> tuple[float, ...]:
+            if r.row.index not in stale or apart:
+                return old[r.row.index]
+            if r.engine_logp is None:
+                raise ConfigError(
+                    "curriculum.replay: a kept rollout has no log-probs of its sampler (its engine "
+                    "told none, or its hint trains it under another prompt); set replay = 0"
+                )
+            return r.engine_logp
+
+        return [replace(r, old_logp=at_start(r)) for r in rows]
+
+    def _move(self, lr: float, number: int) -> float:
+        norm = self.optimiser.step(lr)
+        if not norm < float("inf"):
+            raise ConfigError(
+                f"step {number + 1}: the gradient's norm is {norm}; the weights are unchanged. "
+                "Look for extreme rewards or advantages, or lower optimiser.lr; resume from "
+                "the last checkpoint"
+            )
+        if self.model is not self._decoder:
+            distributed.refresh(self._decoder, self.model)
+        self.sync()
+        return norm
+
+    def sync(self) -> None:
+        """Give another maker of tokens the weights."""
+        if self._engine is not None:
+            self._engine.sync(hf_views(self._decoder))
+
+    @property
+    def settings(self) -> UpdateSettings:
+        """What an optimiser batch minimises."""
+        loss, o = self._config.loss, self._config.optimiser
+        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
+        return UpdateSettings(
+            loss=loss.name,
+            options={**loss.options, **carried},
+            aggregation=loss.aggregation,
+            kl=loss.kl,
+            entropy=loss.entropy,
+            log_entropy=loss.log_entropy,
+            skip_zero_advantage=loss.skip_zero_advantage,
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.rollout.max_tokens,
+            micro_batch_tokens=o.micro_batch_tokens,
+            chunk=o.vocabulary_chunk,
+        )
+
+    def score(
+        self,
+        rows: Sequence[TrainRow],
+        decoder: Decoder | None = None,
+        *,
+        temperature: float | None = None,
+    ) -> dict[int, tuple[float, ...]]:
+        """Return log-probs by row index; under the trained weights and the rollout's temperature
+        unless told."""
+        if decoder is None:
+            # sharded weights need all processes in step, so the whole copy scores
+            decoder = self.model if self._world == 1 else self._decoder
+        if temperature is None:
+            temperature = self._config.rollout.temperature
+        with self._scoring():
+            return score_rows(
+                decoder,
+                [r.row for r in rows],
+                temperature=temperature,
+                max_tokens=self._config.optimiser.micro_batch_tokens,
+                chunk=self._config.optimiser.vocabulary_chunk,
+            )
+
+    def mean_logp(self, rows: Sequence[TrainRow]) -> Tokens:
+        """Return, per row index, the mean over the vocabulary of log π at each sampled token."""
+        with self._scoring():
+            found = measure_rows(
+                self.model if self._world == 1 else self._decoder,
+                [r.row for r in rows],
+                temperature=self._config.rollout.temperature,
+                max_tokens=self._config.optimiser.micro_batch_tokens,
+                chunk=self._config.optimiser.vocabulary_chunk,
+            )
+        return found.mean_logp
+
+    @contextmanager
+    def _scoring(self) -> Iterator[None]:
+        """Count a pass's time; its values are read from the device, so it has ended by then."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._score_seconds += time.monotonic() - started
+
+    def _gate(
+        self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]], number: int
+    ) -> Mismatch | None:
+        """Compare what the sampler reported with the trainer's scores; stop when they differ."""
+        both = [
+            (r.engine_logp, logps[r.row.index])
+            for r in rows
+            if r.engine_logp is not None and r.row.index in logps
+        ]
+        if not both:
+            return None
+        found = measure_mismatch([a for a, _ in both], [b for _, b in both])
+        rollout = self._config.rollout
+        limits = MismatchLimits(rollout.mismatch_mean, rollout.mismatch_row)
+        check_mismatch(found, max(len(a) for a, _ in both), limits, f"step {number + 1}")
+        return found
+
+    def _token_weights(self, part: Sequence[TrainRow], settings: UpdateSettings) -> Any:
+        """Weights from the lengths of all processes' rows together, times the number of processes,
+        since gradients are averaged over them."""
+        if self._world == 1:
+            return token_weights(part, settings)
+        stubs = distributed.gather_objects([replace(r, engine_logp=None) for r in part])
+        at = sum(len(s) for s in stubs[: self._rank])
+        everyone = token_weights([r for s in stubs for r in s], settings)
+        return everyone[at : at + len(part)] * self._world
+
+    def _trained_model(self) -> Decoder:
+        decoder, m = self._decoder, self._config.model
+        if self._world == 1:
+            decoder.requires_grad_(True)
+            decoder.checkpoint_blocks = m.checkpoint_activations
+            return decoder
+        if m.lora_rank:
+            raise ConfigError("model.lora_rank with several processes is not supported: use one")
+        trained = like(decoder, torch.float32)
+        trained.load_state_dict(decoder.state_dict())
+        trained.checkpoint_blocks = m.checkpoint_activations
+        decoder.requires_grad_(False)
+        return distributed.shard(trained)
+
+    def _make_weights(self) -> Weights:
+        m = self._config.model
+        if not m.lora_rank:
+            return FullWeights(self.model)
+        return LoraWeights(
+            self.model,
+            rank=m.lora_rank,
+            alpha=m.lora_alpha,
+            targets=m.lora_targets or TARGETS,
+            seed=self._config.run.seed,
+        )
+
+
+class _Gaps:
+    """For losses that regress to the next position's mean of log π − log π_old (`next_gap`).
+
+    The target is advantage + gap, so the gap travels inside the advantage and the loss itself is
+    given 0. Both means are measured where the next loss-bearing token is predicted.
+    """
+
+    def __init__(self, updater: Updater, rows: Sequence[TrainRow]) -> None:
+        self._updater = updater
+        self._before = updater.mean_logp(rows)
+
+    def added(self, part: Sequence[TrainRow]) -> list[TrainRow]:
+        """Return the rows with the gap as it is now."""
+        now = self._updater.mean_logp(part)
+        return [replace(r, advantage=self._of(r, now[r.row.index])) for r in part]
+
+    def _of(self, r: TrainRow, now_T: tuple[float, ...]) -> tuple[float, ...]:
+        a = r.advantage
+        own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
+        gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
+        return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
+
+
+def like(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+    """Return a decoder of the same shape and device with weights that are not set yet."""
+    return Decoder(
+        decoder.shape,
+        decoder.inv_freq,
+        dtype=dtype,
+        device=decoder.embed.device,
+        rope_scale=decoder.rope_scale,
+    )
+
+
+def frozen_copy(decoder: Decoder) -> Decoder:
+    """Return a copy of the weights as they are now, for KL."""
+    copy = like(decoder, decoder.embed.dtype)
+    own = dict(copy.named_parameters())
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            own[name].copy_(distributed.whole(parameter.detach()))
+    copy.requires_grad_(False)
+    return copy
+
+
+def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
+    """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
+    groups = sorted({r.group for r in rows})
+    cuts = np.array_split(np.array(groups), n)
+    found = [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts]
+    # a process without groups keeps its empty batches: updates are made by all together
+    return found if distributed.world()[1] > 1 else [part for part in found if part]

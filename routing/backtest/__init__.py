@@ -1,0 +1,1 @@
+"""Backtests of routers on recorded outcomes."""

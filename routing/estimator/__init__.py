@@ -1,0 +1,1 @@
+"""The value model: predicted success per task and model."""

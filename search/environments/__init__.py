@@ -1,0 +1,1 @@
+"""Environments that a search acts in."""

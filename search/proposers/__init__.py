@@ -1,0 +1,1 @@
+"""Proposers of actions."""

@@ -1,0 +1,315 @@
+"""Next actions, judgements and imagined plans from a language model.
+
+The prompt of a child is the prompt of its parent and one more step at the end, byte for byte, so
+that engines with a prefix cache reuse it; what changes from visit to visit (the list of tried
+siblings) comes last. All samples of a visit are drawn in one call.
+
+Does not know algorithms or environments. Source: one batch of k samples an expansion and the
+imagined remainder as in ToolChain*; showing the siblings as in DFSDT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from tfgrpo.context import render_messages
+from tfgrpo.errors import ProviderError
+from tfgrpo.messages import Message
+from tfgrpo.policies.tool_calls import parse_action, parse_arguments
+from tfgrpo.prompts import render
+from tfgrpo.protocols import LM, Completion, Request, Sampling, ToolSpec
+from tfgrpo.rollout import Usage
+from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.search.algorithms.tree_rollouts import first_entropy
+from tfgrpo.search.node import FINISH, Node, NodeScore, Proposal, call, show_action
+from tfgrpo.search.paths import path_messages
+from tfgrpo.search.scorers.scorer import SearchContext
+from tfgrpo.search.tree import Tree
+
+__all__ = ["JudgeScorer", "LMExpander", "LMImagination", "draw"]
+
+Form = Literal["native", "text"]
+
+
+async def draw(lm: LM, request: Request, n: int, seed: int, scope: CallScope) -> list[Completion]:
+    """Return n completions, asking again where fewer came; what came before a failure is kept.
+
+    Raises:
+        ProviderError: the first call failed.
+    """
+    found: list[Completion] = []
+    while len(found) < n:
+        at = len(found)
+        seeds = [derive_seed(seed, scope.sample_index + i) for i in range(at, n)]
+        with call_scope(replace(scope, sample_index=scope.sample_index + at)):
+            try:
+                fresh = await lm.complete(request, n - at, seeds)
+            except ProviderError:
+                if not found:
+                    raise
+                break
+        if not fresh:
+            break
+        found.extend(fresh)
+    return found
+
+
+T = TypeVar("T")
+
+
+async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run jobs side by side; where one fails the others are stopped and awaited first."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class LMExpander:
+    """Asks a model for the next action.
+
+    Args:
+        lm: the model; pass one that retries and keeps a journal.
+        tools: what the model may call.
+        system: further instructions.
+        sampling: how to draw; a temperature of 0 makes all samples equal.
+        form: `native` uses the provider's tool calls; `text` describes the tools in the prompt and
+            reads `Action: name {…}`, for models and engines without tool calls.
+        describe_tools: with `text`, put the tools' schemas into the prompt; small models do better
+            with worked examples alone.
+        show_siblings: tell the model what was tried from here before, for one-at-a-time search.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        system: str = "",
+        sampling: Sampling | None = None,
+        form: Form = "native",
+        describe_tools: bool = True,
+        show_siblings: bool = False,
+    ) -> None:
+        self.lm, self.tools, self.form = lm, tuple(tools), form
+        self.sampling = sampling or Sampling(temperature=0.8, max_tokens=512)
+        self.show_siblings = show_siblings
+        self.invalid = 0
+        """Samples that could not be read as an action."""
+        rows = "\n".join(json.dumps(t.to_dict(), ensure_ascii=False) for t in self.tools)
+        describes = form == "text" and describe_tools and bool(self.tools)
+        described = render("search_agent", tools=rows) if describes else ""
+        self._system = "\n\n".join(t for t in (system, described) if t)
+
+    def request(self, ctx: SearchContext, node: Node) -> Request:
+        """Return the request at a node."""
+        head = render_messages(ctx.task.messages, ctx.context, system=self._system)
+        path = path_messages(ctx.tree, node)
+        if self.form == "text":
+            path = [_as_text(m) for m in path]
+        messages = [*head, *path]
+        if self.show_siblings and node.children:
+            tried = [show_action(ctx.tree[i].action, 400) for i in node.children]
+            text = render("search_siblings", tried="\n".join(f"- {t}" for t in tried))
+            messages.append(Message("user", text))
+        sampling = self.sampling
+        if ctx.work.prefix:
+            messages.append(Message("assistant", ctx.work.prefix))
+            going_on = {"continue_final_message": True, "add_generation_prompt": False}
+            sampling = replace(sampling, extra={**sampling.extra, **going_on})
+        native = self.tools if self.form == "native" else ()
+        return Request(tuple(messages), tools=native, sampling=sampling)
+
+    def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
+        """Return what one visit may use: tokens from the size of the text and the token limit."""
+        size = sum(len(m.content.encode()) + 16 for m in self.request(ctx, node).messages)
+        size += sum(len(json.dumps(t.to_dict())) for t in self.tools)
+        calls = 1 if self.lm.prefers_n else k
+        reply = self.sampling.max_tokens or 4096
+        return {
+            "calls": float(calls),
+            "prompt_tokens": float(calls * size),
+            "completion_tokens": float(k * reply),
+        }
+
+    async def propose(self, ctx: SearchContext, node: Node, k: int) -> list[Proposal]:
+        """Draw k samples and return those that are actions; equal ones are merged later.
+
+        Raises:
+            ProviderError: the call failed.
+        """
+        scope = CallScope("search", ctx.task.task_id, f"node-{node.id}", ctx.first_sample)
+        drawn = await draw(self.lm, self.request(ctx, node), k, ctx.seed, scope)
+        ctx.spend("propose", sum((c.usage for c in drawn), Usage()))
+        offered = []
+        for completion in drawn:
+            proposal = self._read(completion, ctx.work.prefix)
+            if proposal is None:
+                self.invalid += 1
+            else:
+                offered.append(proposal)
+        return offered
+
+    def _read(self, completion: Completion, prefix: str) -> Proposal | None:
+        action = self._action(completion, prefix)
+        if action is None:
+            return None
+        top = completion.top_logprobs or ()
+        return Proposal(
+            action,
+            text=prefix + completion.text,
+            entropy=first_entropy(top),
+            tokens=_tokens(completion),
+            top_logprobs=tuple(dict(row) for row in top),
+            token_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            prompt_token_ids=completion.prompt_token_ids,
+            is_truncated=completion.finish == "length",
+        )
+
+    def _action(self, completion: Completion, prefix: str) -> Any:
+        """Return the action of a reply: a tool call, the final answer, or a step of text."""
+        text = (prefix + completion.text).strip()
+        asked = completion.tool_calls[0] if completion.tool_calls else None
+        if asked is None and self.tools:
+            asked = parse_action(text)
+        if asked is not None:
+            try:
+                return call(asked.name, **parse_arguments(asked.arguments))
+            except ValueError:
+                return None
+        if not text:
+            return None
+        return call(FINISH, answer=text) if self.tools else text
+
+
+def _as_text(message: Message) -> Message:
+    """Return a turn of the path without the provider's tool calls."""
+    if message.tool_calls:
+        asked = message.tool_calls[0]
+        return Message("assistant", f"Action: {asked.name} {asked.arguments}")
+    if message.role == "tool":
+        return Message("user", f"Observation: {message.content}")
+    return message
+
+
+def _tokens(completion: Completion) -> tuple[str, ...]:
+    """Return the texts of the drawn tokens: the alternative with the drawn log-probability."""
+    if not completion.top_logprobs or not completion.logprobs:
+        return ()
+    found = []
+    for row, drawn in zip(completion.top_logprobs, completion.logprobs):
+        found.append(min(row, key=lambda t: abs(row[t] - drawn)) if row else "")
+    return tuple(found)
+
+
+def _steps_text(tree: Tree, parent: Node, node: Node | None = None) -> str:
+    nodes = tree.path(parent)[1:] + ([node] if node is not None else [])
+    lines = []
+    for i, at in enumerate(nodes, 1):
+        lines.append(f"{i}. {show_action(at.action, 400)}")
+        if at.observation:
+            lines.append(f"   -> {' '.join(at.observation.split())[:400]}")
+    return "\n".join(lines) or "(none)"
+
+
+_SCORE = re.compile(r"Score:\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+
+
+class JudgeScorer:
+    """Asks a model how promising each child is; the value is in [0, 1].
+
+    Args:
+        samples: judgements averaged; one that cannot be read is left out, and where none can, the
+            child takes its share of the samples as its value.
+    """
+
+    is_additive = True
+
+    def __init__(self, lm: LM, *, samples: int = 1, sampling: Sampling | None = None) -> None:
+        self.lm, self.samples = lm, samples
+        self.sampling = sampling or Sampling(temperature=0.7, max_tokens=64)
+
+    def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
+        """Return the calls of judging k children."""
+        calls = k * (1 if self.lm.prefers_n else self.samples)
+        size = len(_steps_text(ctx.tree, node).encode()) + len(ctx.task.text.encode()) + 1_000
+        reply = (self.sampling.max_tokens or 64) * self.samples * k
+        return {
+            "calls": float(calls),
+            "prompt_tokens": float(calls * size),
+            "completion_tokens": float(reply),
+        }
+
+    async def score(
+        self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]
+    ) -> list[NodeScore]:
+        """Judge all children at once."""
+        return await together([self._one(ctx, parent, n) for n in nodes])
+
+    async def _one(self, ctx: SearchContext, parent: Node, node: Node) -> NodeScore:
+        steps = _steps_text(ctx.tree, parent, node)
+        text = render("search_judge", task=ctx.task.text, steps=steps)
+        request = Request((Message("user", text),), sampling=self.sampling)
+        scope = CallScope("search", ctx.task.task_id, f"judge-{parent.id}", 0)
+        drawn = await draw(self.lm, request, self.samples, ctx.seed, scope)
+        ctx.spend("score", sum((c.usage for c in drawn), Usage()))
+        marks = [float(m[-1]) for c in drawn if (m := _SCORE.findall(c.text))]
+        marks = [min(10.0, mark) / 10 for mark in marks]
+        if not marks:
+            return NodeScore(1.0 - node.prior, 0.0, node.prior, {"unread": 1.0})
+        value = sum(marks) / len(marks)
+        return NodeScore(1.0 - value, 0.0, value, {"judge": value})
+
+
+class LMImagination:
+    """Has a model write the remaining steps and counts them; asking for a number is overconfident.
+
+    Args:
+        per: `child` asks once a child; `parent` once a visit, for all of its children.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        tools: Sequence[ToolSpec] = (),
+        *,
+        sampling: Sampling | None = None,
+        per: Literal["child", "parent"] = "parent",
+    ) -> None:
+        self.lm, self.per = lm, per
+        self.sampling = sampling or Sampling(temperature=0.0, max_tokens=256)
+        self._tools = "\n".join(f"{t.name}: {t.description}" for t in tools) or "(none)"
+
+    async def total_steps(
+        self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]
+    ) -> list[float]:
+        """Return, one a child, the length of the whole plan, at least the steps done."""
+        if self.per == "parent":
+            left = await self._left(ctx, parent, None)
+            return [max(float(n.depth), parent.depth + left) for n in nodes]
+        left_by_child = await together([self._left(ctx, parent, n) for n in nodes])
+        return [n.depth + steps for n, steps in zip(nodes, left_by_child)]
+
+    async def _left(self, ctx: SearchContext, parent: Node, node: Node | None) -> float:
+        text = render(
+            "search_imagine",
+            tools=self._tools,
+            task=ctx.task.text,
+            steps=_steps_text(ctx.tree, parent, node),
+        )
+        request = Request((Message("user", text),), sampling=self.sampling)
+        scope = CallScope("search", ctx.task.task_id, f"imagine-{parent.id}", 0)
+        drawn = await draw(self.lm, request, 1, ctx.seed, scope)
+        ctx.spend("imagine", sum((c.usage for c in drawn), Usage()))
+        lines = [x.strip() for x in drawn[0].text.splitlines() if x.strip()] if drawn else []
+        return 0.0 if lines[:1] and lines[0].lower().startswith("none") else float(len(lines))

@@ -1,0 +1,1 @@
+"""Scorers of nodes."""

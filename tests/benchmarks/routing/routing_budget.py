@@ -1,0 +1,301 @@
+"""Rollout budgets on recorded success rates: predicted, noisy and known rates against uniform.
+
+    python -m tests.benchmarks.routing.routing_budget
+
+Share of groups with mixed outcomes at equal total, 2 to 64 rollouts a prompt. The "true" rate is
+itself a mean of ten rollouts, so the oracle row is optimistic near 0 and 1. `real` rows predict
+with the value model: `within` from half of a checkpoint's rows, `earlier` from the same policy's
+earlier checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.benchmarks.record import record
+from tests.benchmarks.routing.routing_data import RoutingSet, embedder, load
+from tfgrpo.routing.allocation import (
+    PosteriorGain,
+    PredictionError,
+    mixed_share,
+    pool_weights,
+    prior_of,
+    shrunk_baseline,
+    uniform,
+)
+from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
+from tfgrpo.routing.estimator.laplace import Gaussian, logit
+from tfgrpo.routing.estimator.reference_pool import ReferencePool
+from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
+
+Array = NDArray[np.float64]
+
+CONTEXT = 0
+GROUPS = (4, 8)
+
+
+def useful(counts: list[int], p: Array) -> float:
+    """Return the mean share of mixed groups."""
+    return float(mixed_share(p, np.array(counts)).mean())
+
+
+def noisy(p: Array, sd: float, rng: np.random.Generator) -> Estimates:
+    """Return estimates that are p plus noise, cut to [0, 1]."""
+    mean = np.clip(p + sd * rng.standard_normal(len(p)), 0.0, 1.0)
+    zero = np.zeros_like(mean)
+    flat = Gaussian(logit(mean), zero + 1.0)
+    return Estimates(mean, zero, zero + 1, 0.9, zero, ("covered",) * len(p), {}, flat)
+
+
+def simulated(
+    name: str, p: Array, history: Array, rng: np.random.Generator
+) -> list[dict[str, Any]]:
+    """The table with noise that is known: oracle, point estimate and posterior at each noise."""
+    rows = []
+    pool = pool_weights(history * 10, np.full(len(history), 10.0))
+    nothing = np.zeros(len(p))
+    for g in GROUPS:
+        budget = g * len(p)
+        base = useful(uniform(len(p), budget), p)
+        rule = PosteriorGain(guard=False)
+        sharp = PosteriorGain(error=PredictionError(sd=0.012), guard=False)
+        flat = np.ones_like(pool)
+        point = sharp.posterior(flat, nothing, nothing, noisy(p, 0.0, rng))
+        row = {"policy": name, "g": g, "uniform": round(base, 4)}
+        row["oracle"] = round(useful(rule.from_posterior(point, budget), p) / base - 1, 4)
+        for sd in (0.1, 0.2, 0.3):
+            e = noisy(p, sd, rng)
+            as_point = sharp.posterior(flat, nothing, nothing, e)
+            known = PosteriorGain(error=PredictionError(sd=sd))
+            counts = known.from_posterior(known.posterior(pool, nothing, nothing, e), budget)
+            point_counts = rule.from_posterior(as_point, budget)
+            row[f"point_{sd}"] = round(useful(point_counts, p) / base - 1, 4)
+            row[f"posterior_{sd}"] = round(useful(counts, p) / base - 1, 4)
+        rows.append(row)
+    return rows
+
+
+def rows_of(data: RoutingSet, column: int) -> NDArray[np.intp]:
+    """Return the context prompts of one policy and step."""
+    assert data.roles is not None
+    return np.flatnonzero(data.roles[:, column] == CONTEXT)
+
+
+def state_of(value: ValueModel, data: RoutingSet, cells: list[tuple[int, int]]) -> ModelState:
+    """Return the state of the given (prompt, column) cells; the newest column wins."""
+    latest = dict(sorted(cells, key=lambda c: c[1]))
+    rows = np.array(sorted(latest), dtype=np.intp)
+    columns = np.array([latest[int(i)] for i in rows], dtype=np.intp)
+    return value.state_of_counts(
+        data.vectors[rows],
+        data.table.successes[rows, columns],
+        data.table.trials[rows, columns],
+        keys=[data.table.keys[i] for i in rows],
+    )
+
+
+def other_policy(data: RoutingSet, policy: str) -> ValueModel:
+    """Return a value model whose reference is the other policy's recorded rates."""
+    columns = [j for j, m in enumerate(data.models) if m["policy"] != policy]
+    table = data.table.of_models(columns)
+    known = np.flatnonzero((table.trials > 0).any(axis=1))
+    pool = ReferencePool.fit(
+        table.take(known), data.vectors[known], embedder_id=embedder().embedder_id
+    )
+    return ValueModel(embedder(), pool)
+
+
+def real(data: RoutingSet, seeds: int = 3) -> list[dict[str, Any]]:
+    """Allocate with the value model's predictions, guard on."""
+    rows = []
+    for column, info in enumerate(data.models):
+        value = other_policy(data, info["policy"])
+        mine = rows_of(data, column)
+        earlier = [
+            (int(i), j)
+            for j, other in enumerate(data.models)
+            if other["policy"] == info["policy"] and other["step"] < info["step"]
+            for i in rows_of(data, j)
+        ]
+        cases: list[tuple[str, ModelState, NDArray[np.intp], Array, Array]] = []
+        for seed in range(seeds):
+            order = np.random.default_rng(seed).permutation(mine)
+            half = len(order) // 2
+            known = [(int(i), column) for i in order[:half]]
+            nothing = np.zeros(len(order) - half)
+            state = state_of(value, data, known)
+            cases.append((f"within {seed}", state, order[half:], nothing, nothing))
+        if earlier:
+            state = state_of(value, data, [c for c in earlier if c[0] not in set(mine.tolist())])
+            k, n = _seen(data, earlier, mine)
+            cases.append(("earlier", state, mine, k, n))
+            again = n > 0
+            cases.append(("revisited", state, mine[again], k[again], n[again]))
+        for setting, state, asked, k, n in cases:
+            rows += _case((info["name"], setting), state, data, column, asked, (k, n))
+    return rows
+
+
+def _seen(
+    data: RoutingSet, earlier: list[tuple[int, int]], asked: NDArray[np.intp]
+) -> tuple[Array, Array]:
+    """Successes and trials of each asked prompt at earlier checkpoints, older ones halved."""
+    k, n = np.zeros(len(asked)), np.zeros(len(asked))
+    line = {int(i): at for at, i in enumerate(asked)}
+    for i, j in sorted(earlier, key=lambda c: c[1]):
+        if i in line:
+            at = line[i]
+            k[at] = 0.5 * (k[at] + data.table.successes[i, j])
+            n[at] = 0.5 * (n[at] + data.table.trials[i, j])
+    return k, n
+
+
+def _case(
+    name: tuple[str, str],
+    state: ModelState,
+    data: RoutingSet,
+    column: int,
+    asked: NDArray[np.intp],
+    seen: tuple[Array, Array],
+) -> list[dict[str, Any]]:
+    p = data.table.rates[asked, column]
+    estimates = state.predict_vectors(data.vectors[asked])
+    rule = PosteriorGain(error=PredictionError.of_state(state))
+    pool = pool_weights(state.counts, state.trials)
+    blind = float(state.counts.sum() / state.trials.sum())
+    weights = rule.posterior(pool, *rule.faded(*seen), estimates)
+    rows = []
+    for g in GROUPS:
+        budget = g * len(asked)
+        even = uniform(len(asked), budget)
+        counts = rule.from_posterior(weights, budget)
+        base = useful(even, p)
+        rows.append(
+            {
+                "policy": name[0],
+                "setting": name[1],
+                "prompts": len(asked),
+                "g": g,
+                "uniform": round(base, 4),
+                "vs_uniform": round(useful(counts, p) / base - 1, 5),
+                "guard_held": counts == even,
+                "auc": round(area(estimates.mean, p), 4),
+                "brier": round(brier(estimates.mean, p), 4),
+                "brier_prompt_blind": round(brier(np.full(len(p), blind), p), 4),
+                **_topped_up(rule, pool, estimates, p, g, base),
+                **_baselines(estimates, p, g),
+            }
+        )
+    return rows
+
+
+def _topped_up(
+    rule: PosteriorGain, pool: Array, estimates: Estimates, p: Array, g: int, base: float
+) -> dict[str, float]:
+    """Two rollouts each, the rest of the same budget where a group is not mixed yet."""
+    rng = np.random.default_rng(g)
+    first = np.full(len(p), 2.0)
+    gains: dict[str, list[float]] = {"topped_up": [], "topped_up_no_prediction": []}
+    for _ in range(20):
+        k = rng.binomial(2, p).astype(float)
+        for name, e in (("topped_up", estimates), ("topped_up_no_prediction", None)):
+            extra = np.array(rule.top_up(pool, k, first, e, (g - 2) * len(p)))
+            turned = np.where(k == 0, 1 - (1 - p) ** extra, 1 - p**extra)
+            gains[name].append(float(np.where(k == 1, 1.0, turned).mean()) / base - 1)
+    return {name: round(float(np.mean(v)), 4) for name, v in gains.items()}
+
+
+def _baselines(estimates: Estimates, p: Array, g: int) -> dict[str, float]:
+    """Squared error of the baseline against the ten-rollout mean, with g fresh rollouts."""
+    rng = np.random.default_rng(g)
+    k = rng.binomial(g, p)
+    # A prompt's own rate strays from what its text says: add the spread that the text leaves open.
+    left_open = max(float(np.mean((p - estimates.mean) ** 2)), 1e-3)
+    shrunk = []
+    for i, successes in enumerate(k):
+        mean, variance = prior_of(estimates, i)
+        shrunk.append(shrunk_baseline(mean, variance + left_open, successes, g).value)
+    return {
+        "baseline_mse": round(float(np.mean((np.array(shrunk) - p) ** 2)), 4),
+        "group_mean_mse": round(float(np.mean((k / g - p) ** 2)), 4),
+    }
+
+
+def shifted_pairs(data: RoutingSet) -> dict[str, Any]:
+    """Order one prompt at two checkpoints of one policy whose rate moved by at least one half."""
+    value = ValueModel(embedder())
+    pairs = []
+    for a, first in enumerate(data.models):
+        for b, second in enumerate(data.models):
+            if first["policy"] == second["policy"] and first["step"] < second["step"]:
+                both = np.flatnonzero((data.table.trials[:, a] > 0) & (data.table.trials[:, b] > 0))
+                moved = data.table.rates[both, b] - data.table.rates[both, a]
+                pairs += [
+                    (int(i), a, b, d) for i, d in zip(both, moved, strict=True) if abs(d) >= 0.5
+                ]
+    hidden = {i for i, *_ in pairs}
+    states = [
+        state_of(value, data, [(int(i), j) for i in rows_of(data, j) if int(i) not in hidden])
+        for j in range(len(data.models))
+    ]
+    better, worse = [], []
+    for i, a, b, moved in pairs:
+        at = [float(states[j].predict_vectors(data.vectors[[i]]).mean[0]) for j in (a, b)]
+        better.append(at[1] if moved > 0 else at[0])
+        worse.append(at[0] if moved > 0 else at[1])
+    return {
+        "pairs": len(pairs),
+        "ranking": round(pair_accuracy(np.array(better), np.array(worse)), 4),
+        "prompt_only_ranking": 0.5,
+    }
+
+
+def main() -> None:
+    """Measure and record."""
+    began = time.process_time()
+    data = load("v0_sample", complete=False)
+    rng = np.random.default_rng(0)
+    table, noise_rows = real(data), []
+    for column, info in enumerate(data.models):
+        order = rng.permutation(rows_of(data, column))
+        rates = data.table.rates[:, column]
+        half = len(order) // 2
+        noise_rows += simulated(info["name"], rates[order[:half]], rates[order[half:]], rng)
+    gains = np.array([row["vs_uniform"] for row in table])
+    posterior = np.array([row[f"posterior_{sd}"] for row in noise_rows for sd in (0.1, 0.2, 0.3)])
+    figures = {
+        "worst_vs_uniform": float(gains.min()),
+        "mean_vs_uniform": round(float(gains.mean()), 5),
+        "cases": len(gains),
+        "by_setting": {
+            setting: {
+                "worst": float(min(g)),
+                "mean": round(float(np.mean(g)), 5),
+            }
+            for setting in ("within", "earlier", "revisited")
+            if (g := [r["vs_uniform"] for r in table if r["setting"].startswith(setting)])
+        },
+        "guard_held": int(sum(row["guard_held"] for row in table)),
+        "topped_up_worst": float(min(row["topped_up"] for row in table)),
+        "topped_up_mean": round(float(np.mean([row["topped_up"] for row in table])), 4),
+        "topped_up_no_prediction_mean": round(
+            float(np.mean([row["topped_up_no_prediction"] for row in table])), 4
+        ),
+        "baseline_mse": round(float(np.mean([row["baseline_mse"] for row in table])), 5),
+        "group_mean_mse": round(float(np.mean([row["group_mean_mse"] for row in table])), 5),
+        "known_noise_worst": float(posterior.min()),
+        "known_noise_mean": round(float(posterior.mean()), 5),
+        "shifted_pairs": shifted_pairs(data),
+        "rows": table,
+        "known_noise_rows": noise_rows,
+        "cpu_s": round(time.process_time() - began, 1),
+    }
+    record("routing_budget", figures, "python -m tests.benchmarks.routing.routing_budget")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`tfgrpo report` and `tfgrpo advise`, through the command line's own entry point."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.report.made import made_run
+from tfgrpo.cli.main import main
+from tfgrpo.store.journal import RunStore
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = made_run(tests=12, practice=4)
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    with RunStore.open(folder, create=True, config=made.config) as store:
+        for group in made.groups:
+            store.record_group(group)
+        for version, payload in made.libraries:
+            store.record_library(version, payload)
+        for decision in made.decisions:
+            store.record_decision(decision.kind, decision.payload, decision.key)
+    return str(folder)
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return int(stop.value.code or 0), said.out, said.err
+
+
+def test_the_report_is_one_file_in_the_run_folder(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = call(capsys, "report", run)
+    file = Path(run) / "report.html"
+    assert (code, out.strip()) == (0, str(file))
+    assert file.read_text().startswith("<!doctype html>")
+    assert err.startswith("verdict ")
+    assert list(file.parent.glob("*.part")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (("--min-mean", "0.1"), 0),
+        (("--min-mean", "0.99"), 1),
+        (("--min-share", "0.1", "--score", "0.2"), 0),
+        (("--min-each", "1.0"), 1),
+        (("--min-gain", "0.9"), 1),
+    ],
+)
+def test_screen_json_and_exit_code_are_one_verdict(
+    run: str, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], code: int
+) -> None:
+    got, out, err = call(capsys, "report", run, "--format", "json", *options)
+    verdict = json.loads(out)["verdict"]
+    assert (got, verdict["exit_code"], verdict["text"]) == (code, code, err.strip())
+
+
+def test_a_mixture_of_rules_is_a_usage_error(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "report", run, "--min-mean", "0.5", "--min-each", "0.5")
+    assert (code, out) == (2, "")
+    assert "one rule" in err
+
+
+def test_nothing_scored_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    RunStore.open(tmp_path / "r", create=True).close()
+    code, out, _ = call(
+        capsys, "report", str(tmp_path / "r"), "--format", "junit", "--min-mean", "0"
+    )
+    assert code == 5
+    assert "<skipped" in out
+
+
+def test_a_folder_without_a_run_is_a_store_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "report", str(tmp_path))
+    assert code == 6
+    assert "there is no run" in err
+
+
+def test_a_target_that_cannot_be_written_leaves_nothing(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("x")
+    code, _, err = call(capsys, "report", run, "--out", str(tmp_path / "file" / "r.html"))
+    assert code == 6
+    assert "choose another --out" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+def test_markdown_goes_to_standard_output(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "report", run, "--format", "md")
+    assert code == 0
+    assert out.startswith("# one\n") and "## What pays next" in out
+
+
+def test_advice_is_printed_and_given_as_json(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "advise", run, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert {r["lever"] for r in rows} == {"experience", "routing", "best_of_k", "hints", "rl"}
+    code, out, _ = call(capsys, "advise", run)
+    assert out.startswith(f"1. {rows[0]['headline']}")

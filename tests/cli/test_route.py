@@ -1,0 +1,110 @@
+"""`tfgrpo route`: from a file of outcomes to a decision, and saved routers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.routing.worlds import make_world
+from tfgrpo.cli.route import app
+from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.routing.records import ModelInfo
+from tfgrpo.routing.router_files import RouterFiles, fit_files
+
+
+@pytest.fixture
+def data(tmp_path):
+    world = make_world(150, 4)
+    path = tmp_path / "outcomes.jsonl"
+    with path.open("w") as file:
+        for name in world.table.model_names:
+            for o in world.table.outcomes(name):
+                file.write(json.dumps({**o.to_dict(), "output_tokens": 20}) + "\n")
+    models = tmp_path / "models.json"
+    prices = [{"name": f"m{j}", "input_usd_per_mtok": j + 1, "output_usd_per_mtok": 2 * j + 1}
+              for j in range(4)]  # fmt: skip
+    models.write_text(json.dumps(prices))
+    return path, models
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_fit_ask_and_onboard(tmp_path, data):
+    path, models = data
+    folder = tmp_path / "router"
+    fitted = json.loads(run("fit", path, "--out", folder, "--models", models, "--json"))
+    assert fitted["reference_models"] == ["m0", "m1", "m2", "m3"]
+    decision = json.loads(run("ask", folder, "compute the integral of", "--per-usd", 1, "--json"))
+    assert decision["model"] in fitted["models"]
+    assert {c["model"] for c in decision["ranking"]} == set(fitted["models"])
+    text = run("ask", folder, "prove the theorem", "--target", 0.6)
+    assert "n_eff" in text
+    for method in ("gain", "k_centre", "random"):
+        chosen = [json.loads(x) for x in run("onboard", folder, "--model", "new", "-n", 5,
+                                             "--method", method).splitlines()]  # fmt: skip
+        assert len({c["prompt_id"] for c in chosen}) == 5
+    answers = tmp_path / "new.jsonl"
+    rows = [{**c, "model": "new", "reward": 1.0} for c in chosen]
+    answers.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    assert "5 outcomes of new added" in run(
+        "onboard", folder, "--model", "new", "--outcomes", answers
+    )
+    again = json.loads(run("ask", folder, "prove the theorem", "--per-usd", 0, "--json"))
+    assert "new" in {c["model"] for c in again["ranking"]}
+
+
+def test_eval_prints_every_method_and_writes_a_plot(tmp_path, data):
+    path, _ = data
+    row = json.loads(run("eval", path, "--sizes", "8,32", "--draws", 1, "--json"))
+    assert {r["method"] for r in row["rows"]} >= {"mean", "full", "beta_knn20", "ridge"}
+    assert 0 < row["best_single"] <= row["oracle"] <= 1
+    plot = tmp_path / "x.svg"
+    text = run("eval", path, "--sizes", "8,32", "--draws", 1, "--plot", plot)
+    assert "best_single" in text
+    assert plot.stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["eval", "DATA", "--sizes", "few"], "sizes 'few'"),
+        (["ask", "ROUTER", "hi", "--target", "0.5", "--per-usd", "1"], "not both"),
+        (["onboard", "ROUTER", "--model", "x", "--method", "best"], "method 'best'"),
+        (["onboard", "ROUTER", "--model", "x", "--outcomes", "DATA"], "no outcome of model 'x'"),
+    ],
+)
+def test_wrong_settings_are_config_errors(tmp_path, data, arguments, words):
+    folder = tmp_path / "router"
+    run("fit", data[0], "--out", folder)
+    named = [str({"DATA": data[0], "ROUTER": folder}.get(a, a)) for a in arguments]
+    with pytest.raises(ConfigError, match=words):
+        CliRunner().invoke(app, named, catch_exceptions=False)
+
+
+def test_a_saved_router_predicts_as_before_and_damage_is_refused(tmp_path):
+    world = make_world(150, 4)
+    rows = [o for name in world.table.model_names for o in world.table.outcomes(name)]
+    files = fit_files(rows, [ModelInfo("m0", "f0", 1.0, 2.0)])
+    files.save(tmp_path)
+    loaded = RouterFiles.load(tmp_path)
+    assert loaded.models[0].input_usd_per_mtok == 1.0
+    asked = ["compute the integral of the function number 7"]
+    before = files.value.state(rows[:40]).predict(asked)
+    after = loaded.value.state(rows[:40]).predict(asked)
+    np.testing.assert_allclose(before.mean, after.mean, atol=2e-3)
+    raw = bytearray((tmp_path / "pool.npz").read_bytes())
+    raw[50] ^= 1
+    (tmp_path / "pool.npz").write_bytes(bytes(raw))
+    with pytest.raises(StoreError, match="not the file that was saved"):
+        RouterFiles.load(tmp_path)
+    with pytest.raises(StoreError, match="no router"):
+        RouterFiles.load(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="no outcomes"):
+        fit_files([])

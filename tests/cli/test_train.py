@@ -1,0 +1,130 @@
+"""`tfgrpo train` as a program: kill it, run it again, and the model is the same bit by bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.rl.tiny import tiny_hf
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl.checkpoints.files import sha256
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_model(folder: Path) -> None:
+    """A tiny model with a real tokenizer, on disk."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, **{chr(62 + i): i for i in range(3, 64)}}
+    core = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="</s>")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    tiny_hf().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def write_run(place: Path, name: str) -> Path:
+    tasks = [
+        {"task_id": f"t{i}", "prompt": "abc" + chr(97 + i), "reference": "a"} for i in range(4)
+    ]
+    held = [{"task_id": f"h{i}", "prompt": "xyz" + chr(97 + i), "reference": "a"} for i in range(3)]
+    for file, rows in (("tasks.jsonl", tasks), ("held.jsonl", held)):
+        (place / file).write_text("".join(json.dumps(r) + "\n" for r in rows))
+    config = place / f"{name}.toml"
+    config.write_text(
+        f"""
+[model]
+lm = "local:{place / "model"}"
+dtype = "float32"
+[tasks]
+path = "tasks.jsonl"
+held_out = "held.jsonl"
+[verifier]
+kind = "regex"
+pattern = "[a-m]"
+[rollout]
+tasks_per_step = 2
+group_size = 4
+max_tokens = 3
+[optimiser]
+steps = 6
+lr = 1e-3
+[run]
+folder = "{place / name}"
+save_every = 1
+"""
+    )
+    return config
+
+
+def command(config: Path) -> list[str]:
+    return [sys.executable, "-m", "tfgrpo", "train", str(config)]
+
+
+@pytest.mark.real
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
+    write_model(tmp_path / "model")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
+    whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=120)
+    assert whole.returncode == 0
+    assert "held-out mean reward" in whole.stdout and "step 6:" in whole.stdout
+
+    config = write_run(tmp_path, "cut")
+    process = subprocess.Popen(command(config), **options)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    end = time.monotonic() + 90
+    while not list(checkpoints.glob("step-*")) and time.monotonic() < end:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (tmp_path / "cut" / "model").exists()
+    again = subprocess.run(command(config), **options, timeout=120)
+    assert again.returncode == 0 and "step 1:" not in again.stdout
+    for name in ("model.safetensors", "README.md"):
+        assert (tmp_path / "cut" / "model" / name).exists()
+    digests = {sha256(tmp_path / n / "model" / "model.safetensors") for n in ("whole", "cut")}
+    assert len(digests) == 1
+    states = {
+        sha256(tmp_path / n / "checkpoints" / "step-000006" / "optimiser.safetensors")
+        for n in ("whole", "cut")
+    }
+    assert len(states) == 1
+
+
+def test_no_task_file_is_one_clear_line() -> None:
+    from tfgrpo.cli.train import run
+    from tfgrpo.rl.config import TrainConfig
+
+    with pytest.raises(ConfigError, match=r"tasks\.path is empty"):
+        run(TrainConfig(), print)
+
+
+def test_a_model_that_is_not_local_is_refused() -> None:
+    from tfgrpo.rl.trainer import load_parts
+
+    with pytest.raises(ConfigError, match="training needs the weights"):
+        load_parts("openai:gpt-5")
+
+
+def test_loading_weights_draws_nothing_and_leaves_progress_bars_as_they_were(tmp_path, capfd):
+    from transformers.utils import logging as progress
+
+    from tfgrpo.lm.local.loading import load_model
+
+    write_model(tmp_path)
+    capfd.readouterr()
+    progress.enable_progress_bar()
+    load_model(str(tmp_path), device="cpu")
+    assert "Loading" not in capfd.readouterr().err
+    assert progress.is_progress_bar_enabled()

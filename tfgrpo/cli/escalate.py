@@ -1,0 +1,94 @@
+"""`tfgrpo escalate RUN`: plan, cost, train, compare.
+
+Progress goes to standard error, the result to standard output. Does not know the stages.
+Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tfgrpo.config.learn import read_tasks
+from tfgrpo.errors import MissingExtraError
+from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.runtime.import_string import add_module_folder
+from tfgrpo.runtime.terminal import printable
+
+
+def escalate(
+    run: Annotated[Path, typer.Argument(help="A finished learning run's folder.", metavar="RUN")],
+    model: Annotated[
+        str, typer.Option(help="local:PATH of the model to train; else the run's own policy.")
+    ] = "",
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="Plan, reasons and cost; train nothing.")
+    ] = False,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto, supervised, forward_kl, reverse_kl, nudge, icpo or none: how the library "
+            "gets into the weights."
+        ),
+    ] = "auto",
+    grpo_steps: Annotated[
+        int | None, typer.Option(help="Steps of GRPO after that; 0 leaves it out.", min=0)
+    ] = None,
+    folder: Annotated[str, typer.Option(help="Where to write; else RUN/escalate.")] = "",
+    tasks: Annotated[
+        Path | None, typer.Option(help="The run's task file, where it drew no groups of some.")
+    ] = None,
+    modules: Annotated[
+        Path, typer.Option(help="Folder of the verifier's module, where it names one.")
+    ] = Path("."),
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Further settings as name=value.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Train a local model on what a learning run found, and compare base and trained with and
+    without the library on its test tasks.
+
+    The same command goes on after a stop. Exit code 0: the trained model beats the base.
+    """
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as exc:
+        raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
+    from tfgrpo.escalate import pipeline as verb
+
+    add_module_folder(modules)
+    values: dict[str, object] = {"model": model, "method": method, "grpo_steps": grpo_steps}
+    settings = EscalateSettings.of(**values, **_extra(set_ or []))
+    given = None if tasks is None else read_tasks(tasks)
+    if dry:
+        found = verb.preview(run, settings, tasks=given)
+        typer.echo(json.dumps(found.to_dict()) if as_json else printable("\n".join(found.lines())))
+        return
+    result = verb.escalate(run, settings, folder=folder, say=_quiet if quiet else _say, tasks=given)
+    typer.echo(json.dumps(result.to_dict()) if as_json else printable("\n".join(result.lines())))
+    raise typer.Exit(result.exit_code)
+
+
+def _extra(pairs: list[str]) -> dict[str, object]:
+    """Read `name=value` pairs; a value is TOML, else a text."""
+    from tfgrpo.config.learn import _apply_override
+
+    values: dict[str, object] = {}
+    for pair in pairs:
+        _apply_override(values, pair)
+    return values
+
+
+def _say(line: str) -> None:
+    typer.echo(printable(line), err=True)
+
+
+def _quiet(line: str) -> None:
+    """Show nothing."""
+    del line

@@ -1,0 +1,216 @@
+"""`tfgrpo library`: show, compare, pin, ban, release, undo and export libraries.
+
+A library is named by a run's folder (its newest version, or `FOLDER@VERSION`), an artefact's
+folder, or a `library.json`. Changes are written where the library came from: a further version in
+the run's journal, or the artefact's files anew. Records go to standard output, as text or with
+`--json` as JSON. Does not know models; no command here calls one. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tfgrpo.errors import ConfigError, EditError
+from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact, scan
+from tfgrpo.experience.entry import Experience
+from tfgrpo.experience.library import Library
+from tfgrpo.runtime.terminal import one_line, printable
+from tfgrpo.store import RunStore
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+
+Where = Annotated[
+    str, typer.Argument(help="Run folder[@VERSION], artefact folder or library.json.")
+]
+Ident = Annotated[str, typer.Argument(help="Experience id, such as E3.")]
+Reason = Annotated[str, typer.Option("--reason", help="Kept in the entry's history.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a library was found."""
+
+    path: Path
+    artefact: Artefact
+    is_run: bool
+
+    @property
+    def library(self) -> Library:
+        """The library itself."""
+        return self.artefact.library
+
+    def save(self, library: Library) -> None:
+        """Write a changed library back."""
+        if self.is_run:
+            with RunStore.open(self.path) as store:
+                store.record_library(library.version_id, library.to_dict())
+            return
+        folder = self.path if self.path.is_dir() else self.path.parent
+        export_artefact(replace(self.artefact, library=library), folder)
+
+
+def find(where: str) -> Source:
+    """Find a library by folder, file or `FOLDER@VERSION`.
+
+    Raises:
+        ConfigError: nothing of the kind is there, or the version is unknown.
+        StoreError: it cannot be read.
+    """
+    path = Path(where)
+    if path.is_file() or (path / "library.json").is_file():
+        return Source(path, load_artefact(path), is_run=False)
+    folder, _, version = where.rpartition("@") if "@" in where else (where, "", "")
+    path = Path(folder)
+    if not path.is_dir():
+        raise ConfigError(
+            f"no library at {where!r}: give a run's folder, an artefact's folder or a library.json"
+        )
+    with RunStore.open(path, readonly=True) as store:
+        rows = store.libraries()
+        config = store.config or {}
+    versions = [key for key, _ in rows]
+    if not rows:
+        raise ConfigError(f"run {str(path)!r} has recorded no library yet")
+    matching = [payload for key, payload in rows if key.startswith(version)]
+    if not matching:
+        raise ConfigError(
+            f"run {str(path)!r} has no version {version!r}; there are: {', '.join(versions)}"
+        )
+    library = Library.from_dict(matching[-1])
+    return Source(path, Artefact(library, Card(name=path.name), **_injection(config)), is_run=True)
+
+
+def _injection(config: Any) -> dict[str, Any]:
+    """Return how the run injects, from its settings."""
+    settings = (config.get("learn") or {}).get("settings") or {}
+    policy = config.get("policy") or {}
+    found = {key: settings[key] for key in ("placement", "template") if key in settings}
+    return found | ({"system": policy["system"]} if policy.get("system") else {})
+
+
+@app.command()
+def show(
+    where: Where,
+    everything: Annotated[bool, typer.Option("--all", help="Also banned and quarantined.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the entries of a library."""
+    source = find(where)
+    library = source.library
+    if as_json:
+        _print_json(library.to_dict() | {"scan": scan(library)})
+        return
+    typer.echo(
+        f"version {library.version_id}, {len(library.shown)} of {len(library.entries)} entries "
+        f"shown, about {library.tokens()} tokens"
+    )
+    for entry in library.entries if everything else library.shown:
+        typer.echo(_line(entry))
+    for key, finding in scan(library):
+        typer.echo(f"look at {key}: it {finding}")
+
+
+@app.command()
+def diff(first: Where, second: Where, as_json: AsJson = False) -> None:
+    """Print what leads from one library to another."""
+    change = find(first).library.diff(find(second).library)
+    if as_json:
+        _print_json(
+            {
+                "added": [e.to_dict() for e in change.added],
+                "removed": [e.to_dict() for e in change.removed],
+                "changed": [[a.to_dict(), b.to_dict()] for a, b in change.changed],
+            }
+        )
+        return
+    for line in change.lines() or ["no difference"]:
+        typer.echo(one_line(line, 400))
+
+
+@app.command()
+def pin(where: Where, experience_id: Ident, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Keep an entry whatever is proposed or evicted."""
+    _change(where, lambda lib: lib.with_status(experience_id, "pinned", reason=reason), as_json)
+
+
+@app.command()
+def ban(where: Where, experience_id: Ident, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Take an entry out for good; the same words never come back."""
+    _change(where, lambda lib: lib.with_status(experience_id, "banned", reason=reason), as_json)
+
+
+@app.command()
+def release(
+    where: Where, experience_id: Ident, reason: Reason = "", as_json: AsJson = False
+) -> None:
+    """Make a pinned, banned or quarantined entry an ordinary one."""
+    _change(where, lambda lib: lib.with_status(experience_id, "active", reason=reason), as_json)
+
+
+@app.command()
+def undo(
+    where: Where,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many changes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Take back the last changes."""
+    _change(where, lambda lib: lib.undo(count), as_json)
+
+
+@app.command()
+def export(
+    where: Where,
+    folder: Annotated[Path, typer.Argument(help="Folder to write into.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write library.json, library.md and prompt.txt."""
+    artefact = find(where).artefact
+    paths = export_artefact(artefact, folder)
+    if as_json:
+        _print_json(
+            {
+                "version_id": artefact.library.version_id,
+                "render_hash": artefact.render_hash,
+                "files": {name: str(path) for name, path in paths.items()},
+            }
+        )
+        return
+    for path in paths.values():
+        typer.echo(printable(str(path)))
+
+
+def _change(where: str, make: Callable[[Library], Library], as_json: bool) -> None:
+    if "@" in where and not Path(where).exists():
+        raise EditError(
+            f"{where!r} names a past version; changes go to the newest: leave out the @VERSION"
+        )
+    source = find(where)
+    library = make(source.library)
+    source.save(library)
+    if as_json:
+        _print_json({"before": source.library.version_id, "after": library.version_id})
+        return
+    for line in source.library.diff(library).lines() or ["no difference in what prompts hold"]:
+        typer.echo(one_line(line, 400))
+    typer.echo(f"version {source.library.version_id} -> {library.version_id}")
+
+
+def _line(entry: Experience) -> str:
+    value = ""
+    if entry.value is not None:
+        value = (
+            f" value {entry.value.estimate:+.3f} [{entry.value.low:+.3f}, {entry.value.high:+.3f}]"
+        )
+    head = f"{entry.experience_id} {entry.kind} {entry.status} trust={entry.trust}{value}: "
+    return head + one_line(entry.body, 400)
+
+
+def _print_json(row: Any) -> None:
+    typer.echo(json.dumps(row, ensure_ascii=True))

@@ -1,0 +1,150 @@
+"""`tfgrpo report RUN` and `tfgrpo advise RUN`.
+
+Records go to standard output, remarks to standard error. The verdict printed, the JSON and the
+exit code come from one object. Does not know how a report is made. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.report.advise import advise as advise_on
+from tfgrpo.report.view import load_view
+from tfgrpo.runtime.terminal import printable
+from tfgrpo.statistics.verdict import Rule, make_rule
+
+__all__ = ["advise", "report"]
+
+
+class Format(StrEnum):
+    """How a report is written."""
+
+    html = "html"
+    json = "json"
+    md = "md"
+    junit = "junit"
+
+
+_Run = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
+
+
+def report(
+    run: _Run,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="File to write; - for standard output."),
+    ] = None,
+    format: Annotated[Format, typer.Option("--format", "-f", help="Form.")] = Format.html,
+    level: Annotated[float, typer.Option(help="Level of all intervals.")] = 0.95,
+    min_mean: Annotated[float | None, typer.Option(help="Verdict: mean reaches this.")] = None,
+    min_share: Annotated[
+        float | None, typer.Option(help="Verdict: this share of tasks reaches --score.")
+    ] = None,
+    score: Annotated[float | None, typer.Option(help="The score for --min-share.")] = None,
+    min_each: Annotated[float | None, typer.Option(help="Verdict: each task reaches this.")] = None,
+    min_gain: Annotated[
+        float | None, typer.Option(help="Verdict: gain over no library passes this.")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Serve it on 127.0.0.1 instead.")] = False,
+    port: Annotated[int, typer.Option(help="Port of --live; 0 takes a free one.")] = 0,
+) -> None:
+    """Write the report of a run: did it help, by how much, how sure, at what cost.
+
+    HTML goes to RUN/report.html, other forms to standard output. With a verdict option the exit
+    code is the verdict: 0 met, 1 not met, 5 inconclusive; without one it is 0.
+    """
+    if not 0 < level < 1:
+        raise ConfigError(f"--level {level!r} is no probability: give one such as 0.95")
+    if live:
+        _serve(run, port)
+        return
+    options = {"min_mean": min_mean, "min_share": min_share, "min_each": min_each,
+               "min_gain": min_gain, "score": score}  # fmt: skip
+    asked = any(value is not None for value in options.values())
+    rule = make_rule(**options) if asked else None
+    text, verdict = _render(run, format, rule, level)
+    target = out or (run / "report.html" if format is Format.html else Path("-"))
+    if str(target) == "-":
+        sys.stdout.write(text)
+    else:
+        _write(target, text)
+        typer.echo(str(target))
+    typer.echo(printable(verdict["text"]), err=True)
+    if asked:
+        raise typer.Exit(verdict["exit_code"])
+
+
+def advise(
+    run: _Run,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
+    level: Annotated[float, typer.Option(help="Level of the intervals.")] = 0.90,
+) -> None:
+    """Say which lever pays next, from the groups already paid for."""
+    if not 0 < level < 1:
+        raise ConfigError(f"--level {level!r} is no probability: give one such as 0.9")
+    found = advise_on(load_view(run).groups, level=level)
+    if as_json:
+        typer.echo(json.dumps([a.to_dict() for a in found], indent=1))
+        return
+    for rank, advice in enumerate(found, 1):
+        gain = f"  {advice.gain}" if advice.gain else ""
+        typer.echo(printable(f"{rank}. {advice.headline}  [{advice.kind}]{gain}"))
+        typer.echo(printable(f"   {advice.evidence}"))
+        typer.echo(printable(f"   cost: {advice.cost}"))
+
+
+def _render(
+    run: Path, format: Format, rule: Rule | None, level: float
+) -> tuple[str, dict[str, Any]]:
+    from tfgrpo.report.summary import summarise  # numpy is loaded only where figures are made
+
+    view = load_view(run)
+    summary = summarise(view, rule=rule, level=level)
+    verdict: dict[str, Any] = summary["verdict"]
+    if format is Format.json:
+        return json.dumps(summary, indent=1, allow_nan=False) + "\n", verdict
+    if format is Format.junit:
+        return str(verdict["junit"]) + "\n", verdict
+    if format is Format.md:
+        from tfgrpo.report.markdown import render_markdown
+
+        return render_markdown(summary), verdict
+    from tfgrpo.report.page import render_page
+
+    return render_page(view, summary), verdict
+
+
+def _write(target: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, target)
+    except OSError as exc:
+        with suppress(OSError):
+            part.unlink()
+        raise StoreError(
+            f"cannot write {str(target)!r}: {exc.strerror}; choose another --out"
+        ) from exc
+
+
+def _serve(run: Path, port: int) -> None:
+    from tfgrpo.report.live import serve_live
+
+    with serve_live(run, port) as server:
+        typer.echo(server.url)
+        typer.echo("Ctrl-C stops it", err=True)
+        server.wait()

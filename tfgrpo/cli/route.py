@@ -1,0 +1,267 @@
+"""`tfgrpo route fit | ask | eval | onboard`.
+
+Does not know formats or estimates; reads, calls, prints. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import typer
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.routing.outcome_files import Format, read_models, read_outcomes
+from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable
+from tfgrpo.routing.router import Cheapest, Guaranteed, Router, Rule, TradeOff
+from tfgrpo.routing.router_files import LEAST_REFERENCE, RouterFiles, fit_files
+from tfgrpo.runtime.terminal import printable
+
+app = typer.Typer(no_args_is_help=True, help="Route tasks to models by predicted success.")
+
+_Data = Annotated[
+    list[Path], typer.Argument(help="Outcome files, groups files, result or run folders.")
+]
+_Folder = Annotated[Path, typer.Argument(help="Folder of a fitted router.")]
+_FormatOption = Annotated[
+    str, typer.Option("--format", help="auto, jsonl, groups, run, routerbench, llmrouterbench.")
+]
+_SuccessAt = Annotated[
+    float | None, typer.Option(help="Reward from which a rollout counts as a success.")
+]
+_Models = Annotated[
+    Path | None, typer.Option("--models", help="JSON list of names, families and prices.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
+_EmbedderOption = Annotated[
+    str, typer.Option("--embedder", help="hashed, minilm or sentence:NAME.")
+]
+
+
+def _read(
+    paths: list[Path], format: str, success_at: float | None, models: Path | None
+) -> tuple[list[Outcome], list[ModelInfo]]:
+    kind: Format = format  # type: ignore[assignment]  # checked by read_outcomes
+    outcomes = [o for p in paths for o in read_outcomes(p, format=kind, success_at=success_at)]
+    return outcomes, read_models(models) if models is not None else []
+
+
+@app.command("fit")
+def fit(
+    data: _Data,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write the router to.")],
+    embedder: _EmbedderOption = "hashed",
+    format: _FormatOption = "auto",
+    success_at: _SuccessAt = None,
+    models: _Models = None,
+    least_reference: Annotated[
+        int, typer.Option(help="Outcomes that make a model a reference.")
+    ] = LEAST_REFERENCE,
+    as_json: _Json = False,
+) -> None:
+    """Fit a router on recorded outcomes: seconds, no training."""
+    outcomes, infos = _read(data, format, success_at, models)
+    files = fit_files(
+        outcomes, infos, embedder_spec=embedder, folder=out, least_reference=least_reference
+    )
+    files.save(out)
+    pool = files.value.pool
+    row = {
+        "folder": str(out),
+        "outcomes": len(outcomes),
+        "models": [m.name for m in files.models],
+        "reference_models": list(pool.model_names),
+        "reference_prompts": len(pool.keys),
+        "embedder": files.value.embedder.embedder_id,
+    }
+    if as_json:
+        typer.echo(json.dumps(row))
+        return
+    typer.echo(
+        f"{row['outcomes']} outcomes of {len(files.models)} models; {pool.size} are references on "
+        f"{len(pool.keys)} prompts; written to {printable(str(out))}"
+    )
+    if not pool.size:
+        typer.echo(
+            f"no model has {least_reference} outcomes: every model stands on its own outcomes"
+        )
+
+
+def _rule(target: float | None, per_usd: float | None, files: RouterFiles) -> Rule:
+    if target is not None and per_usd is not None:
+        raise ConfigError("give --target or --per-usd, not both: they are two different rules")
+    if per_usd is not None:
+        return TradeOff(per_usd)
+    if target is None and files.gates:
+        return Guaranteed(files.gates)
+    return Cheapest(0.8 if target is None else target)
+
+
+@app.command("ask")
+def ask(
+    folder: _Folder,
+    prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
+    target: Annotated[float | None, typer.Option(help="Cheapest model above this bound.")] = None,
+    per_usd: Annotated[float | None, typer.Option(help="Largest p − per_usd · cost.")] = None,
+    fallback: Annotated[
+        str | None, typer.Option(help="Who answers when nobody qualifies; default the best.")
+    ] = None,
+    as_json: _Json = False,
+) -> None:
+    """Choose a model for one prompt: the ranking and the reason."""
+    files = RouterFiles.load(folder)
+    router = Router(
+        files.value,
+        files.models,
+        files.outcomes,
+        rule=_rule(target, per_usd, files),
+        fallback=fallback or _best_model(files),
+    )
+    decision = router.ask(prompt)
+    if as_json:
+        typer.echo(json.dumps(decision.to_dict()))
+        return
+    typer.echo(f"{printable(decision.model)} ({decision.kind})")
+    typer.echo(printable(decision.reason))
+    for c in decision.ranking:
+        cost = "cost unknown" if c.cost_usd is None else f"${c.cost_usd:.3g}"
+        layers = ", ".join(f"{k} {v:.0%}" for k, v in c.weights.items())
+        typer.echo(
+            f"  {printable(c.model)}: p {c.mean:.2f} [{c.low:.2f}, {c.high:.2f}], {cost}, "
+            f"n_eff {c.effective_n:.0f}, {c.coverage}; {layers}"
+        )
+
+
+def _best_model(files: RouterFiles) -> str:
+    table = OutcomeTable.from_outcomes(files.outcomes, files.models)
+    trials = table.trials.sum(axis=0)
+    rate = (table.successes.sum(axis=0) + 1) / (trials + 2)
+    return table.model_names[int(np.argmax(rate))]
+
+
+@app.command("eval")
+def evaluate(
+    data: _Data,
+    embedder: _EmbedderOption = "hashed",
+    format: _FormatOption = "auto",
+    success_at: _SuccessAt = None,
+    models: _Models = None,
+    sizes: Annotated[str, typer.Option(help="Labels of a new model.")] = "16,64,256",
+    draws: Annotated[int, typer.Option(help="Draws of the labels.")] = 2,
+    vectors: Annotated[Path | None, typer.Option(help="Folder for cached vectors.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the curves as PNG or SVG.")] = None,
+    as_json: _Json = False,
+) -> None:
+    """Leave each family of models out, give it N labels, and compare with the rivals."""
+    from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
+    from tfgrpo.routing.estimator.embedders import VectorCache, open_embedder
+
+    outcomes, infos = _read(data, format, success_at, models)
+    table = OutcomeTable.from_outcomes(outcomes, infos)
+    if len(table.models) < 2:
+        raise ConfigError(
+            f"the data hold {len(table.models)} model(s); leaving one out needs at least two"
+        )
+    numbers = _sizes(sizes)
+    encoder = open_embedder(embedder)
+    if vectors is not None:
+        encoder = VectorCache(encoder, vectors)
+    result = replay(
+        table,
+        encoder.embed(table.prompts),
+        encoder,
+        hash_split([identity(p) for p in table.prompts]),
+        sizes=numbers,
+        draws=draws,
+    )
+    if plot is not None:
+        from tfgrpo.routing.backtest.plots import label_curves
+
+        label_curves(result.rows, plot, title=", ".join(p.name for p in data))
+    if as_json:
+        typer.echo(json.dumps(_eval_row(table, result.rows, result.weights)))
+        return
+    typer.echo(f"{len(table.keys)} prompts, {len(table.models)} models; Brier / AUC a model")
+    typer.echo(f"{'':12}" + "".join(f"{n:>16}" for n in numbers))
+    for method in dict.fromkeys(r.method for r in result.rows):
+        cells = [result.row(method, n) for n in numbers]
+        typer.echo(f"{method:12}" + "".join(f"{f'{r.brier:.4f} / {r.auc:.3f}':>16}" for r in cells))
+    for name, value in _singles(table).items():
+        typer.echo(f"{name}: {value:.4f}")
+
+
+def _sizes(text: str) -> list[int]:
+    parts = [p.strip() for p in text.split(",")]
+    if not all(p.isdigit() and int(p) > 0 for p in parts):
+        raise ConfigError(f"sizes {text!r}: allowed are positive whole numbers such as 16,64,256")
+    return [int(p) for p in parts]
+
+
+def _eval_row(table: OutcomeTable, rows: Any, weights: Any) -> dict[str, Any]:
+    return {
+        "prompts": len(table.keys),
+        "models": len(table.models),
+        "rows": [r.to_dict() for r in rows],
+        "layer_weights": {str(n): w for n, w in weights.items()},
+        **_singles(table),
+    }
+
+
+def _singles(table: OutcomeTable) -> dict[str, float]:
+    """Best single model and oracle over the prompts that every model has answered."""
+    full = (table.trials > 0).all(axis=1)
+    if not full.any():
+        return {}
+    rates = table.rates[full]
+    return {
+        "best_single": round(float(rates.mean(axis=0).max()), 4),
+        "oracle": round(float(rates.max(axis=1).mean()), 4),
+    }
+
+
+@app.command("onboard")
+def onboard(
+    folder: _Folder,
+    model: Annotated[str, typer.Option("--model", help="Name of the new model.")],
+    n: Annotated[int, typer.Option("-n", help="Prompts to run on it.")] = 32,
+    outcomes: Annotated[
+        Path | None, typer.Option(help="Outcomes of the new model: adds them to the router.")
+    ] = None,
+    input_usd_per_mtok: Annotated[float | None, typer.Option(help="Input price.")] = None,
+    output_usd_per_mtok: Annotated[float | None, typer.Option(help="Output price.")] = None,
+    method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
+    success_at: _SuccessAt = None,
+) -> None:
+    """Say which prompts a new model should answer, or take in what it answered.
+
+    Prompts are printed as JSON lines: prompt_id, prompt.
+    """
+    from tfgrpo.routing.label_selection import at_random, choose_prompts, k_centre
+
+    files = RouterFiles.load(folder)
+    if outcomes is not None:
+        rows = [o for o in read_outcomes(outcomes, success_at=success_at) if o.model == model]
+        if not rows:
+            raise ConfigError(f"{str(outcomes)!r} holds no outcome of model {model!r}")
+        info = ModelInfo(model, "", input_usd_per_mtok, output_usd_per_mtok)
+        files.models = [m for m in files.models if m.name != model] + [info]
+        files.outcomes += rows
+        files.save(folder)
+        typer.echo(f"{len(rows)} outcomes of {printable(model)} added to {printable(str(folder))}")
+        return
+    table = OutcomeTable.from_outcomes(files.outcomes, files.models)
+    n = min(n, len(table.keys))
+    vectors = files.value.embedder.embed(table.prompts)
+    kind: Literal["gain", "k_centre", "random"] | str = method
+    if kind == "gain":
+        chosen = choose_prompts(files.value, vectors, n)
+    elif kind == "k_centre":
+        chosen = k_centre(vectors, n)
+    elif kind == "random":
+        chosen = at_random(len(table.keys), n)
+    else:
+        raise ConfigError(f"method {method!r} is unknown: use gain, k_centre or random")
+    for i in chosen:
+        typer.echo(json.dumps({"prompt_id": table.keys[i], "prompt": table.prompts[i]}))

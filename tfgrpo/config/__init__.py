@@ -1,0 +1,1 @@
+"""Settings of a run: sections read from TOML, with mistakes explained."""

@@ -1,0 +1,147 @@
+"""Scaf-GRPO: a failed group gets the success that needed the least of a ladder of hints.
+
+After a warm-up, a group in which all failed is offered tiers of hints written beforehand (idea,
+plan, solution), each shown in growing parts, one rollout a rung; `replace_k` puts the success of
+the lowest rung into the group. Does not know who wrote the hints.
+
+Source: Scaf-GRPO (arXiv 2510.19807) and its released code, where the plan tier is switched off
+although twelve levels are counted. Caution: the baseline mixes two contexts, so the group's own
+failures are pushed down because a hinted rollout succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.hint_plan import BARE, Condition, HintPlan, PlannedGroup
+from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.hints.merge import replace_k
+from tfgrpo.hints.metadata import MetadataHints, PlansOf
+from tfgrpo.hints.state import Record, record_of
+from tfgrpo.rollout import RolloutGroup, Task
+
+
+def ladder(
+    task: Task, tiers: Sequence[Sequence[str]], *, original_prompt: bool = False
+) -> tuple[HintPlan, ...]:
+    """Return one plan a rung: the tiers in order, within each the first 1, 2, … parts.
+
+    Rungs that contain the answer are left out; the others keep their numbers. Every plan asks for
+    one rollout.
+
+    Args:
+        task: whose answer must not stand in a hint.
+        tiers: parts of each tier, most abstract tier first; the paper has three tiers of four.
+        original_prompt: train the hinted answer under the bare prompt (off-policy).
+    """
+    texts = [
+        "\n".join(parts[: k + 1]) for parts in tiers for k in range(len(parts)) if parts[k].strip()
+    ]
+    return tuple(
+        HintPlan(
+            text=text,
+            n=1,
+            level=level,
+            source="teacher",
+            condition="original" if original_prompt else "as_rolled",
+        )
+        for level, text in enumerate(texts, 1)
+        if not leaks(text, task)
+    )
+
+
+class Scaf:
+    """A `HintScheduler` that puts the weakest-hinted success into a failed group.
+
+    Rungs are `metadata.scaffold` (tiers of parts), else the task's plans, weakest first.
+
+    Args:
+        plans_of: the rungs of a task without a scaffold.
+        scaffold_key: where tiers stand in a task's metadata.
+        replacements: most rollouts replaced in a group, at least 1.
+        warmup_groups: groups accepted before the first ladder; the released configuration has 0,
+            its recipe 50 steps.
+        original_prompt: train the hinted success under the bare prompt (off-policy).
+        success_above: a rollout with a larger reward is a success.
+    """
+
+    def __init__(
+        self,
+        plans_of: PlansOf | None = None,
+        *,
+        scaffold_key: str = "scaffold",
+        replacements: int = 1,
+        warmup_groups: int = 0,
+        original_prompt: bool = False,
+        success_above: float = 0.0,
+    ) -> None:
+        self._plans_of = plans_of if plans_of is not None else MetadataHints(levels=4)
+        self._key = scaffold_key
+        self._replacements = replacements
+        self._warmup = warmup_groups
+        self._original_prompt = original_prompt
+        self.record = Record(success_above)
+
+    def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
+        """Return the bare task."""
+        self._rungs(task)  # read first, so that a task without help is told early
+        return [BARE]
+
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
+        """Return one rollout a rung where the bare group failed, past the warm-up."""
+        warm = sum(self.record.accepted.values()) >= self._warmup
+        if len(made) > 1 or not warm or not self.record.has_failed(made[0].group):
+            return ()
+        return self._rungs(task)
+
+    def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
+        """Return the bare group, its first failures replaced by the weakest-hinted successes."""
+        bare, *rungs = made
+        group = replace_k(
+            bare.group,
+            [(one.plan.level, r) for one in rungs for r in one.group.rollouts],
+            k=self._replacements,
+            success_above=self.record.success_above,
+        )
+        levels = group.metadata.get("replaced_from_level", {}).values()
+        lowest = min(levels, default=0)
+        plan = next(one.plan for one in made if one.plan.level == lowest)
+        self.record.close(made, plan, group).level = lowest
+        return group
+
+    def _rungs(self, task: Task) -> tuple[HintPlan, ...]:
+        tiers = task.metadata.get(self._key)
+        if tiers is not None:
+            if not isinstance(tiers, list | tuple) or not all(
+                isinstance(t, list | tuple) and all(isinstance(p, str) for p in t) for t in tiers
+            ):
+                raise ConfigError(
+                    f"task {task.task_id!r}: metadata.{self._key} is {tiers!r:.80}; it must be a "
+                    "list of tiers, most abstract first, each a list of texts"
+                )
+            return ladder(task, tiers, original_prompt=self._original_prompt)
+        condition: Condition = "original" if self._original_prompt else "as_rolled"
+        return tuple(replace(p, n=1, condition=condition) for p in self._plans_of(task))
+
+    def epoch_end(self) -> None:
+        """Count the epoch."""
+        self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        return {"name": "scaf", "record": self.record.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            StoreError: the state is another scheduler's.
+        """
+        self.record = Record.from_dict(record_of(state, "scaf"))

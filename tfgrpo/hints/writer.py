@@ -1,0 +1,203 @@
+"""Hints written beforehand: an LM turns a task and its solution into three, or the solution is cut.
+
+The LM may be the policy itself (self-hinting) or a stronger one (teacher). Replies are read
+leniently: JSON anywhere in the text, labelled parts, or a numbered list; what cannot be read is
+asked again, then replaced by the cut solution. Parse rate, leaks and fallbacks are reported.
+
+Does not know schedulers or training. Idea: SAGE's tutoring call (arXiv 2602.03143), one call for
+all levels; plain labelled text, since small models rarely write valid JSON, is own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tfgrpo.hint_plan import HintSource
+from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.hints.metadata import MetadataHints, solution_of
+from tfgrpo.messages import Message
+from tfgrpo.prompts import render
+from tfgrpo.protocols import LM, Request, Sampling
+from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import derive_seed
+
+LEVELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What writing hints gave and cost."""
+
+    tasks: tuple[Task, ...]
+    """The tasks in order, with `metadata.hints` and `metadata.hints_source`."""
+    replies: int = 0
+    parsed: int = 0
+    """Replies that held three hints."""
+    leaked: int = 0
+    """Hints dropped because the answer stood in them."""
+    fallbacks: tuple[str, ...] = ()
+    """Ids of tasks whose hints are cut from the solution."""
+    without: tuple[str, ...] = field(default=())
+    """Ids of tasks that have no hint at all."""
+
+    @property
+    def parse_rate(self) -> float | None:
+        """Share of replies that held three hints; None when nothing was asked."""
+        return self.parsed / self.replies if self.replies else None
+
+
+def parse_levels(reply: str) -> tuple[str, str, str] | None:
+    """Return three hints from a reply, or None when there are not three.
+
+    Looked for in this order: a JSON object with three texts (by key order of the level's number) or
+    a JSON list of them; parts that start with `Level 1`, `Hint 1` or `<level_1>`, with any
+    Markdown around; a list numbered 1 to 3. Text around is ignored.
+
+    >>> parse_levels("Sure!\\n**Level 1:** a\\n**Level 2:** b\\nmore\\n**Level 3:** c")
+    ('a', 'b\\nmore', 'c')
+    >>> parse_levels('{"level_1": "a", "level_2": "b", "level_3": "c"}')
+    ('a', 'b', 'c')
+    >>> parse_levels("I cannot help.")
+    """
+    for value in _json_values(reply):
+        found = _three(_texts_of(value))
+        if found:
+            return found
+    for label in (r"(?:level|hint|step)[ _-]?", ""):
+        found = _three(_labelled(reply, label))
+        if found:
+            return found
+    return None
+
+
+async def write_hints(
+    tasks: Sequence[Task],
+    lm: LM,
+    *,
+    source: HintSource = "self",
+    retries: int = 3,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+    solution_key: str = "solution",
+) -> Written:
+    """Return the tasks with three hints each, weakest first.
+
+    A reply that does not hold three hints is asked again with another seed, `retries` times; then
+    the solution is cut. Hints with the answer in them are dropped, not re-asked.
+
+    Args:
+        tasks: each with `metadata.solution` or a reference that serves as one.
+        lm: the writer; its calls run at once, so bound it with a ledger or a retrying wrapper.
+        source: whether the writer is the policy (`self`) or a `teacher`.
+        retries: further calls after an unreadable reply, at least 0.
+        sampling: how hints are drawn; None is temperature 1 and 512 tokens.
+        seed: fixes the draws.
+        solution_key: where the solution stands in a task's metadata.
+
+    Raises:
+        ProviderError: a call failed; what was written before is lost unless `lm` journals it.
+    """
+    draw = sampling or Sampling(temperature=1.0, max_tokens=512)
+    cut = MetadataHints(levels=LEVELS, hints_key="", solution_key=solution_key, missing="plain")
+    calls = [
+        asyncio.ensure_future(_ask(task, lm, draw, retries, seed, solution_key)) for task in tasks
+    ]
+    try:
+        replies = await asyncio.gather(*calls)
+    finally:
+        for call in calls:  # a failure or cancellation leaves no call running
+            call.cancel()
+    made: list[Task] = []
+    leaked = 0
+    fallbacks: list[str] = []
+    without: list[str] = []
+    for task, (_, hints) in zip(tasks, replies, strict=True):
+        kept = [h for h in hints or () if not leaks(h, task)]
+        leaked += len(hints or ()) - len(kept)
+        writer: HintSource = source
+        if not kept:
+            kept, writer = [p.text for p in cut(task)], "reference"
+            (fallbacks if kept else without).append(task.task_id)
+        made.append(with_hints(task, kept, writer))
+    return Written(
+        tasks=tuple(made),
+        replies=sum(n for n, _ in replies),
+        parsed=sum(hints is not None for _, hints in replies),
+        leaked=leaked,
+        fallbacks=tuple(fallbacks),
+        without=tuple(without),
+    )
+
+
+def with_hints(task: Task, hints: Sequence[str], source: HintSource) -> Task:
+    """Return the task with hints in its metadata, where `MetadataHints` looks for them."""
+    extra = {"hints": list(hints), "hints_source": source}
+    return replace(task, metadata={**task.metadata, **extra})
+
+
+async def _ask(
+    task: Task, lm: LM, sampling: Sampling, retries: int, seed: int, key: str
+) -> tuple[int, tuple[str, str, str] | None]:
+    solution = solution_of(task, key) or _reference_text(task)
+    if not solution:
+        return 0, None
+    prompt = render("hint_write", task=task.text, solution=solution)
+    request = Request((Message("user", prompt),), sampling=sampling)
+    for attempt in range(retries + 1):
+        drawn = await lm.complete(request, 1, [derive_seed(seed, task.task_id, "hint", attempt)])
+        hints = parse_levels(drawn[0].text)
+        if hints is not None:
+            return attempt + 1, hints
+    return retries + 1, None
+
+
+def _reference_text(task: Task) -> str:
+    value = task.reference
+    return str(value) if isinstance(value, str | int | float) else ""
+
+
+def _json_values(reply: str) -> Iterator[object]:
+    decoder = json.JSONDecoder(strict=False)
+    for match in re.finditer(r"[\[{]", reply):
+        try:
+            yield decoder.raw_decode(reply, match.start())[0]
+        except json.JSONDecodeError:
+            continue  # lenient on purpose: the next bracket, then the plain forms, are tried
+
+
+def _texts_of(value: object) -> list[str]:
+    if isinstance(value, Mapping):
+        numbered = {m[0]: v for k, v in value.items() if (m := re.findall(r"[1-3]", str(k)))}
+        if set(numbered) == {"1", "2", "3"}:
+            return _texts_of([numbered[k] for k in "123"])
+        inner = [v for v in value.values() if isinstance(v, list | Mapping)]
+        return _texts_of(inner[0]) if len(inner) == 1 else _texts_of(list(value.values()))
+    if isinstance(value, list):
+        return [v for v in value if isinstance(v, str)]
+    return []
+
+
+def _labelled(reply: str, label: str) -> list[str]:
+    marks = []
+    at = 0
+    for number in "123":
+        # Without a word before it a number needs a dot or bracket behind it, as in a list.
+        end = r"(?:[\s*_:.)>\]-]+)" if label else r"(?:[.)][\s*_]*)"
+        pattern = re.compile(rf"^[\s#*_<\[-]*{label}{number}{end}", re.IGNORECASE | re.MULTILINE)
+        match = pattern.search(reply, at)
+        if match is None:
+            return []
+        marks.append(match)
+        at = match.end()
+    ends = [marks[1].start(), marks[2].start(), len(reply)]
+    parts = [reply[m.end() : end] for m, end in zip(marks, ends, strict=True)]
+    return [re.sub(r"</?\w+>\s*$", "", part.strip()).strip() for part in parts]
+
+
+def _three(texts: list[str]) -> tuple[str, str, str] | None:
+    texts = [t.strip() for t in texts if t.strip()]
+    return (texts[0], texts[1], texts[2]) if len(texts) == LEVELS else None

@@ -1,0 +1,1 @@
+"""The learning run: loop, gate, evaluation and result."""

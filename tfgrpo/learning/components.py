@@ -1,0 +1,133 @@
+"""From settings to what runs: each role's LM, journalled and retried, the policy and the verifier.
+
+Raw LM → `JournaledLM` (cache, reserve, intent, result) → `RetryingLM` (retries, adaptive width).
+Roles that name the same spec and options share one LM and one width.
+
+Does not know: the learning loop. Source: own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig
+from tfgrpo.errors import ConfigError
+from tfgrpo.lm import open_lm
+from tfgrpo.lm.limiter import AdaptiveLimiter
+from tfgrpo.lm.retry import RetryingLM, RetryPolicy
+from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
+from tfgrpo.policies.tool_loop import ToolPolicy
+from tfgrpo.policies.tools import Tool, tool
+from tfgrpo.protocols import LM, Policy, Verifier
+from tfgrpo.runtime.canonical import canonical_json
+from tfgrpo.runtime.import_string import load_object
+from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.verifiers import make_verifier
+
+OpenLM = Callable[..., LM]
+
+
+class Roles:
+    """The LMs of one run, opened on first use.
+
+    Args:
+        config: the resolved settings.
+        store: where calls are journalled.
+        opener: how a spec string becomes an LM; tests give their own.
+    """
+
+    def __init__(self, config: Config, store: RunStore, opener: OpenLM = open_lm) -> None:
+        self._config = config
+        self._store = store
+        self._opener = opener
+        self._raw: dict[str, LM] = {}
+        self._limiters: dict[str, AdaptiveLimiter] = {}
+
+    def lm(self, role: RoleConfig) -> RetryingLM:
+        """Return the LM of a role; an empty spec means the policy's LM and options."""
+        spec, options = role.lm, role.options
+        if not spec:
+            spec, options = self._config.policy.lm, self._config.policy.options
+        key = canonical_json([spec, options])
+        if key not in self._raw:
+            self._raw[key] = self._opener(spec, **options)
+            run = self._config.run
+            self._limiters[key] = AdaptiveLimiter(
+                min(20, run.concurrency), run.concurrency, clock=time.monotonic
+            )
+        journaled = JournaledLM(
+            self._raw[key],
+            self._store,
+            cache=self._config.run.cache,
+            prices=self._config.run.prices or None,
+        )
+        policy = RetryPolicy(deadline_s=self._config.run.retry_deadline_s)
+        return RetryingLM(journaled, policy, limiter=self._limiters[key])
+
+    def policy(self) -> Policy:
+        """Return the policy that the settings describe."""
+        return make_policy(self._config.policy, self.lm)
+
+    def verifier(self) -> Verifier:
+        """Return the verifier that the settings describe; a judge asks the judge's LM."""
+
+        def judge_lm(spec: str = "", **options: Any) -> LM:
+            judge = self._config.judge
+            if spec:
+                judge = judge.model_copy(update={"lm": spec, "options": options})
+            return self.lm(judge)
+
+        return make_verifier(self._config.verifier, open_lm=judge_lm)
+
+    async def aclose(self) -> None:
+        """Close every LM that was opened."""
+        for lm in self._raw.values():
+            await lm.aclose()
+
+
+def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Policy:
+    """Return a chat, tool or function policy.
+
+    Raises:
+        ConfigError: `tools` or `function` does not name a Python function.
+    """
+    sampling, limits = config.sampling.to_sampling(), config.to_limits()
+    if config.kind == "function":
+        if not config.function:
+            raise ConfigError("policy.kind is 'function': set policy.function to 'module:name'")
+        return FunctionPolicy(
+            _callable(config.function, "policy.function"), policy_id=f"function:{config.function}"
+        )
+    lm = lm_of(config)
+    if config.kind == "tools":
+        tools = [_as_tool(name) for name in config.tools]
+        if not tools:
+            raise ConfigError("policy.kind is 'tools': list at least one 'module:name' in tools")
+        return ToolPolicy(
+            lm,
+            tools,
+            system=config.system,
+            sampling=sampling,
+            limits=limits,
+            max_steps=config.max_steps,
+        )
+    return ChatPolicy(lm, system=config.system, sampling=sampling, limits=limits)
+
+
+def _as_tool(name: str) -> Tool:
+    value = load_object(name, "policy.tools")
+    return value if isinstance(value, Tool) else tool(_callable(name, "policy.tools"))
+
+
+def _callable(name: str, where: str) -> Callable[..., Any]:
+    value = load_object(name, where)
+    if not callable(value):
+        raise ConfigError(f"{where}: {name!r} is a {type(value).__name__}: a function is needed")
+    return cast(Callable[..., Any], value)
+
+
+def sampling_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sampling settings without those left to the provider, for cards and reports."""
+    return {key: value for key, value in values.items() if value not in (None, (), {}, False)}

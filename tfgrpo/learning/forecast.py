@@ -1,0 +1,289 @@
+"""What a run will ask for, before anything is spent: calls, tokens and money a stage.
+
+Rollout counts run from what happens where nothing is proposed to an exact upper bound; critic
+calls from none (no group teaches) to all groups teaching, re-asked replies aside. Tokens of prompts
+run from the bare prompts to prompts with a library at its caps, replies from a short answer to the
+token limit. A tool attempt sends what was said before again with each step; observations are
+counted as 512 tokens each (approximation). Without a known price the money is unknown, never 0.
+The row `nudge` holds all extra rollouts of failed tasks, those of the recheck included; what help
+adds to a prompt is not known before it is written.
+
+Does not know: how calls are made. Source: own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tfgrpo.config.learn import Config
+from tfgrpo.context import render_messages
+from tfgrpo.experience.settings import ExperienceSettings
+from tfgrpo.rollout import Task
+from tfgrpo.statistics import min_detectable
+
+_MESSAGE_OVERHEAD = 4
+_DEFAULT_REPLY = 512
+_CRITIC_PROMPT = 1500
+_CRITIC_REPLY = 400
+_OBSERVATION = 512
+_FRAME = 40
+"""Tokens of the words around lessons."""
+_TOKENS_A_WORD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StageForecast:
+    """One stage's range; tokens are totals, `cost_usd` is None where no price is known."""
+
+    stage: str
+    calls_low: int
+    calls_high: int
+    prompt_low: int
+    prompt_high: int
+    completion_low: int
+    completion_high: int
+    cost_low_usd: float | None
+    cost_high_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The stages in order, and what the test split could show."""
+
+    stages: tuple[StageForecast, ...]
+    min_detectable: float | None
+    """Smallest true difference that the test split finds with 80 % power; None without one."""
+    notes: tuple[str, ...]
+
+    @property
+    def calls_high(self) -> int:
+        """Calls at most."""
+        return sum(s.calls_high for s in self.stages)
+
+    @property
+    def cost_high_usd(self) -> float | None:
+        """Money at most, or None where a price is unknown."""
+        costs = [s.cost_high_usd for s in self.stages]
+        return None if any(c is None for c in costs) else math.fsum(c for c in costs if c)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """Return a table for people, and the notes."""
+        rows = [
+            f"{'stage':<10}{'calls':>16}{'prompt tokens':>20}{'reply tokens':>20}{'cost $':>18}"
+        ]
+        for s in self.stages:
+            cost = (
+                "unknown"
+                if s.cost_high_usd is None
+                else f"{s.cost_low_usd:.4f} to {s.cost_high_usd:.4f}"
+            )
+            rows.append(
+                f"{s.stage:<10}{_range(s.calls_low, s.calls_high):>16}"
+                f"{'≈' + _range(s.prompt_low, s.prompt_high):>20}"
+                f"{'≈' + _range(s.completion_low, s.completion_high):>20}{cost:>18}"
+            )
+        return [*rows, *self.notes]
+
+
+def _range(low: int, high: int) -> str:
+    return f"{low} to {high}"
+
+
+Price = tuple[float, float]
+"""Dollars per million input and output tokens."""
+
+
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has: a quarter of its UTF-8 bytes (approximation)."""
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
+
+
+def library_tokens(settings: ExperienceSettings, groups: int, longest: int, reply: int) -> int:
+    """Return the most tokens that a library adds to a prompt.
+
+    Args:
+        settings: caps, kinds of entries and their sizes.
+        groups: groups that may teach.
+        longest: tokens of the longest task.
+        reply: limit of a reply, which an exemplar shows.
+    """
+    lessons = groups * settings.lessons_per_group if settings.lessons else 0
+    exemplars = min(settings.exemplars, groups)
+    caps = settings.caps if settings.repairs.bounded_library else None
+    if caps is not None and caps.entries is not None:
+        lessons = min(lessons, caps.entries)
+    tokens = lessons * (settings.max_words * _TOKENS_A_WORD + _MESSAGE_OVERHEAD)
+    tokens += exemplars * (longest + reply + 2 * _MESSAGE_OVERHEAD)
+    if caps is not None and caps.tokens is not None:
+        tokens = min(tokens, caps.tokens)
+    return tokens + _FRAME
+
+
+def forecast(
+    config: Config,
+    practice: Sequence[Task],
+    gate: Sequence[Task],
+    test: Sequence[Task],
+    settings: ExperienceSettings | None = None,
+    *,
+    policy_price: Price | None = None,
+    critic_price: Price | None = None,
+) -> Forecast:
+    """Return the range of what `learn` will ask for with these splits.
+
+    Args:
+        settings: how groups become edits; the default ones when None.
+    """
+    learn, gates = config.learn, config.gate
+    steps = learn.epochs * math.ceil(len(practice) / learn.batch) if practice else 0
+    groups = learn.epochs * len(practice)
+    longest = max((_prompt_tokens(config, [t]) for t in practice), default=0)
+    made = settings or ExperienceSettings()
+    library = library_tokens(made, groups, longest, _reply_limit(config))
+    arms = {"both": 3, "lessons": 1, "exemplars": 1}[learn.entries] + gates.retry_single_edits
+    draws = learn.epochs * learn.group_size
+    # The first step's groups are made before there is anything to show.
+    informed = (groups - min(learn.batch, len(practice))) * learn.group_size * library
+    stages = [_rollouts("practice", config, practice, (draws, draws), informed, policy_price)]
+    extra = learn.epochs * nudge_rollouts(config, len(practice))
+    if extra:
+        stages.append(_nudges(config, practice, extra, library, policy_price))
+    if config.nudge.asks_lm:
+        price = policy_price if config.nudge.writer == "policy" else critic_price
+        stages.append(_critic("nudge_text", len(practice), config, price))
+    if learn.entries != "exemplars":
+        parts = config.nudge.contexts if config.nudge.kind == "strategies" else 1
+        calls = groups * (learn.group_size + 2 * parts) + steps + extra
+        stages.append(_critic("critic", calls, config, critic_price))
+    if gates.enabled and gate:
+        looks = steps * arms + (1 if learn.top_k else 0)
+        size = gates.group_size
+        most, shown = (size, size * (1 + looks)), size * looks * len(gate) * library
+        stages.append(_rollouts("gate", config, gate, most, shown, policy_price))
+    if test:
+        size = gates.test_group_size
+        shown = size * len(test) * library
+        stages.append(_rollouts("test", config, test, (size, 2 * size), shown, policy_price))
+    smallest = min_detectable(len(test), gates.test_group_size) if len(test) > 1 else None
+    return Forecast(tuple(stages), smallest, tuple(_notes(config, stages, smallest, len(test))))
+
+
+def nudge_rollouts(config: Config, n_practice: int) -> int:
+    """Return the most extra rollouts of an epoch: each step's cap, or all its tasks failing."""
+    nudge, learn = config.nudge, config.learn
+    if nudge.kind == "off":
+        return 0
+    each = nudge.most_rollouts(learn.group_size)
+    total = 0
+    for start in range(0, n_practice, learn.batch):
+        size = min(learn.batch, n_practice - start)
+        most = nudge.cap(size * learn.group_size)
+        total += most if each is None else min(most, size * (each + nudge.recheck_rollouts))
+    return total
+
+
+def _nudges(
+    config: Config, practice: Sequence[Task], rollouts: int, library: int, price: Price | None
+) -> StageForecast:
+    """Return the range of the extra rollouts, none of which may be needed."""
+    whole = _rollouts("nudge", config, practice, (0, 1), library * len(practice), price)
+    share = rollouts / len(practice)
+    return _stage(
+        "nudge",
+        (0, round(share * whole.calls_high)),
+        (0, math.ceil(share * whole.prompt_high)),
+        (0, round(share * whole.completion_high)),
+        price,
+    )
+
+
+def _reply_limit(config: Config) -> int:
+    return config.policy.sampling.max_tokens or _DEFAULT_REPLY
+
+
+def _prompt_tokens(config: Config, tasks: Sequence[Task]) -> int:
+    """Return the tokens of the tasks' bare prompts, one draw each."""
+    system = config.policy.system
+    return sum(
+        estimate_tokens(m.content) + _MESSAGE_OVERHEAD
+        for task in tasks
+        for m in render_messages(task.messages, system=system)
+    )
+
+
+def _rollouts(
+    stage: str,
+    config: Config,
+    tasks: Sequence[Task],
+    draws: tuple[int, int],
+    shown: int,
+    price: Price | None,
+) -> StageForecast:
+    """Return a stage's range for (least, most) draws a task.
+
+    Args:
+        shown: most tokens of libraries over the first prompts of all its attempts.
+    """
+    policy = config.policy
+    prompts = _prompt_tokens(config, tasks)
+    low, high = (n * len(tasks) for n in draws)
+    limit = _reply_limit(config)
+    steps = policy.max_steps if policy.kind == "tools" else 1
+    again = steps * (steps - 1) // 2 * (limit + _OBSERVATION + 2 * _MESSAGE_OVERHEAD)
+    return _stage(
+        stage,
+        (low, high * steps),
+        (prompts * draws[0], steps * (prompts * draws[1] + shown) + again * high),
+        (8 * low, limit * high * steps),
+        price,
+    )
+
+
+def _critic(stage: str, calls: int, config: Config, price: Price | None) -> StageForecast:
+    limit = config.critic.sampling.max_tokens or _CRITIC_REPLY
+    return _stage(stage, (0, calls), (0, _CRITIC_PROMPT * calls), (0, limit * calls), price)
+
+
+def _stage(
+    stage: str,
+    calls: tuple[int, int],
+    prompt: tuple[int, int],
+    completion: tuple[int, int],
+    price: Price | None,
+) -> StageForecast:
+    low = high = None
+    if price is not None:
+        low, high = (
+            (p * price[0] + c * price[1]) / 1e6 for p, c in zip(prompt, completion, strict=True)
+        )
+    return StageForecast(stage, *calls, *prompt, *completion, low, high)
+
+
+def _notes(
+    config: Config, stages: Sequence[StageForecast], smallest: float | None, n_test: int
+) -> list[str]:
+    notes = []
+    total = sum(s.calls_high for s in stages)
+    cap = config.budget.calls
+    if cap is not None and cap < total:
+        steps_share = cap / total
+        notes.append(
+            f"the cap of {cap} calls covers about {steps_share:.0%} of the most this can take"
+        )
+    if any(s.cost_high_usd is None for s in stages):
+        notes.append("no price is known for a model of this run: set run.prices, or cap the calls")
+    if smallest is None:
+        notes.append("no test split: nothing will be proven")
+    else:
+        notes.append(
+            f"{n_test} test tasks x {config.gate.test_group_size} draws find a true difference of "
+            f"{smallest:.3f} with 80 % power (worst case)"
+        )
+    return notes

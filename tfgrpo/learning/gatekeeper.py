@@ -1,0 +1,267 @@
+"""Candidates at the gate: versions scored on held-out tasks, compared, accepted or not.
+
+A version is a library and a way of injecting it. Each is rolled out once on the gate split, under
+the same tasks and sample indices as every other, and every further look makes the test stricter,
+so that the stated level holds for the whole run. Does not know practice or the critic's stages.
+Source: own; the rules are in `experience.gate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfgrpo.config.learn import Config
+from tfgrpo.context import Context
+from tfgrpo.experience import (
+    Edit,
+    ExperienceSettings,
+    FinalChoice,
+    GateDecision,
+    HashedNgrams,
+    Library,
+    Proposal,
+    RejectedEdits,
+    SentenceEmbedder,
+    Splits,
+    TopK,
+    final_choice,
+    gate_step,
+    prompt_context,
+    smaller_sets,
+)
+from tfgrpo.learning.progress import ProgressView
+from tfgrpo.rollout import Task
+from tfgrpo.sampling import Draws, Sampler
+from tfgrpo.statistics import Scores, gate_level
+from tfgrpo.store import RunStore
+
+EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """What can be shipped: a library, injected whole or as the nearest k entries a task."""
+
+    library: Library
+    selector: TopK | None = None
+
+    @property
+    def version_id(self) -> str:
+        """`empty`, the library's version, or that with `/top-k`."""
+        if not self.library.shown:
+            return EMPTY
+        suffix = f"/top-{self.selector.k}" if self.selector else ""
+        return self.library.version_id + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One comparison at the gate."""
+
+    step: int
+    what: str
+    """`lessons`, `exemplars`, `lessons and exemplars`, `one edit`, or a way of selection."""
+    version_id: str
+    decision: GateDecision
+
+
+class Gatekeeper:
+    """Scores versions on held-out tasks and decides between them.
+
+    Args:
+        config: sizes, level, seed.
+        splits: whose gate tasks decide.
+        sampler: runs rollouts.
+        settings: how libraries are injected and bounded.
+        store: keeps decisions and candidates.
+        view: shows decisions.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        splits: Splits,
+        sampler: Sampler,
+        settings: ExperienceSettings,
+        store: RunStore,
+        view: ProgressView,
+    ) -> None:
+        self._config = config
+        self._splits = splits
+        self._sampler = sampler
+        self._settings = settings
+        self._store = store
+        self._view = view
+        self._scored: dict[str, Scores] = {}
+        self.looks: list[Look] = []
+        """Every comparison, in order."""
+
+    @property
+    def is_open(self) -> bool:
+        """True when there is something to decide with."""
+        return self._config.gate.enabled and bool(self._splits.gate)
+
+    def context(self, version: Version, task: Task, use: Any, step: int = 2) -> Context:
+        """Return what a task is given under a version."""
+        return prompt_context(
+            version.library,
+            self._settings,
+            use=use,
+            step=step,
+            task=task,
+            selector=version.selector,
+        )
+
+    async def best_of(self, step: int, base: Version, proposal: Proposal) -> Version | None:
+        """Try the proposal, its lessons and its exemplars alone, then single edits if need be.
+
+        Returns the best accepted version, or None where the base stays.
+        """
+        tried: list[tuple[GateDecision, Version]] = []
+        for edits in self._arms(proposal):
+            tried.append(await self._look(step, base, edits, proposal))
+        good = [pair for pair in tried if pair[0].accepted]
+        if not good:
+            for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
+                pair = await self._look(step, base, edits, proposal)
+                if pair[0].accepted:
+                    good = [pair]
+                    break
+        if good:
+            _, version = max(
+                good, key=lambda pair: pair[0].difference.estimate if pair[0].difference else 0.0
+            )
+            return version
+        return None
+
+    def _arms(self, proposal: Proposal) -> list[tuple[Edit, ...]]:
+        edits = proposal.applied
+        lessons = tuple(e for e in edits if e.kind == "lesson")
+        exemplars = tuple(e for e in edits if e.kind == "exemplar")
+        if lessons and exemplars:
+            return [edits, exemplars, lessons]
+        return [edits]
+
+    async def _look(
+        self, step: int, base: Version, edits: tuple[Edit, ...], proposal: Proposal
+    ) -> tuple[GateDecision, Version]:
+        library = proposal.library
+        if edits != proposal.applied:
+            library = base.library.apply(
+                edits,
+                step=step,
+                caps=self._settings.caps if self._settings.repairs.bounded_library else None,
+                deduplicate=self._settings.repairs.bounded_library,
+            ).library
+        version = Version(library, base.selector)
+        self._store.record_library(version.version_id, library.to_dict())
+        current = await self.scores(base, step, "current")
+        proposed = await self.scores(version, step, "proposed")
+        decision = self._decide(step, _what(edits), base, version, current, proposed)
+        if not decision.accepted:
+            rejected = RejectedEdits(step, edits, decision).to_dict()
+            self._store.record_decision(
+                "rejected_edit",
+                rejected | {"reason": decision.reason},
+                key=f"{step}.gate.{len(self.looks)}",
+            )
+        return decision, version
+
+    def _decide(
+        self,
+        step: int,
+        what: str,
+        base: Version,
+        version: Version,
+        current: Scores,
+        proposed: Scores,
+    ) -> GateDecision:
+        """Compare two versions; every look makes the next one stricter."""
+        gate, number = self._config.gate, len(self.looks) + 1
+        decision = gate_step(
+            current,
+            proposed,
+            min_difference=gate.min_difference,
+            max_harm=gate.max_harm,
+            level=gate_level(number, None, gate.level),
+            seed=self._config.learn.seed,
+        )
+        self.looks.append(Look(step, what, version.version_id, decision))
+        row = {
+            "step": step,
+            "look": number,
+            "what": what,
+            "current": base.version_id,
+            "proposed": version.version_id,
+            **decision.to_dict(),
+        }
+        self._store.record_decision("gate", row, key=f"{step or 'selection'}.{number}")
+        verdict = "accepted" if decision.accepted else "rejected"
+        self._view.say(f"gate, step {step}, {what}: {verdict}: {decision.reason}")
+        return decision
+
+    async def scores(self, version: Version, step: int, arm: str) -> Scores:
+        """Return a version's rewards by gate task; rolled out once."""
+        if version.version_id not in self._scored:
+            self._scored[version.version_id] = await self.score(
+                version, self._splits.gate, "gate", self._config.gate.group_size, arm, step
+            )
+        return self._scored[version.version_id]
+
+    async def score(
+        self, version: Version, tasks: Sequence[Task], stage: str, size: int, arm: str, step: int
+    ) -> Scores:
+        """Return a version's rewards by task on any held-out tasks."""
+        draws = Draws(
+            group_size=size,
+            seed=self._config.learn.seed,
+            scope=stage,
+            stage=stage,
+            metadata={"step": step, "arm": arm, "library_version": version.version_id},
+        )
+        groups = await self._sampler.groups(
+            tasks, draws, lambda task: self.context(version, task, "evaluation")
+        )
+        return {g.task.task_id: g.rewards_G for g in groups}
+
+    async def selection(self, base: Version) -> Version | None:
+        """Let the gate compare the nearest k entries a task with injecting all of them."""
+        learn = self._config.learn
+        if not (learn.top_k and self.is_open and len(base.library.shown) > learn.top_k):
+            return None
+        embedder = (
+            HashedNgrams() if learn.embedder == "hashed" else SentenceEmbedder(learn.embedder)
+        )
+        version = Version(base.library, TopK(learn.top_k, embedder))
+        whole = await self.scores(base, 0, "current")
+        chosen = await self.scores(version, 0, "proposed")
+        what = f"the nearest {learn.top_k} entries a task instead of all"
+        decision = self._decide(0, what, base, version, whole, chosen)
+        return version if decision.accepted else None
+
+    def choose(self, current: Version, accepted: Mapping[str, Version]) -> FinalChoice:
+        """Choose among the empty library and the accepted versions, at 95 % over all looks."""
+        if not self.is_open:
+            reason = "no gate: the last version is taken as it is, unproven"
+            return FinalChoice(current.version_id, reason, None, {})
+        if not accepted:
+            reason = f"the gate accepted none of {len(self.looks)} proposed versions"
+            return FinalChoice(EMPTY, reason, None, {})
+        scored = {EMPTY: self._scored.get(EMPTY, {})}
+        for version_id in accepted:
+            if version_id in self._scored:
+                scored[version_id] = self._scored[version_id]
+        # The scores that chose the versions also judge them: the allowed error is shared out.
+        level = 1 - 0.05 / max(1, len(self.looks))
+        return final_choice(scored, level=level, seed=self._config.learn.seed)
+
+
+def _what(edits: Sequence[Edit]) -> str:
+    kinds = {e.kind for e in edits}
+    if len(edits) == 1:
+        return f"one {edits[0].kind}"
+    if len(kinds) == 2:
+        return "lessons and exemplars"
+    return "exemplars" if kinds == {"exemplar"} else "lessons"

@@ -1,0 +1,218 @@
+"""`learn`: from settings to a finished run and its result, sync and async; `dry_run` before it.
+
+Puts the parts together (tasks, journal, roles, sampler, critic, learner), so that everything is
+checked before anything is spent. Does not know the loop (`learner`), what a result holds or the
+command line. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tfgrpo.config.learn import Config
+from tfgrpo.experience import Critic, ExperienceSettings, Guards, Splits
+from tfgrpo.learning.components import OpenLM, Roles
+from tfgrpo.learning.experience_settings import experience_settings
+from tfgrpo.learning.forecast import Forecast, forecast
+from tfgrpo.learning.loop import Learner
+from tfgrpo.learning.progress import ProgressView, QuietView
+from tfgrpo.learning.result import Result, make_result, write_artefact
+from tfgrpo.lm import open_lm
+from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
+from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.canonical import digest
+from tfgrpo.sampling import Sampler, SampleSettings, Stop
+from tfgrpo.store import Budget, RunStore
+from tfgrpo.store.prices import PriceTable
+from tfgrpo.tasks.run_tasks import read_run_tasks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a caller may give in place of what the settings describe."""
+
+    tasks: Sequence[Task] | None = None
+    policy: Policy | None = None
+    verifier: Verifier | None = None
+    allocate: Allocator | None = None
+    opener: OpenLM = open_lm
+    view: ProgressView | None = None
+    stop: Stop | None = None
+    scheduler: HintScheduler | None = None
+    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
+    on_open: Callable[[RunStore], None] | None = None
+    """Told the open journal, so that a view can show what was spent."""
+
+
+def learn(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+    """Learn an experience library; the sync form of `learn_async`, in notebooks too."""
+    return run_sync(lambda: learn_async(config, fork=fork, **parts))
+
+
+async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+    """Learn an experience library from group rollouts and prove what it is worth.
+
+    Running it again on the same folder goes on where it ended; nothing is paid twice.
+
+    Args:
+        config: the settings.
+        fork: with changed settings, make a new run beside the old one and reuse what fits.
+        parts: `tasks`, `policy`, `verifier`, `allocate`, `opener`, `view`, `stop`, `scheduler` in
+            place of what the settings describe; `on_open` is told the open journal.
+
+    Raises:
+        ConfigError: bad settings or tasks, or contaminated splits.
+        ProviderError: a wrong key or an unknown model.
+        PolicyError, VerifierError: nothing could be scored.
+        StoreError: the run folder cannot be used.
+        Stopped: a stop was requested; the same call goes on.
+    """
+    given = Parts(**parts)
+    config = with_scheduler(config, given.scheduler)
+    settings = experience_settings(config)
+    found = read_run_tasks(config, given.tasks)
+    splits, traces = found.splits, found.traces
+    check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
+    scheduler = given.scheduler or named_scheduler(config.nudge)
+    plan = _forecast(config, splits, settings)
+    store = open_run(config, fork=fork, tasks=found.tasks, traces=traces)
+    roles = Roles(config, store, given.opener)
+    view = given.view or QuietView()
+    try:
+        if given.on_open is not None:
+            given.on_open(store)
+        store.record_decision("forecast", plan.to_dict(), key="run")
+        store.record_decision("splits", splits.to_dict(), key="run")
+        sampler = make_sampler(config, roles, given, store, view)
+        settings = _with_best_reward(settings, sampler)
+        held_out = (*splits.gate, *splits.test)
+        critic = Critic(
+            roles.lm(config.critic) if settings.lessons else None,
+            settings,
+            guards=Guards.of(found.practised, held_out, max_words=2 * settings.max_words),
+        )
+        learner = Learner(
+            config,
+            splits,
+            sampler,
+            critic,
+            settings,
+            store,
+            view,
+            allocate=given.allocate,
+            traces=traces,
+            nudger=make_nudger(config, settings, sampler, roles.lm, scheduler),
+        )
+        learned = await learner.run()
+        result = make_result(config, store, learned, plan, splits, found.notes)
+        write_artefact(config, result, settings)
+        return result
+    finally:
+        await roles.aclose()
+        store.close()
+
+
+def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
+    """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
+    given = Parts(**parts)
+    config = with_scheduler(config, given.scheduler)
+    settings = experience_settings(config)
+    found = read_run_tasks(config, given.tasks)
+    check_nudge(config.nudge, found.splits.practice, from_traces=bool(found.traces))
+    return _forecast(config, found.splits, settings), found.splits
+
+
+def open_run(
+    config: Config,
+    *,
+    fork: bool = False,
+    tasks: Sequence[Task] = (),
+    traces: Sequence[RolloutGroup] = (),
+) -> RunStore:
+    """Open the run's journal under its budget, or make it.
+
+    What it learns from belongs to a run's settings by content: a changed task file is a changed
+    setting, the same file under another path is not.
+    """
+    budget = Budget(**config.budget.model_dump())
+    values = config.to_json()
+    names = {key: Path(values["tasks"][key]).name for key in ("path", "traces")}
+    values["tasks"] |= names | {
+        "content": digest([t.to_dict() for t in tasks], 16),
+        "traces_content": digest([g.group_id for g in traces], 16),
+    }
+    return RunStore.open(config.run.folder, create=True, config=values, fork=fork, budget=budget)
+
+
+def make_sampler(
+    config: Config, roles: Roles, given: Parts, store: RunStore, view: ProgressView
+) -> Sampler:
+    """Return what rolls out: the policy and verifier given, or those that the settings describe."""
+    run = config.run
+    return Sampler(
+        given.policy or roles.policy(),
+        given.verifier or roles.verifier(),
+        SampleSettings(
+            concurrency=run.concurrency,
+            timeout_s=run.timeout_s,
+            on_truncated=run.on_truncated,
+            probe=run.probe,
+        ),
+        recorder=store,
+        on_progress=view.update,
+        stop=given.stop,
+    )
+
+
+def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
+    table = PriceTable(config.run.prices or None)
+    prices = []
+    for spec in (config.policy.lm, config.critic.lm or config.policy.lm):
+        price = table.find(spec)
+        prices.append(None if price is None else (price.input, price.output))
+    return forecast(
+        config,
+        splits.practice,
+        splits.gate,
+        splits.test,
+        settings,
+        policy_price=prices[0],
+        critic_price=prices[1],
+    )
+
+
+def _with_best_reward(settings: ExperienceSettings, sampler: Sampler) -> ExperienceSettings:
+    """Let only full marks become exemplars, where the verifier says what full marks are."""
+    best = sampler.best_reward
+    if settings.exemplar_reward is not None or best is None:
+        return settings
+    return replace(settings, exemplar_reward=best)
+
+
+def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine to its end, also where a loop is already running (a notebook)."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(make())
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(make())).result()
+
+
+__all__ = [
+    "Parts",
+    "dry_run",
+    "learn",
+    "learn_async",
+    "make_sampler",
+    "open_run",
+    "run_sync",
+]

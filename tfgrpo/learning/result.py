@@ -1,0 +1,194 @@
+"""What a learning run came to: the result as an object and as JSON, and the artefact's files.
+
+Does not know how a run is set up or learns. Source: own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.config.learn import Config
+from tfgrpo.experience import (
+    Artefact,
+    Card,
+    ExperienceSettings,
+    Library,
+    Splits,
+    export_artefact,
+)
+from tfgrpo.learning.components import sampling_of
+from tfgrpo.learning.forecast import Forecast
+from tfgrpo.learning.gatekeeper import EMPTY
+from tfgrpo.learning.loop import Learned, Proof
+from tfgrpo.nudges import nudge_totals
+from tfgrpo.statistics import Interval, mean_interval, min_detectable
+from tfgrpo.statistics.verdict import Verdict, judge_gain
+from tfgrpo.store import RunStore
+from tfgrpo.store.fold import SpendRow
+from tfgrpo.tasks.contamination import find_leaks
+
+__all__ = ["Result", "make_result", "write_artefact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to, for people and programs."""
+
+    folder: Path
+    learned: Learned
+    verdict: Verdict | None
+    """Whether the kept library beats the empty one on the test split; None without a test."""
+    forecast: Forecast
+    spend: tuple[SpendRow, ...]
+    splits: Splits
+    notes: tuple[str, ...]
+    outcomes: dict[str, dict[str, int]]
+    """How many rollouts of each stage ended in each way."""
+    min_detectable: float | None
+    """Smallest true difference that the test split could have found with 80 % power, measured on
+    the run's own draws."""
+
+    @property
+    def library(self) -> Library:
+        """The library that was kept; empty where none won."""
+        return self.learned.version.library
+
+    @property
+    def empty_score(self) -> Interval | None:
+        """Test-split mean of the empty library."""
+        return _mean(self.learned.proof, "empty")
+
+    @property
+    def library_score(self) -> Interval | None:
+        """Test-split mean of what was kept."""
+        return _mean(self.learned.proof, "final")
+
+    @property
+    def exit_code(self) -> int:
+        """0 verdict met, 1 not met, 4 stopped by a cap, 5 inconclusive."""
+        if self.learned.stopped_by.startswith("budget"):
+            return 4
+        return self.verdict.exit_code if self.verdict is not None else 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        proof = self.learned.proof
+        totals = nudge_totals(self.learned.nudges)
+        return {
+            "schema": 1,
+            "folder": str(self.folder),
+            "version_id": self.learned.version.version_id,
+            "entries": [e.to_dict() for e in self.library.shown],
+            "choice": self.learned.choice.to_dict(),
+            "empty_score": _row(self.empty_score),
+            "library_score": _row(self.library_score),
+            "difference": _row(proof.difference if proof else None),
+            "noise_floor": proof.noise_floor if proof else None,
+            "min_detectable": self.min_detectable,
+            "verdict": None if self.verdict is None else self.verdict.to_dict(),
+            "exit_code": self.exit_code,
+            "stopped_by": self.learned.stopped_by,
+            "splits": {k: len(v) for k, v in self.splits.to_dict().items()},
+            "spend": [row.to_dict() for row in self.spend],
+            "outcomes": self.outcomes,
+            "notes": list(self.notes),
+            **({} if totals is None else {"nudge": totals}),
+        }
+
+
+def make_result(
+    config: Config,
+    store: RunStore,
+    learned: Learned,
+    plan: Forecast,
+    splits: Splits,
+    notes: tuple[str, ...],
+) -> Result:
+    """Put a finished run's figures together; a test task quoted in the library becomes a note."""
+    proof, smallest, verdict = learned.proof, plan.min_detectable, None
+    if proof is not None:
+        verdict = judge_gain(proof.empty, proof.final)
+        if len(splits.test) > 1:
+            smallest = min_detectable(
+                len(splits.test), config.gate.test_group_size, pilot=proof.empty
+            )
+    library = {e.experience_id: e.body for e in learned.version.library.shown}
+    leaks = find_leaks((*splits.practice, *splits.gate), splits.test, library)
+    quoted = sorted({leak.task_id for leak in leaks.leaks if leak.kind.endswith("_in_library")})
+    if quoted:
+        notes = (*notes, f"test tasks or answers stand in the library: {', '.join(quoted[:5])}")
+    spend = tuple(store.spend())
+    return Result(
+        folder=store.folder,
+        learned=learned,
+        verdict=verdict,
+        forecast=plan,
+        spend=spend,
+        splits=splits,
+        notes=(*notes, *learned.notes),
+        outcomes=_outcomes(store),
+        min_detectable=smallest,
+    )
+
+
+def write_artefact(config: Config, result: Result, settings: ExperienceSettings) -> None:
+    """Write the artefact into the run's folder: JSON, Markdown and the ready prompt."""
+    if result.learned.version.version_id == EMPTY:
+        return
+    proof = result.learned.proof
+    card = Card(
+        name=result.folder.name,
+        models={"policy": config.policy.lm, "critic": config.critic.lm or config.policy.lm},
+        sampling=sampling_of(config.policy.sampling.model_dump()),
+        tasks=result.to_dict()["splits"] | {"verifier": config.verifier},
+        scores={
+            "empty": _row(result.empty_score),
+            "library": _row(result.library_score),
+            "difference": _row(proof.difference if proof else None),
+        },
+        cost={"rows": [row.to_dict() for row in result.spend]},
+        limits=result.notes,
+        created=datetime.now(UTC).date().isoformat(),
+        package_version=_package_version(),
+    )
+    artefact = Artefact(
+        library=result.library,
+        card=card,
+        placement=settings.deployed_placement,
+        template=settings.template,
+        system=config.policy.system,
+    )
+    export_artefact(artefact, result.folder)
+
+
+def _outcomes(store: RunStore) -> dict[str, dict[str, int]]:
+    """How the rollouts of each stage ended."""
+    counts: dict[str, dict[str, int]] = {}
+    for group in store.groups():
+        row = counts.setdefault(str(group.metadata.get("stage", "other")), {})
+        for outcome, n in group.outcome_counts().items():
+            row[outcome] = row.get(outcome, 0) + n
+    return counts
+
+
+def _mean(proof: Proof | None, arm: str) -> Interval | None:
+    if proof is None:
+        return None
+    scores = proof.empty if arm == "empty" else proof.final
+    return mean_interval(scores) if any(scores.values()) else None
+
+
+def _row(interval: Interval | None) -> dict[str, float | int] | None:
+    return None if interval is None else interval.to_dict()
+
+
+def _package_version() -> str:
+    try:
+        return installed_version("tfgrpo")
+    except PackageNotFoundError:
+        return ""

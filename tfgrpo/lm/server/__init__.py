@@ -1,0 +1,1 @@
+"""Offers a local model over the OpenAI-compatible protocol."""

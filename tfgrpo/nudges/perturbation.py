@@ -1,0 +1,80 @@
+"""Perturbation: a failed task again behind meaningless text, another for each rollout.
+
+Each rollout is a group of its own, since a group stands under one context; the critic is shown
+those that succeeded together with the failed group, as the method regroups them.
+
+Source: LoPE (arXiv 2605.05566; README of shrango/LoPE): words of Lorem Ipsum before the prompt of
+tasks whose rollouts all fail, 100 to 300 tokens, a sentence that ends them, successes regrouped
+with the failed rollouts. Lengths here are in words (two tokens a word, approximation), and there
+is no importance correction, since nothing is trained.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from tfgrpo.config.nudge import NudgeConfig
+from tfgrpo.context import ContextPart
+from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.nudges.method import Nudge, Seen
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.canonical import derive_seed
+
+_TEXT = """
+lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
+et dolore magna aliqua enim ad minim veniam quis nostrud exercitation ullamco laboris nisi aliquip
+ex ea commodo consequat duis aute irure in reprehenderit voluptate velit esse cillum eu fugiat nulla
+pariatur excepteur sint occaecat cupidatat non proident sunt culpa qui officia deserunt mollit anim
+id est laborum
+"""
+_LOREM = _TEXT.split()
+
+
+class Perturb:
+    """A `NudgeMethod` with one perturbed rollout a round.
+
+    Args:
+        config: how many, how long.
+        group_size: how many where the settings do not say.
+        seed: fixes the texts.
+    """
+
+    def __init__(self, config: NudgeConfig, group_size: int, seed: int = 0) -> None:
+        self._config = config
+        self._rounds = config.resamples or group_size
+        self._seed = seed
+        self.books: Counter[str] = Counter()
+
+    async def prepare(self, seen: Seen) -> None:
+        """Nothing to get ready."""
+
+    def next(self, tried: Sequence[RolloutGroup], epoch: int) -> Nudge | None:
+        """Return another text for one rollout."""
+        number, task = len(tried), tried[0].task
+        if number > self._rounds:
+            return None
+        seed = derive_seed("perturb", self._seed, task.task_id, epoch, number)
+        text = lorem(task, self._config.words, seed)
+        if not text:
+            return None
+        return Nudge((ContextPart("perturbation", text, source=f"perturbation:{number}"),), 1)
+
+
+def lorem(task: Task, words: tuple[int, int], seed: int) -> str:
+    """Return sentences of so many to so many words that hold no answer of the task.
+
+    >>> lorem(Task("a", "?"), (3, 3), 1) == lorem(Task("a", "?"), (3, 3), 1)
+    True
+    """
+    rng = random.Random(seed)
+    allowed = [w for w in _LOREM if not leaks(w, task)]
+    left = rng.randint(*words)
+    sentences = []
+    while left > 0 and allowed:
+        size = min(left, rng.randint(5, 12))
+        sentences.append(" ".join(rng.choice(allowed) for _ in range(size)).capitalize() + ".")
+        left -= size
+    text = " ".join(sentences)
+    return "" if leaks(text, task) else text

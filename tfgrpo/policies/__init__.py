@@ -1,0 +1,1 @@
+"""Policies: what acts on a task under a context."""

@@ -1,0 +1,206 @@
+"""All groups of a run as compressed data inside the page, small enough for one file.
+
+A page stays under `MAX_BYTES` for 10,000 rollouts: groups are gzipped in chunks that the browser
+unpacks when they are looked at, and where that is not enough long texts keep head and tail.
+Base64 has no `<`, so no text can end the element it stands in.
+
+Does not know HTML or how groups are shown. Source: own.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfgrpo.report.view import RunView, stage_of, step_of
+from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.runtime.redaction import redact
+from tfgrpo.runtime.terminal import printable
+
+__all__ = ["MAX_BYTES", "Islands", "pack_groups"]
+
+MAX_BYTES = 4_000_000
+"""For the groups; charts and tables come on top."""
+_CHUNK_GROUPS = 40
+_LIMITS = (20_000, 6_000, 2_000, 700, 240, 80)
+"""Characters a text may keep, tried in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Islands:
+    """What goes into the page."""
+
+    index: str
+    """Base64 of gzipped JSON: where each group is, and its rewards."""
+    chunks: tuple[str, ...]
+    text_limit: int
+    """Characters that a text could keep; longer ones were cut in the middle."""
+    n_cut: int
+    """Texts that were cut."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in the page."""
+        return len(self.index) + sum(map(len, self.chunks))
+
+
+def pack_groups(view: RunView, *, max_bytes: int = MAX_BYTES) -> Islands:
+    """Return the groups of a run as islands of at most `max_bytes`, if cutting texts can do it."""
+    notes = _Notes.of(view)
+    cleaned: dict[str, str] = {}
+    for limit in _LIMITS[:-1]:
+        if _raw_size(view, limit) > 12 * max_bytes:
+            continue  # no text compresses that well
+        packed = _pack(view, notes, _Clip(limit, cleaned))
+        if packed.size <= max_bytes:
+            return packed
+    return _pack(view, notes, _Clip(_LIMITS[-1], cleaned))
+
+
+def _raw_size(view: RunView, limit: int) -> int:
+    return sum(
+        min(limit, sum(len(m.content) for m in r.messages)) for g in view.groups for r in g.rollouts
+    )
+
+
+def _pack(view: RunView, notes: _Notes, clip: _Clip) -> Islands:
+    chunks = [
+        _squeeze([_group(g, notes, clip) for g in view.groups[i : i + _CHUNK_GROUPS]])
+        for i in range(0, len(view.groups), _CHUNK_GROUPS)
+    ]
+    rewards = [r for g in view.groups for r in g.rewards_G]
+    index = {
+        "range": [min(rewards), max(rewards)] if rewards else [0, 1],
+        "groups": [_entry(i, g) for i, g in enumerate(view.groups)],
+    }
+    return Islands(_squeeze(index), tuple(chunks), clip.limit, clip.n_cut)
+
+
+def _squeeze(value: Any) -> str:
+    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # Without a time stamp equal views give equal pages.
+    return base64.b64encode(gzip.compress(data.encode("utf-8"), 9, mtime=0)).decode("ascii")
+
+
+def _entry(number: int, group: RolloutGroup) -> dict[str, Any]:
+    return {
+        "number": number,
+        "chunk": number // _CHUNK_GROUPS,
+        "place": number % _CHUNK_GROUPS,
+        "group_id": _safe(group.group_id),
+        "task_id": _safe(group.task.task_id),
+        "stage": _safe(stage_of(group)),
+        "step": step_of(group),
+        "arm": _safe(str(group.metadata.get("arm") or "")),
+        "mixed": group.is_informative(),
+        "rewards": [r.reward for r in group.rollouts],
+    }
+
+
+def _group(group: RolloutGroup, notes: _Notes, clip: _Clip) -> dict[str, Any]:
+    reference = group.task.reference
+    return {
+        "group_id": _safe(group.group_id),
+        "task_id": _safe(group.task.task_id),
+        "stage": _safe(stage_of(group)),
+        "step": step_of(group),
+        "arm": _safe(str(group.metadata.get("arm") or "")),
+        "policy_id": _safe(group.policy_id),
+        "text": clip(group.task.text),
+        "reference": None
+        if reference is None
+        else clip(reference if isinstance(reference, str) else json.dumps(jsonable(reference))),
+        "context": [
+            clip(f"{p.source or p.kind}: " + (p.text or "\n".join(m.content for m in p.turns)))
+            for p in group.context.parts
+        ],
+        "contrast": clip(notes.contrasts.get(group.group_id, "")),
+        "rollouts": [_rollout(r, notes, clip) for r in group.rollouts],
+    }
+
+
+def _rollout(rollout: Rollout, notes: _Notes, clip: _Clip) -> dict[str, Any]:
+    return {
+        "sample_index": rollout.sample_index,
+        "outcome": rollout.outcome,
+        "reward": rollout.reward,
+        "is_truncated": rollout.is_truncated,
+        "tokens": rollout.usage.total_tokens,
+        "text": clip(_trajectory(rollout)),
+        "error": clip(rollout.error),
+        "feedback": clip(rollout.score.feedback if rollout.score else ""),
+        "summary": clip(notes.summaries.get(rollout.rollout_id, "")),
+    }
+
+
+def _trajectory(rollout: Rollout) -> str:
+    """Actions and observations in order, roles named where there is more than one turn."""
+    parts = []
+    for message in rollout.messages:
+        calls = "".join(f"\n→ {c.name}({c.arguments})" for c in message.tool_calls)
+        reasoning = f"(thinking) {message.reasoning}\n" if message.reasoning else ""
+        parts.append((message.role, reasoning + message.content + calls))
+    if len(parts) == 1:
+        return parts[0][1]
+    return "\n\n".join(f"{role}: {text}" for role, text in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """What the critic said, by what it is about."""
+
+    contrasts: Mapping[str, str]
+    summaries: Mapping[str, str]
+
+    @classmethod
+    def of(cls, view: RunView) -> _Notes:
+        contrasts: dict[str, str] = {}
+        for decision in view.of_kind("contrast"):
+            group_id = str(decision.get("group_id") or decision.key)
+            text = decision.get("text") or _lines(decision.get("lessons"))
+            contrasts[group_id] = "\n\n".join(filter(None, [contrasts.get(group_id), text]))
+        summaries = {
+            str(d.get("rollout_id") or d.key): str(d.get("text") or "")
+            for d in view.of_kind("summary")
+        }
+        return cls(contrasts, summaries)
+
+
+def _lines(lessons: Any) -> str:
+    if not isinstance(lessons, Sequence) or isinstance(lessons, str):
+        return str(lessons or "")
+    return "\n".join("• " + str(x.get("text", x) if isinstance(x, Mapping) else x) for x in lessons)
+
+
+class _Clip:
+    """Makes a text safe to show and keeps at most `limit` characters: the head and the tail.
+
+    Secrets are removed before the cut, so that no half of one is left; `cleaned` remembers safe
+    texts, since a text may be asked for under several limits.
+    """
+
+    def __init__(self, limit: int, cleaned: dict[str, str]) -> None:
+        self.limit = limit
+        self.n_cut = 0
+        self._cleaned = cleaned
+
+    def __call__(self, text: str) -> str:
+        if not text:
+            return ""
+        safe = self._cleaned.get(text)
+        if safe is None:
+            safe = self._cleaned[text] = _safe(text)
+        if len(safe) <= self.limit:
+            return safe
+        self.n_cut += 1
+        head, tail = self.limit * 2 // 3, self.limit // 3
+        return f"{safe[:head]} […{len(safe) - head - tail} characters…] {safe[-tail:]}"
+
+
+def _safe(text: str) -> str:
+    return printable(redact(text))

@@ -1,0 +1,66 @@
+"""Tables, cells, tags and numbers as the page shows them.
+
+Does not know what they say. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfgrpo.report.html import Child, Html, h
+
+__all__ = ["cell", "money", "number", "signed", "table", "tag", "tokens", "words"]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Child]], numbers_from: int = 99) -> Html:
+    """Return a table; columns from `numbers_from` on are aligned right."""
+    head = h("tr", [h("th", x, class_="n" if i >= numbers_from else None)
+                    for i, x in enumerate(heads)])  # fmt: skip
+    body = h("tbody", [h("tr", row) for row in rows])
+    return h("div", h("table", h("thead", head), body, class_="stack"), class_="scroll")
+
+
+def cell(label: str, value: Child, class_: str | None = None) -> Html:
+    """Return a table cell that carries its column's name for narrow screens."""
+    return h("td", value, class_=class_, data_label=label)
+
+
+def number(label: str, value: float | None) -> Html:
+    """Return a cell with three decimals."""
+    return cell(label, "–" if value is None else f"{value:.3f}", "n")
+
+
+def signed(label: str, value: float | None) -> Html:
+    """Return a cell with a signed, coloured change."""
+    if value is None:
+        return cell(label, "–", "n")
+    kind = "good" if value > 0 else "bad" if value < 0 else ""
+    return cell(label, h("span", f"{value:+.3f}", class_=kind), "n")
+
+
+def tag(word: str, kind: str) -> Html:
+    """Return a small coloured word."""
+    return h("span", word, class_=f"tag {kind}".strip())
+
+
+def tokens(amounts: Mapping[str, Any]) -> str:
+    """Return a token count in short form."""
+    total = amounts["prompt_tokens"] + amounts["completion_tokens"]
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if total >= size:
+            return f"{total / size:.1f}{letter}"
+    return str(total)
+
+
+def money(amounts: Mapping[str, Any]) -> str:
+    """Return a cost; an unknown one says so."""
+    cost = amounts["cost_usd"]
+    return "price unknown" if cost is None else f"${cost:.4f}" if cost < 1 else f"${cost:,.2f}"
+
+
+def words(value: Any) -> str:
+    """Return an object as one line."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v}" for k, v in value.items())
+    return str(value)

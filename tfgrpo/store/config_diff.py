@@ -1,0 +1,54 @@
+"""What may be kept: values without secrets; and two configs side by side.
+
+Does not know what a key means. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from tfgrpo.runtime.redaction import redact
+
+ABSENT = object()
+
+
+def without_secrets(value: Any) -> Any:
+    """Return a JSON value with every text redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {name: without_secrets(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return value
+
+
+def difference(kept: Any, asked: Any, may_change: Collection[str] = ()) -> list[str]:
+    """Return one line for each key that differs, by dotted path, except those that may.
+
+    >>> difference({"lm": "a", "cap": 1}, {"lm": "b", "cap": 2}, {"cap"})
+    ["lm: 'a' -> 'b'"]
+    """
+    lines = []
+    for path, old, new in _changes("", kept, asked):
+        parts = path.split(".")
+        if not any(".".join(parts[: i + 1]) in may_change for i in range(len(parts))):
+            lines.append(f"{path}: {_words(old)} -> {_words(new)}")
+    return lines
+
+
+def _changes(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in sorted({*old, *new}):
+            inner = f"{path}.{name}" if path else name
+            yield from _changes(inner, old.get(name, ABSENT), new.get(name, ABSENT))
+    elif old is ABSENT or new is ABSENT or old != new:
+        yield path, old, new
+
+
+def _words(value: Any) -> str:
+    if value is ABSENT:
+        return "absent"
+    text = repr(value)
+    return text if len(text) <= 120 else text[:117] + "..."

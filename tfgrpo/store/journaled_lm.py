@@ -1,0 +1,395 @@
+"""`JournaledLM`: decides whether a call is needed, whether it is allowed, and writes what it costs.
+
+For each draw: look under its content key; reserve the worst case; write the intent; call; write the
+result and the reply in one transaction; only then hand the reply out. Equal draws asked for at the
+same time share one call. A failure that may have been billed (a lost connection, a timeout) counts
+at its worst case and is kept apart; one that the server refused counts as a call and nothing else.
+
+Does not know retries, concurrency or what a reply means. Source: own; sharing of equal calls after
+Go's `singleflight`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tfgrpo.errors import BudgetError, ConfigError, ProviderError
+from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.rollout import Usage
+from tfgrpo.runtime.call_scope import CallScope, current_scope
+from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.runtime.redaction import redact, redact_known
+from tfgrpo.store.budget import Reservation
+from tfgrpo.store.cache import CallCache
+from tfgrpo.store.calls import CallEnd, CallStart, Flight
+from tfgrpo.store.journal import RunStore
+from tfgrpo.store.keys import KeyMaker, RequestKey
+from tfgrpo.store.prices import Price, PriceTable
+
+log = logging.getLogger(__name__)
+
+ASSUMED_REPLY_TOKENS = 4096
+"""Reply length of the worst case where the request sets no `max_tokens`."""
+_REJECTED = frozenset(
+    {"auth", "not_found", "quota", "rate_limit", "overloaded", "context_too_long", "bad_request"}
+)
+_NEVER_CONNECTED = ("ConnectError", "ConnectTimeout")
+_BYTES_A_TOKEN = 4
+_TOKENS_A_MESSAGE = 8
+
+
+class JournaledLM:
+    """An `LM` whose calls are kept, counted and never paid twice.
+
+    Draw i of a call has the sample index of the running scope plus i. Replies come back as the
+    first so many draws in a row that could be had; the caller asks again for the rest.
+
+    Args:
+        lm: the LM to ask.
+        store: the run's journal.
+        cache: False asks again even for what is kept; what is asked is kept all the same.
+        prices: dollars per million tokens by model id, over the package's table; or a table.
+        shared: a cache over several runs.
+        clock: monotonic seconds.
+
+    Raises:
+        ConfigError: the run's budget limits money and the model's price is unknown.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        store: RunStore,
+        *,
+        cache: bool = True,
+        prices: PriceTable | Mapping[str, Mapping[str, Any]] | None = None,
+        shared: CallCache | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lm = lm
+        self._store = store
+        self._cache = cache
+        self._shared = shared
+        self._clock = clock
+        self._keys = KeyMaker()
+        self._sized: tuple[RequestKey | None, int] = (None, 0)
+        """The newest request that was sized, by its key, and the tokens of its prompt."""
+        table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
+        self._price = table.find(lm.model_id)
+        if self._price is None:
+            if store.ledger.budget.cost_usd is not None:
+                raise ConfigError(
+                    f"the budget limits money, but the price of {lm.model_id!r} is unknown: give "
+                    "run.prices for it (input and output in dollars per million tokens), or limit "
+                    "calls or tokens instead"
+                )
+            log.info("the price of %s is unknown: its cost is shown as unknown", lm.model_id)
+
+    @property
+    def model_id(self) -> str:
+        """The wrapped LM's."""
+        return self._lm.model_id
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The wrapped LM's: keeping changes no answer."""
+        return self._lm.identity
+
+    @property
+    def prefers_n(self) -> bool:
+        """The wrapped LM's."""
+        return self._lm.prefers_n
+
+    @property
+    def price(self) -> Price | None:
+        """The model's price, or None where it is unknown."""
+        return self._price
+
+    async def complete(
+        self, request: Request, n: int, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        """Return 1 to n replies, each kept before it is returned.
+
+        Raises:
+            BudgetError: the worst case would pass a limit, also when the calls in flight end.
+            ProviderError: as the wrapped LM; the failed call is counted.
+            StoreError: the journal cannot be written.
+        """
+        scope = current_scope()
+        key = self._keys.key(request, self._lm.identity)
+        if self._sized[0] is not key:
+            self._sized = (key, estimate_prompt_tokens(request, self._lm))
+        asked = _Asked(request, self._sized[1], scope)
+        first = scope.sample_index
+        if n == 1 and self._cache:
+            return [await self._one(asked, _Draw(key.draw(first, seeds[0]), seeds[0]))]
+        draws = [_Draw(key.draw(first + i, seeds[i]), seeds[i]) for i in range(n)]
+        if not self._cache:
+            return await self._ask(asked, draws)
+        while True:
+            found = [self._find(draw.key, scope) for draw in draws]
+            missing = [d for d, reply in zip(draws, found) if reply is None]
+            if missing:
+                made = await self._share(asked, missing)
+                found = [reply or made.get(d.key) for d, reply in zip(draws, found)]
+            had = found.index(None) if None in found else n
+            if had:
+                return [reply for reply in found[:had] if reply is not None]
+
+    async def _one(self, asked: _Asked, draw: _Draw) -> Completion:
+        reply = self._find(draw.key, asked.scope)
+        while reply is None:
+            reply = (await self._share(asked, (draw,))).get(draw.key)
+        return reply
+
+    def _find(self, key: bytes, scope: CallScope) -> Completion | None:
+        reply = self._store.calls.find_reply(key)
+        if reply is None and self._shared is not None:
+            reply = self._shared.find(key)
+            if reply is not None:
+                self._store.calls.keep_reply(key, reply)
+        if reply is not None:
+            self._store.calls.count_hit(scope.stage, self.model_id)
+        return reply
+
+    async def _share(self, asked: _Asked, missing: Sequence[_Draw]) -> dict[bytes, Completion]:
+        """Ask for the draws that nobody asks for yet, then wait for those that others ask for."""
+        loop = asyncio.get_running_loop()
+        flights = self._store.calls.flights
+        made: dict[bytes, Completion] = {}
+        others: list[tuple[bytes, Flight]] = []
+        mine: list[_Draw] = []
+        for draw in missing:
+            place = (loop, draw.key)
+            if place not in flights:
+                flights[place] = None
+                mine.append(draw)
+                continue
+            flight = flights[place]
+            if flight is None:
+                flight = flights[place] = loop.create_future()
+            others.append((draw.key, flight))
+        if mine:
+            failure: ProviderError | None = None
+            try:
+                for draw, reply in zip(mine, await self._ask(asked, mine)):
+                    made[draw.key] = reply
+            except ProviderError as exc:
+                failure = exc
+                raise
+            finally:
+                for draw in mine:
+                    flight = flights.pop((loop, draw.key))
+                    if flight is not None:
+                        flight.set_result(failure)
+        for key, flight in others:
+            await asyncio.wait([flight])
+            failed = flight.result()
+            if failed is not None:
+                raise copy.copy(failed) from failed
+            found = self._find(key, asked.scope)
+            if found is not None:
+                made[key] = found
+        return made
+
+    async def _ask(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
+        """Call for several draws; without `prefers_n` each is a call of its own."""
+        if len(draws) == 1 or self._lm.prefers_n:
+            return await self._call(asked, draws)
+        calls = [self._call(asked, [draw]) for draw in draws]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        replies: list[Completion] = []
+        for result in results:
+            if isinstance(result, BaseException):
+                if not replies or not isinstance(result, ProviderError):
+                    raise result
+                break
+            replies.extend(result)
+        return replies
+
+    async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
+        start = self._worst_case(asked, draws)
+        amounts = _worst_amounts(start)
+        try:
+            reservation = self._store.ledger.reserve(**amounts)
+        except BudgetError:
+            reservation = await self._reserve_later(amounts)
+        calls = self._store.calls
+        calls.began()
+        try:
+            number = await calls.start(start)
+            return await self._send(asked.request, draws, number, reservation)
+        finally:
+            reservation.release()
+            calls.ended()
+
+    async def _send(
+        self, request: Request, draws: Sequence[_Draw], number: int, reservation: Reservation
+    ) -> list[Completion]:
+        calls, n = self._store.calls, len(draws)
+        began = self._clock()
+        end: CallEnd | None = None
+        try:
+            replies = await self._lm.complete(request, n, [d.seed for d in draws])
+            if not replies:
+                raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
+            kept = [self._priced(reply) for reply in replies[:n]]
+            usage = kept[0].usage
+            for reply in kept[1:]:
+                usage += reply.usage
+            if usage.calls == 0:
+                usage = replace(usage, calls=1)
+            end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
+        except ProviderError as exc:
+            end = _failed_end(exc, self._clock() - began)
+            reservation.settle(**_settled(end, reservation))
+            await calls.end(number, end)
+            raise
+        finally:
+            if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
+                ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
+                reservation.settle()
+                calls.end_soon(number, ended)
+        reservation.settle(**_settled(end, reservation))
+        pairs = [(draw.key, reply) for draw, reply in zip(draws, kept)]
+        await calls.end(number, end, pairs)
+        if self._shared is not None:
+            self._shared.keep(pairs)
+        return kept
+
+    def _priced(self, reply: Completion) -> Completion:
+        """Return the reply with its cost, and without any secret of this process."""
+        usage = reply.usage
+        cost = usage.cost_usd or None if self._price is None else self._price.cost_usd(usage)
+        if cost != usage.cost_usd:
+            reply = replace(reply, usage=replace(usage, cost_usd=cost))
+        text, reasoning = redact_known(reply.text), redact_known(reply.reasoning)
+        if text != reply.text or reasoning != reply.reasoning:
+            reply = replace(reply, text=text, reasoning=reasoning)
+        return reply
+
+    def _worst_case(self, asked: _Asked, draws: Sequence[_Draw]) -> CallStart:
+        price, n, prompt = self._price, len(draws), asked.prompt_tokens
+        most = asked.request.sampling.max_tokens
+        if most is None:
+            longest = price.max_output_tokens if price is not None else None
+            most = min(ASSUMED_REPLY_TOKENS, longest or ASSUMED_REPLY_TOKENS)
+        return CallStart(
+            key=draws[0].key,
+            stage=asked.scope.stage,
+            model=self._lm.model_id,
+            rollout_id=asked.scope.rollout_id,
+            n=n,
+            prompt_tokens=prompt,
+            completion_tokens=most * n,
+            cost_usd=None if price is None else price.worst_usd(prompt, most * n),
+        )
+
+    async def _reserve_later(self, amounts: dict[str, float]) -> Reservation:
+        """Hold the worst case; wait while only the worst cases of calls in flight stand in the way.
+
+        A refusal is final when no call of this run is in flight, or when what is spent leaves no
+        room.
+        """
+        ledger, calls = self._store.ledger, self._store.calls
+        while True:
+            try:
+                return ledger.reserve(**amounts)
+            except BudgetError:
+                if not calls.any_in_flight or not ledger.could_fit(**amounts):
+                    raise
+            await calls.wait_for_an_end()
+
+    async def aclose(self) -> None:
+        """Close the wrapped LM; the store stays open."""
+        await self._lm.aclose()
+
+
+class _Draw(NamedTuple):
+    key: bytes
+    seed: int | None
+
+
+class _Asked(NamedTuple):
+    request: Request
+    prompt_tokens: int
+    scope: CallScope
+
+
+def _worst_amounts(start: CallStart) -> dict[str, float]:
+    """Return what a call may spend at most."""
+    amounts: dict[str, float] = {
+        "calls": 1,
+        "prompt_tokens": start.prompt_tokens,
+        "completion_tokens": start.completion_tokens,
+    }
+    if start.cost_usd is not None:
+        amounts["cost_usd"] = start.cost_usd
+    return amounts
+
+
+def _settled(end: CallEnd, reservation: Reservation) -> dict[str, float]:
+    """Return what a call spends of its reservation."""
+    if end.kind == "unsettled":
+        return {}  # all that was held
+    usage = end.usage
+    spent: dict[str, float] = {
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+    }
+    if usage.cost_usd is not None:
+        spent["cost_usd"] = usage.cost_usd
+    elif "cost_usd" in reservation.amounts:
+        spent["cost_usd"] = 0.0
+    return spent
+
+
+def _failed_end(exc: ProviderError, duration_s: float) -> CallEnd:
+    if _never_connected(exc):
+        kind, usage = "not_sent", Usage()
+    elif exc.kind in _REJECTED or (exc.kind == "refused" and exc.status is not None):
+        kind, usage = "rejected", Usage(calls=1)
+    else:
+        kind, usage = "unsettled", Usage()
+    return CallEnd(kind, usage, duration_s, failure=exc.kind, error=redact(str(exc))[:1000])
+
+
+def _never_connected(exc: ProviderError) -> bool:
+    """Tell whether a failure is one before any byte of the request was sent."""
+    cause: BaseException | None = exc
+    for _ in range(8):
+        if cause is None:
+            return False
+        if isinstance(cause, (ConnectionRefusedError, socket.gaierror)):
+            return True
+        if type(cause).__name__ in _NEVER_CONNECTED:
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
+def estimate_prompt_tokens(request: Request, lm: object = None) -> int:
+    """Return how many tokens a prompt has: the LM's own count where it has one, else bytes / 4.
+
+    Counts messages, tool calls and tool schemas, and 8 tokens a message for the chat template.
+    """
+    count = getattr(lm, "count_tokens", None)
+    texts = [m.content for m in request.messages]
+    for message in request.messages:
+        texts.extend(call.name + call.arguments for call in message.tool_calls)
+    if request.tools:
+        texts.append(json.dumps([jsonable(t.to_dict()) for t in request.tools]))
+    frame = _TOKENS_A_MESSAGE * len(request.messages)
+    if count is not None:
+        return int(count("\n".join(texts))) + frame
+    size = sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
+    return -(-size // _BYTES_A_TOKEN) + frame

@@ -1,0 +1,1 @@
+"""Task files, splits by task id, and refusal of splits that overlap."""

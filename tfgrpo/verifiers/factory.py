@@ -1,0 +1,194 @@
+"""A verifier from settings, as they stand in a configuration file.
+
+Nothing is imported that the settings do not name. Does not know tasks. Source: own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.policies.tools import Tool, tool
+from tfgrpo.protocols import LM, Limits, Sampling, ToolSpec, Verifier
+from tfgrpo.runtime.import_string import load_object
+from tfgrpo.verifiers.code import Code
+from tfgrpo.verifiers.exact import Exact, Regex
+from tfgrpo.verifiers.function import FunctionVerifier, Weighted
+from tfgrpo.verifiers.json_schema import JsonSchema
+from tfgrpo.verifiers.judge import Judge
+from tfgrpo.verifiers.math import Math
+from tfgrpo.verifiers.numeric import Numeric
+from tfgrpo.verifiers.tool_calls import ToolCalls
+
+__all__ = ["make_verifier"]
+
+OpenLM = Callable[..., LM]
+
+_PLAIN: dict[str, Callable[..., Verifier]] = {
+    "exact": Exact,
+    "numeric": Numeric,
+    "regex": Regex,
+    "json_schema": JsonSchema,
+    "math": Math,
+    "code": Code,
+}
+_KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted")
+
+
+def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = None) -> Verifier:
+    """Return the verifier that settings describe.
+
+    `kind` is one of exact, numeric, regex, json_schema, math, code, judge, function, tool_calls,
+    weighted; the other keys are the keyword arguments of that class. A text is a kind without
+    settings. Further keys:
+
+    * `judge`: `rubric`, `lm` (a spec; may be left out where `open_lm` knows a default), `options`
+      (of the LM), `sampling` and `limits` as tables.
+    * `function`: `function` = "module:name".
+    * `tool_calls`: `tools` = a list of "module:name".
+    * `weighted`: `parts` = name to the settings of a verifier, each with a `weight` (default 1).
+
+    Args:
+        config: the settings.
+        open_lm: called as `open_lm(spec, **options)` for a judge, `open_lm(**options)` without a
+            spec; default is `tfgrpo.lm.open_lm`.
+
+    Raises:
+        ConfigError: an unknown kind or key, a value of the wrong type, or a value not allowed.
+    """
+    if isinstance(config, str):
+        config = {"kind": config}
+    settings = dict(config)
+    kind = settings.pop("kind", None)
+    if kind in _PLAIN:
+        made = _PLAIN[kind]
+        return made(**_checked(made, settings, f"verifier {kind!r}"))
+    if kind == "judge":
+        return _judge(settings, open_lm)
+    if kind == "function":
+        return _function(settings)
+    if kind == "tool_calls":
+        return _tool_calls(settings)
+    if kind == "weighted":
+        return _weighted(settings, open_lm)
+    raise ConfigError(f"verifier.kind is {kind!r}; allowed are {', '.join(_KINDS)}")
+
+
+def _judge(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
+    spec, options = settings.pop("lm", None), settings.pop("options", {})
+    for name, hint in (("sampling", Sampling), ("limits", Limits)):
+        if name in settings:
+            table = settings[name]
+            if not isinstance(table, Mapping):
+                raise ConfigError(f"verifier 'judge': {name} is {table!r:.80}; give a table")
+            settings[name] = hint(**_checked(hint, dict(table), f"verifier 'judge', {name}"))
+    if open_lm is None:
+        if not spec:
+            raise ConfigError("verifier 'judge': name the judge's model, such as lm = 'openai:...'")
+        from tfgrpo.lm import open_lm as default  # backends are loaded only where one is asked for
+
+        open_lm = default
+    checked = _checked(Judge, {"lm": None, **settings}, "verifier 'judge'", given={"lm"})
+    checked.pop("lm", None)
+    lm = open_lm(spec, **options) if spec else open_lm(**options)
+    return Judge(lm, **checked)
+
+
+def _function(settings: dict[str, Any]) -> Verifier:
+    name = settings.pop("function", None)
+    fn = load_object(name, "verifier 'function': function")
+    settings.setdefault("verifier_id", f"function:{name}")
+    checked = _checked(
+        FunctionVerifier, {"fn": fn, **settings}, "verifier 'function'", given={"fn"}
+    )
+    return FunctionVerifier(**checked)
+
+
+def _tool_calls(settings: dict[str, Any]) -> Verifier:
+    names = settings.pop("tools", None)
+    if not isinstance(names, (list, tuple)) or not names:
+        raise ConfigError(
+            f"verifier 'tool_calls': tools is {names!r:.80}; list 'module:name' texts"
+        )
+    specs: list[ToolSpec] = []
+    for name in names:
+        found = load_object(name, "verifier 'tool_calls': tools")
+        specs.append((found if isinstance(found, Tool) else tool(found)).spec)
+    checked = _checked(
+        ToolCalls, {"specs": specs, **settings}, "verifier 'tool_calls'", given={"specs"}
+    )
+    return ToolCalls(**checked)
+
+
+def _weighted(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
+    parts = settings.pop("parts", None)
+    if not isinstance(parts, Mapping) or not all(isinstance(p, Mapping) for p in parts.values()):
+        raise ConfigError(
+            f"verifier 'weighted': parts is {parts!r:.80}; give a table of verifiers by name"
+        )
+    if settings:
+        raise ConfigError(f"verifier 'weighted': unknown key {next(iter(settings))!r}; only parts")
+    made: dict[str, tuple[Verifier, float]] = {}
+    for name, part in parts.items():
+        rest = {k: v for k, v in part.items() if k != "weight"}
+        weight = part.get("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+            raise ConfigError(f"verifier 'weighted': weight of {name!r} is {weight!r}; a number")
+        made[name] = (make_verifier(rest, open_lm=open_lm), float(weight))
+    return Weighted(made)
+
+
+def _checked(
+    made: Callable[..., Any],
+    settings: dict[str, Any],
+    where: str,
+    given: frozenset[str] | set[str] = frozenset(),
+) -> dict[str, Any]:
+    """Return the settings checked against the parameters of `made`; `given` ones are ours."""
+    parameters = inspect.signature(made).parameters
+    owner = made.__init__ if inspect.isclass(made) else made  # type: ignore[misc]  # of a class
+    hints = get_type_hints(owner)
+    checked: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key not in parameters:
+            near = difflib.get_close_matches(key, parameters, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(p for p in parameters if p not in given)
+            raise ConfigError(f"{where}: unknown key {key!r}{hint} (known: {known})")
+        if key in given:
+            checked[key] = value
+            continue
+        adapter = (
+            TypeAdapter(hints[key], config=ConfigDict(arbitrary_types_allowed=True))
+            if not _is_own(hints[key])
+            else None
+        )
+        try:
+            # Lenient only where TOML lacks a type (tuples); never from text to number.
+            if adapter is None or isinstance(value, (list, tuple, Mapping)):
+                checked[key] = value if adapter is None else adapter.validate_python(value)
+            else:
+                checked[key] = adapter.validate_python(value, strict=True)
+        except ValidationError as exc:
+            raise ConfigError(f"{where}: {key} is {value!r:.80}: {exc.errors()[0]['msg']}") from exc
+    missing = [
+        n
+        for n, p in parameters.items()
+        if p.default is p.empty and n not in settings and p.kind is not p.VAR_KEYWORD
+    ]
+    if missing:
+        raise ConfigError(f"{where}: {missing[0]!r} is missing; it has no default")
+    return checked
+
+
+def _is_own(hint: Any) -> bool:
+    """Whether a hint names records of ours, which the caller has built already."""
+    return any(
+        getattr(a, "__module__", "").startswith("tfgrpo") and inspect.isclass(a)
+        for a in (hint, *getattr(hint, "__args__", ()))
+    )
