@@ -19,7 +19,7 @@ import numpy as np
 from tfgrpo import Rollout, RolloutGroup, Task
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, Sampling
-from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.generation.generator import GroupGenerator
@@ -48,7 +48,7 @@ def make_tasks() -> tuple[list[Task], list[Task]]:
 class Sampler:
     """Makes groups with the weights as they are at that moment."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: LoadedModel) -> None:
         self.prompter = Prompter(parts.tokenizer, context_tokens=parts.decoder.shape.context)
         self.generator = GroupGenerator(parts.decoder, eos_ids=parts.eos_ids)
 

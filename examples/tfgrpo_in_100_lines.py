@@ -18,7 +18,7 @@ import sys
 from tfgrpo import ChatPolicy, Library, RolloutGroup, Task, sample_group
 from tfgrpo.experience import Critic, final_choice, gate_step, prompt_context, split_tasks
 from tfgrpo.protocols import Request
-from tfgrpo.sampling import Draws
+from tfgrpo.sampling import GroupSpec
 from tfgrpo.statistics import Scores, paired_difference
 from tfgrpo.testing import ScriptedLM
 from tfgrpo.verifiers import Exact
@@ -61,7 +61,7 @@ async def main(seed: int = 0) -> float:
     async def groups(tasks: tuple[Task, ...], library: Library, stage: str) -> list[RolloutGroup]:
         """One group a task: eight rollouts under the same context, scored by the verifier."""
         context = prompt_context(library, critic.settings)
-        draws = Draws(group_size=8, seed=seed, stage=stage)
+        draws = GroupSpec(group_size=8, seed=seed, stage=stage)
         jobs = (sample_group(t, policy, Exact(), context=context, draws=draws) for t in tasks)
         return list(await asyncio.gather(*jobs))
 

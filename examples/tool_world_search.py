@@ -17,7 +17,7 @@ from tfgrpo.lm import open_lm
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Sampling
 from tfgrpo.rollout import Task
-from tfgrpo.search import Chains, CheckedExpander, PlanMemory, SearchSettings, search_tree
+from tfgrpo.search import BestOfN, CheckedExpander, PlanMemory, SearchSettings, search_tree
 from tfgrpo.search.environments.tools import ToolEnvironment
 from tfgrpo.search.proposers.lm import LMExpander
 from tfgrpo.search.views import to_ascii
@@ -138,7 +138,7 @@ async def run(lm: LM, tasks: tuple[Task, ...] = TASKS, calls: int = 60) -> dict[
                 task,
                 CheckedExpander(expander, world.check),
                 world,
-                algorithm="astar" if name == "astar" else Chains(1),
+                algorithm="astar" if name == "astar" else BestOfN(1),
                 memory=memory,
                 context=CONTEXT,
                 settings=SearchSettings(samples=8, execution="eager", merge="any"),

@@ -71,7 +71,7 @@ class RolloutConfig(_Section):
     """Decode with a constant row count: bit-exact under any batch, slower at the tail."""
     ignore_eos: bool = False
     """Every completion reaches `max_tokens` (for measurements)."""
-    on_truncated: Literal["grade", "drop"] = "grade"
+    on_truncated: Literal["grade", "exclude"] = "grade"
     """Judge a reply that hit its limit, or leave it out of its group."""
     verifier_timeout_s: float = Field(default=120.0, gt=0)
     mismatch_mean: float = Field(default=0.1, gt=0)
@@ -125,7 +125,7 @@ class CreditConfig(_Section):
     """Texts whose tokens count as planning (`hicra`)."""
 
 
-class PlayConfig(_Section):
+class MultiTurnConfig(_Section):
     """Rollouts of several turns; off while both `tools` and `environment` are empty."""
 
     tools: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class CurriculumConfig(_Section):
     allocate_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"
     """What the allocator chooses from: the step's tasks, or all of them."""
-    rounds: int = Field(default=1, ge=1)
+    max_resample_rounds: int = Field(default=1, ge=1)
     """Rounds of tasks a step at most, until it is full of groups whose rewards differ; the others
     are dropped. 1 takes one round as it is."""
     replay: int = Field(default=0, ge=0)
@@ -248,12 +248,12 @@ class TrainConfig(_Section):
     loss: LossConfig = LossConfig()
     rewards: RewardsConfig = RewardsConfig()
     credit: CreditConfig = CreditConfig()
-    columns: dict[str, str] = {}
+    features: dict[str, str] = {}
     """Where further columns of the registries' entries come from, by name."""
     hints: dict[str, Any] = {}
     """`name` of a hint scheduler and its options; empty for none."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    play: PlayConfig = PlayConfig()
+    multi_turn: MultiTurnConfig = MultiTurnConfig()
     engine: EngineConfig = EngineConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     run: RunConfig = RunConfig()
@@ -338,15 +338,18 @@ class TrainConfig(_Section):
                 f"curriculum.replay with rollout.temperature {self.rollout.temperature}: samplers "
                 "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
             )
-        if self.play.calls == "native" and self.model.template != "chat":
-            raise ConfigError("play.calls 'native' needs model.template 'chat'")
-        if self.play.tools and self.play.environment:
+        if self.multi_turn.calls == "native" and self.model.template != "chat":
+            raise ConfigError("multi_turn.calls 'native' needs model.template 'chat'")
+        if self.multi_turn.tools and self.multi_turn.environment:
             raise ConfigError(
-                "play.tools and play.environment are both set: an environment answers every turn "
+                "multi_turn.tools and multi_turn.environment are both set: an environment answers "
+                "every turn "
                 "itself, so keep one of them"
             )
-        if self.hints and self.play.is_on:
-            raise ConfigError("[hints] with [play] is not built: leave one of the sections out")
+        if self.hints and self.multi_turn.is_on:
+            raise ConfigError(
+                "[hints] with [multi_turn] is not supported: leave one of the sections out"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the resolved settings as JSON."""

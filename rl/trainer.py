@@ -22,7 +22,7 @@ import torch
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
 from tfgrpo.rl import distributed, run_state
-from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts, write_model
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.monitoring.metrics import (
@@ -35,16 +35,22 @@ from tfgrpo.rl.monitoring.metrics import (
 from tfgrpo.rl.monitoring.roofline import budget_figures, measure_roofline
 from tfgrpo.rl.optim.lora import LoraWeights
 from tfgrpo.rl.rollouts.curriculum import Curriculum
-from tfgrpo.rl.rollouts.factory import Counted, maker_of, own_generator, prompter_of, sampling_of
+from tfgrpo.rl.rollouts.factory import (
+    CountingGenerator,
+    maker_of,
+    own_generator,
+    prompter_of,
+    sampling_of,
+)
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, Roller
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepSampler
 from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
 from tfgrpo.rl.update.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
-__all__ = ["Parts", "StepReport", "Trainer", "load_parts"]
+__all__ = ["LoadedModel", "StepReport", "Trainer", "load_parts"]
 
 
 _UPDATE_ROOM = (
@@ -83,7 +89,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainConfig,
-        parts: Parts,
+        parts: LoadedModel,
         tasks: Sequence[Task],
         verifier: Verifier,
         *,
@@ -126,11 +132,11 @@ class Trainer:
         self.updater = Updater(config, parts.decoder, generator)
         self.optimiser = self.updater.optimiser
         self.generator = sampler or own_generator(config, parts, self.updater.weights.spare())
-        self._counted = Counted(self.generator)
+        self._counted = CountingGenerator(self.generator)
         self._maker = maker_of(config, parts, verifier, self._counted, generator)
         self._prompter = prompter_of(config, parts)
         self._row_maker = RowMaker(config, parts.decoder, parts.text_of)
-        self._roller = Roller(
+        self._roller = StepSampler(
             config,
             self._maker,
             self.curriculum,

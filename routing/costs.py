@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.estimator.embedders import Floats
-from tfgrpo.routing.records import ModelInfo, Outcome
+from tfgrpo.routing.records import ModelInfo, SuccessCount
 
 __all__ = ["CHARS_PER_TOKEN", "CostModel", "Costs"]
 
@@ -54,7 +54,7 @@ class CostModel:
     """Standard deviation of the log."""
 
     @classmethod
-    def fit(cls, info: ModelInfo, outcomes: Sequence[Outcome], vectors: Floats) -> Self:
+    def fit(cls, info: ModelInfo, outcomes: Sequence[SuccessCount], vectors: Floats) -> Self:
         """Fit on a model's outcomes; `vectors` are those of their prompts, in order."""
         in_dollars = info.output_usd_per_mtok is None
         values = [o.cost_usd if in_dollars else o.output_tokens for o in outcomes]

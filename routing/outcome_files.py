@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.rollout import RolloutGroup
-from tfgrpo.routing.records import ModelInfo, Outcome, outcomes_of_groups
+from tfgrpo.routing.records import ModelInfo, SuccessCount, outcomes_of_groups
 
 __all__ = ["Format", "read_models", "read_outcomes"]
 
@@ -41,7 +41,7 @@ _CSV_LIMIT = 16 * 1024 * 1024
 
 def read_outcomes(
     path: str | Path, *, format: Format = "auto", success_at: float | None = None
-) -> list[Outcome]:
+) -> list[SuccessCount]:
     """Return the outcomes of a file, a folder of result files, or a run folder.
 
     `auto` tells the formats apart by name and first line. `success_at` is the reward from which a
@@ -156,7 +156,7 @@ def _success(reward: float, where: str, success_at: float | None) -> float:
     return reward
 
 
-def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Outcome:
+def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> SuccessCount:
     row: dict[str, Any] = {}
     for name, value in raw.items():
         row.setdefault(_ALIASES.get(name, name), value)
@@ -185,12 +185,12 @@ def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Ou
         if name in known:
             known[name] = str(known[name])
     try:
-        return Outcome(**known)
+        return SuccessCount(**known)
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc
 
 
-def _routerbench(path: Path, success_at: float | None) -> Iterator[Outcome]:
+def _routerbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
     """One line a prompt, one column a model: score, `MODEL|total_cost` beside it."""
     for where, row in _wide_rows(path):
         models = [n.removesuffix("|total_cost") for n in row if n.endswith("|total_cost")]
@@ -239,7 +239,7 @@ def _wide_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path}:{n}", dict(row)
 
 
-def _llmrouterbench(path: Path, success_at: float | None) -> Iterator[Outcome]:
+def _llmrouterbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
     """One file a (data set, model, split): `records` with query, score, tokens and cost."""
     with boundary(ConfigError, f"{str(path)!r}"):
         whole = json.loads(path.read_text(encoding="utf-8"))
@@ -279,8 +279,8 @@ def _groups(path: Path) -> Iterable[RolloutGroup]:
     return read_groups(path)
 
 
-def _of_run(path: Path, success_at: float | None) -> list[Outcome]:
-    from tfgrpo.store import RunStore
+def _of_run(path: Path, success_at: float | None) -> list[SuccessCount]:
+    from tfgrpo.store import Journal
 
-    with RunStore.open(path, readonly=True) as store:
+    with Journal.open(path, readonly=True) as store:
         return outcomes_of_groups(store.groups(), success_at=success_at)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup
 
-__all__ = ["ModelInfo", "Outcome", "OutcomeTable", "outcomes_of_groups", "prompt_key"]
+__all__ = ["ModelInfo", "SuccessCount", "OutcomeTable", "outcomes_of_groups", "prompt_key"]
 
 
 def prompt_key(prompt: str) -> str:
@@ -59,7 +59,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SuccessCount:
     """One model on one prompt: `successes` of `trials`."""
 
     prompt: str
@@ -143,7 +143,7 @@ def outcomes_of_groups(
     *,
     success_at: float | None = None,
     model_of: Callable[[RolloutGroup], str] = _model_of,
-) -> list[Outcome]:
+) -> list[SuccessCount]:
     """Return one outcome a group that has a graded rollout; ungraded rollouts count for nothing.
 
     `success_at=None` takes rewards from 0 to 1 as (parts of) successes; a number counts the rewards
@@ -173,7 +173,7 @@ def outcomes_of_groups(
         costs = [u.cost_usd for u in usages if u.cost_usd is not None]
         step = group.metadata.get("step")
         rows.append(
-            Outcome(
+            SuccessCount(
                 prompt=group.task.text,
                 model=model_of(group),
                 successes=min(successes, float(len(rewards_G))),
@@ -209,7 +209,7 @@ class OutcomeTable:
     """Shape (prompts, models), mean dollars a trial; NaN where unknown."""
 
     @classmethod
-    def from_outcomes(cls, rows: Iterable[Outcome], models: Sequence[ModelInfo] = ()) -> Self:
+    def from_outcomes(cls, rows: Iterable[SuccessCount], models: Sequence[ModelInfo] = ()) -> Self:
         """Merge rows into a table: equal (prompt id, model) add their counts.
 
         Raises:
@@ -218,7 +218,7 @@ class OutcomeTable:
         rows = list(rows)
         known = {m.name: m for m in models}
         names = dict.fromkeys([*known, *(r.model for r in rows)])
-        first: dict[str, Outcome] = {}
+        first: dict[str, SuccessCount] = {}
         for row in rows:
             seen = first.setdefault(row.key, row)
             if seen.prompt != row.prompt:
@@ -278,11 +278,11 @@ class OutcomeTable:
             )
         return self.model_names.index(model)
 
-    def outcomes(self, model: str) -> list[Outcome]:
+    def outcomes(self, model: str) -> list[SuccessCount]:
         """Return the known rows of one model."""
         j = self.column(model)
         return [
-            Outcome(
+            SuccessCount(
                 self.prompts[i],
                 model,
                 float(self.successes[i, j]),

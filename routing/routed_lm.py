@@ -17,7 +17,7 @@ from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.routing.cooldown import COUNTED, Cooldowns
-from tfgrpo.routing.router import Decision, Router
+from tfgrpo.routing.router import RouteDecision, Router
 from tfgrpo.runtime.canonical import digest
 
 __all__ = ["RoutedLM"]
@@ -32,7 +32,7 @@ class RoutedLM:
         lms: Mapping[str, LM],
         *,
         cooldowns: Cooldowns | None = None,
-        on_decision: Callable[[Decision, str], None] = lambda decision, used: None,
+        on_decision: Callable[[RouteDecision, str], None] = lambda decision, used: None,
     ) -> None:
         """Join a router and its LMs.
 

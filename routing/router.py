@@ -25,10 +25,18 @@ from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.routing.costs import CostModel
 from tfgrpo.routing.estimator.embedders import Floats
 from tfgrpo.routing.estimator.value_model import Coverage, ModelState, ValueModel
-from tfgrpo.routing.records import ModelInfo, Outcome
+from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.store.budget import Budget, Ledger
 
-__all__ = ["Candidate", "Cheapest", "Decision", "Guaranteed", "Router", "Rule", "TradeOff"]
+__all__ = [
+    "Candidate",
+    "Cheapest",
+    "Guaranteed",
+    "RouteDecision",
+    "RouteRule",
+    "Router",
+    "TradeOff",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RouteDecision:
     """The chosen model, why, and everything it was compared with, best first."""
 
     model: str
@@ -83,7 +91,7 @@ class Decision:
         }
 
 
-class Rule(Protocol):
+class RouteRule(Protocol):
     """How candidates are judged.
 
     Contract: `judge` returns (qualifies, utility, note); higher utility is better; it never raises
@@ -164,7 +172,7 @@ class Guaranteed:
 @dataclass
 class _Known:
     info: ModelInfo
-    outcomes: list[Outcome]
+    outcomes: list[SuccessCount]
     state: ModelState | None = None
     costs: CostModel | None = None
 
@@ -176,9 +184,9 @@ class Router:
         self,
         value: ValueModel,
         models: Sequence[ModelInfo],
-        outcomes: Iterable[Outcome] = (),
+        outcomes: Iterable[SuccessCount] = (),
         *,
-        rule: Rule = Cheapest(),
+        rule: RouteRule = Cheapest(),
         fallback: str,
         interval: float = 0.9,
         cooldowns: Cooldowns | None = None,
@@ -235,7 +243,7 @@ class Router:
         """
         return self._of(model).info
 
-    def outcomes(self, model: str) -> tuple[Outcome, ...]:
+    def outcomes(self, model: str) -> tuple[SuccessCount, ...]:
         """Return what is known of a model."""
         return tuple(self._of(model).outcomes)
 
@@ -253,7 +261,7 @@ class Router:
         known = self._known.setdefault(info.name, _Known(info, []))
         known.info, known.costs = info, None
 
-    def record(self, *outcomes: Outcome) -> None:
+    def record(self, *outcomes: SuccessCount) -> None:
         """Append outcomes; late, missing and repeated ones are fine.
 
         Raises:
@@ -292,7 +300,7 @@ class Router:
         session: str | None = None,
         session_tokens: int = 0,
         among: Sequence[str] | None = None,
-    ) -> Decision:
+    ) -> RouteDecision:
         """Choose a model.
 
         Args:
@@ -324,7 +332,7 @@ class Router:
             decision = self._fall_back(ranking, usable)
         else:
             best = max(qualified, key=lambda c: (c.utility, c.mean))
-            decision = Decision(best.model, f"{best.model}: {best.note}", ranking, "rule")
+            decision = RouteDecision(best.model, f"{best.model}: {best.note}", ranking, "rule")
             decision = self._stay(decision, qualified, session, session_tokens)
             decision = self._try_other(decision, usable)
         if session is not None:
@@ -370,7 +378,9 @@ class Router:
         qualifies, utility, note = self.rule.judge(raw)
         return replace(raw, qualifies=qualifies, utility=utility, note=note)
 
-    def _fall_back(self, ranking: Sequence[Candidate], usable: Sequence[Candidate]) -> Decision:
+    def _fall_back(
+        self, ranking: Sequence[Candidate], usable: Sequence[Candidate]
+    ) -> RouteDecision:
         by_name = {c.model: c for c in usable}
         chosen = by_name.get(self.fallback) or max(usable, key=lambda c: c.mean)
         known = [c.cost_usd for c in usable if c.cost_usd is not None]
@@ -380,11 +390,15 @@ class Router:
         reason = f"no model qualifies ({notes or chosen.note}); {chosen.model} answers as {which}"
         if dearer:
             reason += ", which is not the cheapest"
-        return Decision(chosen.model, reason, tuple(ranking), "fallback", dearer)
+        return RouteDecision(chosen.model, reason, tuple(ranking), "fallback", dearer)
 
     def _stay(
-        self, decision: Decision, qualified: Sequence[Candidate], session: str | None, tokens: int
-    ) -> Decision:
+        self,
+        decision: RouteDecision,
+        qualified: Sequence[Candidate],
+        session: str | None,
+        tokens: int,
+    ) -> RouteDecision:
         current = self._sessions.get(session) if session is not None else None
         if current is None or current == decision.model:
             return decision
@@ -402,9 +416,9 @@ class Router:
             f"the session stays with {current}: {new.model} gains {gain:.3g}, changing costs "
             f"{price + margin:.3g}"
         )
-        return Decision(current, reason, decision.ranking, "session")
+        return RouteDecision(current, reason, decision.ranking, "session")
 
-    def _try_other(self, decision: Decision, usable: Sequence[Candidate]) -> Decision:
+    def _try_other(self, decision: RouteDecision, usable: Sequence[Candidate]) -> RouteDecision:
         """Draw each model's success probability and follow the rule on the draws, under the cap."""
         if self._explore is None or len(usable) < 2 or decision.kind == "session":
             return decision
@@ -424,7 +438,7 @@ class Router:
         except BudgetError:
             return decision
         reason = f"{pick.model} is explored in place of {greedy.model} (extra ${extra:.3g})"
-        return Decision(pick.model, reason, decision.ranking, "explore")
+        return RouteDecision(pick.model, reason, decision.ranking, "explore")
 
     @property
     def explored_usd(self) -> float:

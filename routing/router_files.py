@@ -23,7 +23,7 @@ from tfgrpo.routing.estimator.embedders import Embedder, VectorCache, open_embed
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.outcome_files import read_outcomes
-from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
 
 __all__ = ["RouterFiles", "fit_files"]
 
@@ -41,7 +41,7 @@ class RouterFiles:
         value: ValueModel,
         embedder_spec: str,
         models: Sequence[ModelInfo],
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[SuccessCount],
         gates: dict[str, Gate] | None = None,
     ) -> None:
         self.value, self.embedder_spec = value, embedder_spec
@@ -151,7 +151,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def fit_files(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[SuccessCount],
     models: Sequence[ModelInfo] = (),
     *,
     embedder_spec: str = "hashed",

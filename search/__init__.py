@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from tfgrpo.search.algorithms.ab_mcts import ABMCTS
     from tfgrpo.search.algorithms.astar import BestFirst
     from tfgrpo.search.algorithms.beam import Beam
-    from tfgrpo.search.algorithms.best_of_n import Chains
+    from tfgrpo.search.algorithms.best_of_n import BestOfN
     from tfgrpo.search.algorithms.depth_first import DepthFirst
     from tfgrpo.search.algorithms.mcts import MCTS
-    from tfgrpo.search.algorithms.protocol import Algorithm, Work
+    from tfgrpo.search.algorithms.protocol import Algorithm, VisitRequest
     from tfgrpo.search.algorithms.tree_rollouts import EntropyRollouts, LookaheadRollouts
     from tfgrpo.search.api import ALGORITHMS, make_algorithm, search, search_tree
     from tfgrpo.search.driver import Driver
     from tfgrpo.search.environments.in_memory import DeepcopyEnvironment, ImmutableEnvironment
-    from tfgrpo.search.environments.protocol import Environment, Outcome, TextEnvironment
+    from tfgrpo.search.environments.protocol import Environment, StepResult, TextEnvironment
     from tfgrpo.search.environments.replay import ReplayEnvironment
     from tfgrpo.search.event_log import FileLog, MemoryLog
     from tfgrpo.search.groups import fork_advantages, group_of, tree_advantages
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     )
     from tfgrpo.search.scorers.toolchain import PAPER, ROBUST, CostPreset, ToolChainScorer
     from tfgrpo.search.settings import SearchResult, SearchSettings
-    from tfgrpo.search.state import Fold, explore
+    from tfgrpo.search.state import SearchState, explore
     from tfgrpo.search.tree import Tree
 
 _HOME = {
@@ -61,7 +61,7 @@ _HOME = {
     "ArmExpander": "proposers.expander",
     "Beam": "algorithms.beam",
     "BestFirst": "algorithms.astar",
-    "Chains": "algorithms.best_of_n",
+    "BestOfN": "algorithms.best_of_n",
     "CheckedExpander": "proposers.expander",
     "CostPreset": "scorers.toolchain",
     "DeepcopyEnvironment": "environments.in_memory",
@@ -72,7 +72,7 @@ _HOME = {
     "EquivalentExpander": "proposers.expander",
     "Expander": "proposers.expander",
     "FileLog": "event_log",
-    "Fold": "state",
+    "SearchState": "state",
     "FrequencyScorer": "scorers.scorer",
     "FunctionExpander": "proposers.expander",
     "FunctionScorer": "scorers.scorer",
@@ -83,7 +83,7 @@ _HOME = {
     "MemoryLog": "event_log",
     "Node": "node",
     "NodeScore": "node",
-    "Outcome": "environments.protocol",
+    "StepResult": "environments.protocol",
     "PAPER": "scorers.toolchain",
     "PlanMemory": "plan_memory",
     "PlanReport": "plan_execution",
@@ -99,7 +99,7 @@ _HOME = {
     "ToolChainScorer": "scorers.toolchain",
     "Tree": "tree",
     "UnitScorer": "scorers.scorer",
-    "Work": "algorithms.protocol",
+    "VisitRequest": "algorithms.protocol",
     "action_key": "node",
     "call": "node",
     "carry_out": "plan_execution",
@@ -130,7 +130,7 @@ __all__ = [
     "ArmExpander",
     "Beam",
     "BestFirst",
-    "Chains",
+    "BestOfN",
     "CheckedExpander",
     "CostPreset",
     "DeepcopyEnvironment",
@@ -141,7 +141,7 @@ __all__ = [
     "EquivalentExpander",
     "Expander",
     "FileLog",
-    "Fold",
+    "SearchState",
     "FrequencyScorer",
     "FunctionExpander",
     "FunctionScorer",
@@ -152,7 +152,7 @@ __all__ = [
     "MemoryLog",
     "Node",
     "NodeScore",
-    "Outcome",
+    "StepResult",
     "PAPER",
     "PlanMemory",
     "PlanReport",
@@ -168,7 +168,7 @@ __all__ = [
     "ToolChainScorer",
     "Tree",
     "UnitScorer",
-    "Work",
+    "VisitRequest",
     "action_key",
     "call",
     "carry_out",

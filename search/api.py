@@ -16,7 +16,7 @@ from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.search.algorithms.ab_mcts import ABMCTS
 from tfgrpo.search.algorithms.astar import BestFirst
 from tfgrpo.search.algorithms.beam import Beam
-from tfgrpo.search.algorithms.best_of_n import Chains
+from tfgrpo.search.algorithms.best_of_n import BestOfN
 from tfgrpo.search.algorithms.depth_first import DepthFirst
 from tfgrpo.search.algorithms.mcts import MCTS
 from tfgrpo.search.algorithms.protocol import Algorithm
@@ -31,7 +31,7 @@ from tfgrpo.search.proposers.expander import Expander
 from tfgrpo.search.scorers.scorer import Scorer
 from tfgrpo.search.scorers.toolchain import ToolChainScorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
-from tfgrpo.search.state import Fold
+from tfgrpo.search.state import SearchState
 from tfgrpo.store.budget import Budget, Ledger
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "dfsdt": DepthFirst.dfsdt,
     "mcts": MCTS,
     "ab_mcts": ABMCTS,
-    "best_of_n": Chains.best_of,
-    "self_consistency": Chains.self_consistency,
+    "best_of_n": BestOfN.best_of,
+    "self_consistency": BestOfN.self_consistency,
     "entropy_rollouts": EntropyRollouts,
     "lookahead_rollouts": LookaheadRollouts,
 }
@@ -90,7 +90,7 @@ async def search_tree(
     verifier: Verifier | None = None,
     log: EventLog | None = None,
     cancel: asyncio.Event | None = None,
-    on_commit: Callable[[Fold], None] | None = None,
+    on_commit: Callable[[SearchState], None] | None = None,
 ) -> SearchResult:
     """Search one task and return the tree with everything about it.
 
@@ -106,7 +106,7 @@ async def search_tree(
     depth = ledger.budget.depth
     chosen = make_algorithm(algorithm) if isinstance(algorithm, str) else algorithm
     low, high = verifier.reward_range if verifier is not None else (0.0, 1.0)
-    fold = Fold(
+    fold = SearchState(
         chosen,
         max_depth=None if depth is None else int(depth),
         goal_reward=high if high < float("inf") else max(low, 1.0),

@@ -27,15 +27,15 @@ from tfgrpo.errors import BudgetError, ConfigError, ProviderError, StoreError, T
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope
-from tfgrpo.search.algorithms.protocol import Work
+from tfgrpo.search.algorithms.protocol import VisitRequest
 from tfgrpo.search.environments.protocol import Environment
 from tfgrpo.search.event_log import EventLog
 from tfgrpo.search.proposers.expander import Expander
-from tfgrpo.search.reservations import Booking
+from tfgrpo.search.reservations import Reservations
 from tfgrpo.search.resume import Pending, begin_or_replay
 from tfgrpo.search.scorers.scorer import Scorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
-from tfgrpo.search.state import Fold, Visit
+from tfgrpo.search.state import SearchState, VisitResult
 from tfgrpo.search.worker import Counts, Ticket, Worker, usage_rows
 from tfgrpo.store.budget import Budget, Ledger
 
@@ -62,7 +62,7 @@ class Driver:
 
     def __init__(
         self,
-        fold: Fold,
+        fold: SearchState,
         *,
         task: Task,
         expander: Expander,
@@ -74,7 +74,7 @@ class Driver:
         log: EventLog | None = None,
         verifier: Verifier | None = None,
         cancel: asyncio.Event | None = None,
-        on_commit: Callable[[Fold], None] | None = None,
+        on_commit: Callable[[SearchState], None] | None = None,
     ) -> None:
         import asyncio
 
@@ -98,7 +98,7 @@ class Driver:
             log=log,
             counts=self._counts,
         )
-        self._booking = Booking(self.ledger, self._worker)
+        self._booking = Reservations(self.ledger, self._worker)
         deterministic = settings.mode == "deterministic"
         advised = settings.lookahead or fold.algorithm.lookahead
         self._width = max(1, advised) if deterministic else settings.concurrency
@@ -300,12 +300,12 @@ class Driver:
         work = self.fold.select()
         return None if work is None else self._ticket(self._next_number, work)
 
-    def _ticket(self, number: int, work: Work) -> Ticket:
+    def _ticket(self, number: int, work: VisitRequest) -> Ticket:
         k = work.k or self.settings.samples
         first_sample = self._asked.get(work.node, 0)
         self._asked[work.node] = first_sample + k
         self._next_number = max(self._next_number, number)
-        return Ticket(number, work, first_sample, k, Visit())
+        return Ticket(number, work, first_sample, k, VisitResult())
 
     def _put_back(self, ticket: Ticket) -> None:
         node = self.fold.tree[ticket.work.node]
@@ -345,7 +345,7 @@ class Driver:
         if visit.proposals and visit.scores is None:
             counts.unscored_visits += 1
 
-    def _watch_failures(self, visit: Visit) -> None:
+    def _watch_failures(self, visit: VisitResult) -> None:
         counts = self._counts
         if visit.error.startswith("provider"):
             counts.failures_in_a_row += 1

@@ -26,7 +26,7 @@ __all__ = [
     "Status",
     "action_key",
     "action_name",
-    "born",
+    "make_node",
     "call",
     "show_action",
 ]
@@ -168,7 +168,7 @@ class NodeScore(NamedTuple):
     """How good the node is, where the scorer judges values."""
     parts: Mapping[str, float] = NO_PARTS
     """Named components, kept for views."""
-    memo: Any = None
+    scorer_state: Any = None
     """Whatever the scorer wants to find again at the children; not saved."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Node:
     value_sum: float = 0.0
     leaves: int = 1
     """Places at or below it that can still be visited, where the algorithm counts visits."""
-    family: list[Node] | None = field(default=None, repr=False)
+    open_children: list[Node] | None = field(default=None, repr=False)
     """The children that can be visited, where the algorithm walks down to its leaves."""
     seq: int = 0
     """Number of the visit that made it."""
@@ -218,7 +218,7 @@ class Node:
     """Ids; only `Tree` changes them. Leaves share the empty tuple."""
     parts: Mapping[str, float] | None = None
     proposal: Proposal | None = None
-    memo: Any = None
+    scorer_state: Any = None
     """The scorer's own notes, such as LCS rows."""
     state: Any = None
     """The environment's handle; opaque."""
@@ -240,7 +240,7 @@ class Node:
         return self.value_sum / self.visits if self.visits else 0.0
 
 
-def born(
+def make_node(
     node_id: int,
     parent: int,
     depth: int,
@@ -264,12 +264,12 @@ def born(
     node.count = proposal.count
     node.prior = prior
     node.status = "open"
-    node.step_cost, node.h, node.value, node.parts, node.memo = score
+    node.step_cost, node.h, node.value, node.parts, node.scorer_state = score
     node.g = g
     node.visits = 0
     node.value_sum = 0.0
     node.leaves = 1
-    node.family = None
+    node.open_children = None
     node.seq = seq
     node.children = ()
     node.proposal = proposal

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.rollout import Rollout, Step, Task, Usage
-from tfgrpo.search.environments.protocol import Outcome
+from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -69,7 +69,7 @@ def rollout_of(
     node: Node,
     *,
     rollout_id: str = "",
-    outcome: Outcome | None = None,
+    outcome: StepResult | None = None,
     usage: Usage | None = None,
     sample_index: int = 0,
     metadata: Mapping[str, Any] | None = None,

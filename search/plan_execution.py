@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError, PolicyError, boundary
-from tfgrpo.search.environments.protocol import Effect, Environment, Outcome
+from tfgrpo.search.environments.protocol import Effect, Environment, StepResult
 from tfgrpo.search.node import Node, action_name, show_action
 from tfgrpo.search.settings import SearchResult
 from tfgrpo.search.worker import NOT_RUN
@@ -38,7 +38,7 @@ class CarriedStep:
 
     action: Any
     effect: Effect
-    outcome: Outcome
+    outcome: StepResult
     divergence: str = ""
     """How the outcome differs from what the search saw; empty where it does not."""
 
@@ -75,11 +75,11 @@ class PlanReport:
 
 Confirm = Callable[[Any, Sequence[CarriedStep]], bool | Awaitable[bool]]
 """(action, steps so far) to whether the irreversible action may run."""
-Differ = Callable[[Node, Outcome], str]
+Differ = Callable[[Node, StepResult], str]
 """(node of the search, outcome now) to how they differ, or an empty text."""
 
 
-def difference(node: Node, outcome: Outcome) -> str:
+def difference(node: Node, outcome: StepResult) -> str:
     """Return how an outcome differs from the one that the search saw, or an empty text.
 
     A step that the search did not run has only its success to be compared with. States are compared
@@ -167,9 +167,9 @@ async def _is_confirmed(confirm: Confirm | None, action: Any, steps: Sequence[Ca
     return answer is True
 
 
-async def _run(environment: Environment, state: Any, action: Any) -> Outcome:
+async def _run(environment: Environment, state: Any, action: Any) -> StepResult:
     try:
         with boundary(PolicyError, f"environment, action {action_name(action)!r}"):
             return await environment.apply(state, action)
     except PolicyError as exc:
-        return Outcome(error=str(exc))
+        return StepResult(error=str(exc))

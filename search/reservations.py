@@ -10,10 +10,10 @@ from tfgrpo.search.proposers.expander import estimate_of
 from tfgrpo.search.worker import Ticket, Worker
 from tfgrpo.store.budget import Ledger, Reservation
 
-__all__ = ["Booking"]
+__all__ = ["Reservations"]
 
 
-class Booking:
+class Reservations:
     """Reserves visits at their worst case and settles them at what they used."""
 
     def __init__(self, ledger: Ledger, worker: Worker) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
-from tfgrpo.search.algorithms.protocol import Work
-from tfgrpo.search.environments.protocol import Outcome
+from tfgrpo.search.algorithms.protocol import VisitRequest
+from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.event_log import LOG_VERSION, EventLog, check_version
 from tfgrpo.search.node import NodeScore, Proposal
-from tfgrpo.search.state import Fold, Visit
+from tfgrpo.search.state import SearchState, VisitResult
 
 __all__ = ["Pending", "begin_or_replay", "fold_events"]
 
@@ -26,14 +26,14 @@ class Pending:
     """A visit that was selected, with what had arrived of it."""
 
     number: int
-    work: Work
-    visit: Visit = field(default_factory=Visit)
+    work: VisitRequest
+    visit: VisitResult = field(default_factory=VisitResult)
 
 
 def begin_or_replay(
     log: EventLog | None,
     created: Mapping[str, Any],
-    fold: Fold,
+    fold: SearchState,
     on_commit: Callable[[Pending], None],
 ) -> list[Pending]:
     """Write the first event of a new log, or fold an old one; return the visits left open.
@@ -59,7 +59,7 @@ def begin_or_replay(
 
 def fold_events(
     events: list[dict[str, Any]],
-    fold: Fold,
+    fold: SearchState,
     on_commit: Callable[[Pending], None] = lambda pending: None,
 ) -> list[Pending]:
     """Apply a log's events to a fresh fold; return the visits that were not committed."""
@@ -67,7 +67,7 @@ def fold_events(
     for event in events:
         kind = event["event"]
         if kind == "selected":
-            work = Work(
+            work = VisitRequest(
                 event["node"], event.get("k", 0), event.get("arm", 0), event.get("prefix", "")
             )
             chosen = fold.select()
@@ -86,10 +86,10 @@ def fold_events(
     return list(open_visits.values())
 
 
-def _take(pending: Pending, event: Mapping[str, Any], fold: Fold) -> None:
+def _take(pending: Pending, event: Mapping[str, Any], fold: SearchState) -> None:
     visit, kind = pending.visit, event["event"]
     if kind == "executed":
-        visit.outcome = Outcome.from_dict(event["outcome"])
+        visit.outcome = StepResult.from_dict(event["outcome"])
         _take_tool(visit, visit.outcome)
     elif kind == "proposed":
         visit.proposals = [Proposal.from_dict(row) for row in event["proposals"]]
@@ -98,7 +98,7 @@ def _take(pending: Pending, event: Mapping[str, Any], fold: Fold) -> None:
         if visit.outcomes is None:
             node = fold.tree[pending.work.node]
             visit.outcomes = [None] * len(fold.provisional(node, visit.proposals or ()))
-        outcome = Outcome.from_dict(event["outcome"])
+        outcome = StepResult.from_dict(event["outcome"])
         visit.outcomes[event["index"]] = outcome
         _take_tool(visit, outcome)
     elif kind == "scored":
@@ -116,13 +116,13 @@ def _take(pending: Pending, event: Mapping[str, Any], fold: Fold) -> None:
         visit.gave_up |= {"verify"}
 
 
-def _take_tool(visit: Visit, outcome: Outcome) -> None:
+def _take_tool(visit: VisitResult, outcome: StepResult) -> None:
     visit.tool_calls += outcome.tool_calls
     if outcome.usage.calls or outcome.usage.total_tokens:
         visit.spend("tool", outcome.usage)
 
 
-def _take_usage(visit: Visit, event: Mapping[str, Any]) -> None:
+def _take_usage(visit: VisitResult, event: Mapping[str, Any]) -> None:
     """The log keeps a visit's usage so far; tool usage is counted from the outcomes."""
     for role, row in event["usage"].items():
         if role != "tool":

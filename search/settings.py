@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.search.node import Node
-from tfgrpo.search.state import Fold, Merge
+from tfgrpo.search.state import Merge, SearchState
 
 __all__ = ["SearchResult", "SearchSettings"]
 
@@ -59,7 +59,7 @@ class SearchSettings:
 class SearchResult:
     """What a search found, whether it ended or was stopped."""
 
-    fold: Fold
+    fold: SearchState
     task: Task
     stop_reason: str
     """`goal`, `exhausted`, `converged`, `patience`, `cancelled`, `budget: RESOURCE`,

@@ -16,12 +16,12 @@ from typing import Any, Literal, NoReturn
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
-from tfgrpo.search.algorithms.protocol import Algorithm, Work
-from tfgrpo.search.environments.protocol import Outcome
-from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, born
-from tfgrpo.search.tree import Brood, Children, Tree
+from tfgrpo.search.algorithms.protocol import Algorithm, VisitRequest
+from tfgrpo.search.environments.protocol import StepResult
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, make_node
+from tfgrpo.search.tree import Children, LazyChildren, Tree
 
-__all__ = ["Fold", "Merge", "Visit", "explore"]
+__all__ = ["SearchState", "Merge", "VisitResult", "explore"]
 
 Merge = Literal["off", "sound", "any"]
 """Whether nodes with equal state keys become one: never; only with step-additive costs; or also
@@ -31,14 +31,14 @@ _EPS = 1e-12
 
 
 @dataclass(slots=True)
-class Visit:
+class VisitResult:
     """What came of one visit; filled in as results arrive."""
 
-    outcome: Outcome | None = None
+    outcome: StepResult | None = None
     """Of the node's own action, where it had not been run before."""
     proposals: list[Proposal] | None = None
     """What the expander offered; None where it was not asked or failed."""
-    outcomes: list[Outcome | None] | None = None
+    outcomes: list[StepResult | None] | None = None
     """Of the children's actions, where they are run at once; one a child, in order."""
     scores: list[NodeScore] | None = None
     """One a child, in order."""
@@ -57,7 +57,7 @@ class Visit:
         self.usage[role] = self.usage.get(role, Usage()) + usage
 
 
-class Fold:
+class SearchState:
     """A tree, the algorithm that grows it, and the two moves between them.
 
     Args:
@@ -87,7 +87,7 @@ class Fold:
         if merge != "off" and self.tree.root.state_key is not None:
             self.tree.by_state[self.tree.root.state_key] = 0
 
-    def select(self) -> Work | None:
+    def select(self) -> VisitRequest | None:
         """Return the next visit, or None when the algorithm has none now."""
         works = self.algorithm.select(self.tree, 1)
         if not works:
@@ -140,7 +140,7 @@ class Fold:
             return len(proposals)
         return len({action_key(p.action) for p in proposals})
 
-    def commit(self, work: Work, visit: Visit) -> None:
+    def commit(self, work: VisitRequest, visit: VisitResult) -> None:
         """Put what came of a visit into the tree and tell the algorithm."""
         tree, algorithm, found = self.tree, self.algorithm, self.tree.places[work.node]
         node = found if isinstance(found, Node) else tree[work.node]
@@ -166,7 +166,7 @@ class Fold:
             children = self._grow(node, visit)
             algorithm.on_children(tree, node, children)
 
-    def _take_outcome(self, node: Node, outcome: Outcome) -> None:
+    def _take_outcome(self, node: Node, outcome: StepResult) -> None:
         node.is_executed = True
         node.state, node.state_key = outcome.state, outcome.state_key
         node.observation, node.error = outcome.observation, outcome.error
@@ -178,7 +178,7 @@ class Fold:
         else:
             node.is_goal = node.is_terminal and outcome.reward is None
 
-    def _take_leaf(self, node: Node, visit: Visit) -> None:
+    def _take_leaf(self, node: Node, visit: VisitResult) -> None:
         node.status = "terminal"
         if "verify" in visit.gave_up:
             node.is_goal = False
@@ -186,7 +186,7 @@ class Fold:
             node.reward = visit.reward
             node.is_goal = visit.reward >= self.goal_reward
 
-    def _grow(self, node: Node, visit: Visit) -> Sequence[Node]:
+    def _grow(self, node: Node, visit: VisitResult) -> Sequence[Node]:
         """Make the children; in one go where they are new, distinct and have only been scored."""
         proposals, scores = visit.proposals, visit.scores
         if not proposals or not scores or visit.outcomes is not None:
@@ -203,12 +203,12 @@ class Fold:
         """Keep new children as a brood; None where two of them are the same."""
         tree, is_plain = self.tree, True
         seen, total = set(), 0
-        for proposal, (cost, _, _, parts, memo) in zip(proposals, scores):
+        for proposal, (cost, _, _, parts, scorer_state) in zip(proposals, scores):
             seen.add(action_key(proposal.action))
             total += proposal.count
             if not cost >= 0:
                 _refuse_cost(cost, proposal.action)
-            if parts is not NO_PARTS or memo is not None:
+            if parts is not NO_PARTS or scorer_state is not None:
                 is_plain = False
         if len(seen) < len(proposals) and self.algorithm.merges_siblings:
             return None
@@ -217,7 +217,9 @@ class Fold:
         assert self._rows_of is not None
         rows = self._rows_of(node.g, first, scores)
         kept = None if is_plain else scores
-        return tree.add_brood(node, Brood(node, first, self.commits, proposals, tuple(rows), kept))
+        return tree.add_brood(
+            node, LazyChildren(node, first, self.commits, proposals, tuple(rows), kept)
+        )
 
     def _grow_fresh(
         self, node: Node, proposals: Sequence[Proposal], scores: Sequence[NodeScore]
@@ -238,7 +240,9 @@ class Fold:
             seen.add(key)
             if prior is None:
                 prior = proposal.count / total
-            made.append(born(at, parent, depth, proposal, key, prior, above + score[0], score, seq))
+            made.append(
+                make_node(at, parent, depth, proposal, key, prior, above + score[0], score, seq)
+            )
             at += 1
         if len(seen) < len(made) and self.algorithm.merges_siblings:
             return None
@@ -247,7 +251,7 @@ class Fold:
         node.children = range(first, first + len(made))
         return made
 
-    def _grow_nodes(self, node: Node, visit: Visit) -> list[Node]:
+    def _grow_nodes(self, node: Node, visit: VisitResult) -> list[Node]:
         """Make the children one by one: their actions have run, or some are known already."""
         tree, seq, merge = self.tree, self.commits, self.merge != "off"
         provisional = self.provisional(node, visit.proposals or ())
@@ -312,7 +316,7 @@ def _take_score(node: Node, child: Node, score: NodeScore | None) -> None:
     if score is None:  # the scorer failed: as promising as the parent
         child.step_cost, child.h, child.value = 1.0, node.h, node.value
     else:
-        child.step_cost, child.h, child.value, child.parts, child.memo = score
+        child.step_cost, child.h, child.value, child.parts, child.scorer_state = score
         if not child.step_cost >= 0:
             _refuse_cost(child.step_cost, child.action)
     child.g = node.g + child.step_cost
@@ -335,7 +339,7 @@ def explore(
     key: Callable[[Any], str | None] = str,
     merge: Merge = "sound",
     max_expansions: int | None = None,
-) -> Fold:
+) -> SearchState:
     """Search a known world without models or asyncio; for puzzles, proofs and tests.
 
     Args:
@@ -354,7 +358,7 @@ def explore(
     """
     root = Node(0, -1, 0, h=to_go(start), state=start, state_key=key(start), is_executed=True)
     root.is_terminal = root.is_goal = is_goal(start)
-    fold = Fold(algorithm, Tree(root), merge=merge)
+    fold = SearchState(algorithm, Tree(root), merge=merge)
     while not algorithm.finished(fold.tree):
         if max_expansions is not None and fold.expansions >= max_expansions:
             break
@@ -371,8 +375,8 @@ def _known_visit(
     is_goal: Callable[[Any], bool],
     to_go: Callable[[Any], float],
     key: Callable[[Any], str | None],
-) -> Visit:
-    visit = Visit()
+) -> VisitResult:
+    visit = VisitResult()
     if node.is_terminal:
         return visit
     visit.proposals, visit.outcomes, visit.scores = [], [], []
@@ -385,7 +389,7 @@ def _known_visit(
         solved = is_goal(state)
         visit.proposals.append(Proposal(action))
         visit.outcomes.append(
-            Outcome(state=state, state_key=key(state), is_terminal=solved, is_goal=solved)
+            StepResult(state=state, state_key=key(state), is_terminal=solved, is_goal=solved)
         )
         visit.scores.append(NodeScore(step_cost=cost, to_go=0.0 if solved else to_go(state)))
     return visit

@@ -1,8 +1,8 @@
 """The tree: nodes in one list, found by id; never recursive.
 
 Most nodes of a search stay leaves that nobody looks at again. Where the algorithm can work on
-numbers alone, new children are therefore kept as one `Brood` a visit and become `Node`s when they
-are asked for: less memory, and fewer objects for the collector to walk over.
+numbers alone, new children are therefore kept as one `LazyChildren` per visit and become `Node`s
+when they are asked for: less memory, and fewer objects for the collector to walk over.
 
 Does not know why a node is made or chosen. Source: own.
 """
@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, born
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, make_node
 
-__all__ = ["Brood", "Children", "Row", "Tree"]
+__all__ = ["LazyChildren", "Children", "Row", "Tree"]
 
 Row = tuple[float, float, int, float, float | None, float]
 """(f, −g, id, h, value, step cost) of a child. The tuple serves the algorithm's open list as it is:
 a second one for each child would cost as much as all else about it."""
 
 
-class Brood:
+class LazyChildren:
     """The children of one visit in the order of their ids, as the proposals and numbers they are.
 
     Args:
@@ -56,7 +56,7 @@ class Brood:
         _, minus_g, _, h, value, cost = self.rows[at]
         score: Any = (cost, h, value, NO_PARTS, None) if self.scores is None else self.scores[at]
         key = action_key(proposal.action)
-        return born(
+        return make_node(
             node_id, self.parent, self.depth, proposal, key, prior, -minus_g, score, self.seq
         )
 
@@ -66,7 +66,7 @@ class Children(Sequence[Node]):
 
     __slots__ = ("_tree", "brood")
 
-    def __init__(self, tree: Tree, brood: Brood) -> None:
+    def __init__(self, tree: Tree, brood: LazyChildren) -> None:
         self._tree, self.brood = tree, brood
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Tree:
 
     def __init__(self, root: Node | None = None) -> None:
         self.root = root or Node(0, -1, 0, is_executed=True)
-        self.places: list[Node | Brood] = [self.root]
+        self.places: list[Node | LazyChildren] = [self.root]
         """By id: a node, or the brood that holds its numbers until somebody asks for the node."""
         self.by_state: dict[str, int] = {}
         """State key to the node that stands for it, where states are merged."""
@@ -112,7 +112,7 @@ class Tree:
 
     def __getitem__(self, node_id: int) -> Node:
         found = self.places[node_id]
-        if isinstance(found, Brood):
+        if isinstance(found, LazyChildren):
             if node_id < 0:
                 node_id += len(self.places)
             found = self.places[node_id] = found.make(node_id)
@@ -124,7 +124,7 @@ class Tree:
     def open_numbers(self) -> Iterator[tuple[int, float, float, float | None]]:
         """Yield (id, g, h, value) of the open nodes without making any."""
         for node_id, found in enumerate(self.places):
-            if isinstance(found, Brood):
+            if isinstance(found, LazyChildren):
                 _, minus_g, _, h, value, _ = found.rows[node_id - found.first]
                 yield node_id, -minus_g, h, value
             elif found.status == "open":
@@ -149,7 +149,7 @@ class Tree:
         self.children_of(self[node.parent]).append(node.id)
         return node
 
-    def add_brood(self, parent: Node, brood: Brood) -> Children:
+    def add_brood(self, parent: Node, brood: LazyChildren) -> Children:
         """Hang the children of a visit under a parent that had none."""
         count = len(brood.proposals)
         self.places += [brood] * count

@@ -1,7 +1,8 @@
 """One visit's work: run the node's action, ask for next actions, run and score the children.
 
-Results are put into the ticket's `Visit` and logged as they arrive, so that a visit that is stopped
-half-way keeps what was paid for. Tool errors, invalid calls and failing scorers are outcomes.
+Results are put into the ticket's `VisitResult` and logged as they arrive, so that a visit that is
+stopped half-way keeps what was paid for. Tool errors, invalid calls and failing scorers are
+outcomes.
 
 Does not know slots, tickets' order or budgets (`driver.py`). Source: own.
 """
@@ -26,15 +27,15 @@ from tfgrpo.errors import (
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import Work
-from tfgrpo.search.environments.protocol import Environment, Outcome
+from tfgrpo.search.algorithms.protocol import VisitRequest
+from tfgrpo.search.environments.protocol import Environment, StepResult
 from tfgrpo.search.event_log import EventLog
 from tfgrpo.search.node import Node, Proposal, action_name
 from tfgrpo.search.paths import rollout_of
 from tfgrpo.search.proposers.expander import Expander
 from tfgrpo.search.scorers.scorer import Scorer, SearchContext
 from tfgrpo.search.settings import SearchSettings
-from tfgrpo.search.state import Fold, Visit
+from tfgrpo.search.state import SearchState, VisitResult
 from tfgrpo.store.budget import Reservation
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ class Ticket:
     """A visit that has been selected, and what there is of it."""
 
     number: int
-    work: Work
+    work: VisitRequest
     first_sample: int
     k: int
-    visit: Visit
+    visit: VisitResult
     reservation: Reservation | None = None
     task: asyncio.Task[None] | None = None
     is_whole: bool = False
@@ -84,7 +85,7 @@ class Worker:
 
     def __init__(
         self,
-        fold: Fold,
+        fold: SearchState,
         *,
         task: Task,
         expander: Expander,
@@ -197,7 +198,7 @@ class Worker:
         ticket.visit.gave_up |= {"score"}
         self.write(ticket, "unscored", error=str(exc), usage=usage_rows(ticket.visit))
 
-    def _take_usage(self, visit: Visit, ctx: SearchContext) -> None:
+    def _take_usage(self, visit: VisitResult, ctx: SearchContext) -> None:
         for role, usage in ctx.spent.items():
             visit.spend(role, usage)
         ctx.spent.clear()
@@ -233,9 +234,9 @@ class Worker:
         visit.reward = score.reward
         self.write(ticket, "verified", reward=score.reward)
 
-    async def _execute(self, ticket: Ticket, parent_id: int, action: Any) -> Outcome:
+    async def _execute(self, ticket: Ticket, parent_id: int, action: Any) -> StepResult:
         if self.environment.effects(action) == "irreversible" and not self._may_run_anything():
-            return Outcome(
+            return StepResult(
                 observation=NOT_RUN,
                 is_terminal=True,
                 notes=("waits for commit",),
@@ -243,7 +244,9 @@ class Worker:
             )
         state = await self._state(self.fold.tree[parent_id])
         if state is None:
-            return Outcome(error="the state before this action cannot be made again", tool_calls=0)
+            return StepResult(
+                error="the state before this action cannot be made again", tool_calls=0
+            )
         outcome = await self._apply(state, action)
         ticket.visit.tool_calls += outcome.tool_calls
         if outcome.usage.calls or outcome.usage.total_tokens:
@@ -253,12 +256,12 @@ class Worker:
     def _may_run_anything(self) -> bool:
         return bool(self.environment.is_simulator)
 
-    async def _apply(self, state: Any, action: Any) -> Outcome:
+    async def _apply(self, state: Any, action: Any) -> StepResult:
         try:
             with boundary(PolicyError, f"environment, action {action_name(action)!r}"):
                 return await self.environment.apply(state, action)
         except PolicyError as exc:
-            return Outcome(error=str(exc))
+            return StepResult(error=str(exc))
 
     async def _state(self, node: Node) -> Any:
         """Return a node's state, made again by running its path where a restart lost it."""
@@ -285,5 +288,5 @@ class Worker:
             self.log.append({"event": event, "ticket": ticket.number, **fields})
 
 
-def usage_rows(visit: Visit) -> dict[str, Any]:
+def usage_rows(visit: VisitResult) -> dict[str, Any]:
     return {role: usage.to_dict() for role, usage in visit.usage.items()}

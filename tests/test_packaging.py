@@ -132,14 +132,14 @@ assert files("tfgrpo.report").joinpath("page.css").is_file()
 assert tfgrpo.prompts.load("lessons")
 from tfgrpo import ChatPolicy, Task, open_lm, sample_group
 from tfgrpo.learning.learn import run_sync
-from tfgrpo.sampling import Draws
+from tfgrpo.sampling import GroupSpec
 from tfgrpo.search import Node
 from tfgrpo.verifiers import Exact
 import tfgrpo.cli.main
 assert Node.__module__ == "tfgrpo.search.node"
 task = Task("t1", "yes", reference="yes")
 policy = ChatPolicy(open_lm("scripted:echo"))
-group = run_sync(lambda: sample_group(task, policy, Exact(), draws=Draws(2)))
+group = run_sync(lambda: sample_group(task, policy, Exact(), draws=GroupSpec(2)))
 assert group.rewards_G == (1.0, 1.0), group
 print(tfgrpo.__file__)
 """

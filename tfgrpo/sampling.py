@@ -58,7 +58,7 @@ class SampleSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class GroupSpec:
     """Which groups to make: everything that decides their identity besides the task."""
 
     group_size: int = 8
@@ -105,7 +105,7 @@ class _OpenGroup:
     task: Task
     context: Context
     group_id: str
-    draws: Draws
+    draws: GroupSpec
     rollouts: dict[int, Rollout] = field(default_factory=dict)
 
     @property
@@ -168,7 +168,7 @@ class Sampler:
     async def groups(
         self,
         tasks: Sequence[Task],
-        draws: Draws | None = None,
+        draws: GroupSpec | None = None,
         context: Context | Callable[[Task], Context] = EMPTY_CONTEXT,
         sizes: Sequence[int] | None = None,
     ) -> list[RolloutGroup]:
@@ -187,7 +187,7 @@ class Sampler:
             BudgetError: a limit was reached; finished rollouts are recorded.
             Stopped: a stop was requested; finished rollouts are recorded.
         """
-        draws = draws or Draws()
+        draws = draws or GroupSpec()
         self._check(tasks, draws)
         opened = self._open(tasks, draws, context, sizes)
         for group in opened:
@@ -205,12 +205,12 @@ class Sampler:
             raise Stopped("stopped on request: what was finished is kept")
 
     async def group(
-        self, task: Task, draws: Draws | None = None, context: Context = EMPTY_CONTEXT
+        self, task: Task, draws: GroupSpec | None = None, context: Context = EMPTY_CONTEXT
     ) -> RolloutGroup:
         """Return the group of one task; raises like `groups`."""
         return (await self.groups([task], draws, context))[0]
 
-    def _check(self, tasks: Sequence[Task], draws: Draws) -> None:
+    def _check(self, tasks: Sequence[Task], draws: GroupSpec) -> None:
         if not tasks:
             raise ConfigError("there are no tasks: give at least one")
         seen: set[str] = set()
@@ -236,7 +236,7 @@ class Sampler:
     def _open(
         self,
         tasks: Sequence[Task],
-        draws: Draws,
+        draws: GroupSpec,
         context: Context | Callable[[Task], Context],
         sizes: Sequence[int] | None,
     ) -> list[_OpenGroup]:
@@ -474,7 +474,7 @@ async def sample_groups(
     verifier: Verifier | None,
     *,
     context: Context | Callable[[Task], Context] = EMPTY_CONTEXT,
-    draws: Draws | None = None,
+    draws: GroupSpec | None = None,
     settings: SampleSettings | None = None,
     recorder: Recorder | None = None,
 ) -> list[RolloutGroup]:
@@ -489,7 +489,7 @@ async def sample_group(
     verifier: Verifier | None,
     *,
     context: Context = EMPTY_CONTEXT,
-    draws: Draws | None = None,
+    draws: GroupSpec | None = None,
     settings: SampleSettings | None = None,
     recorder: Recorder | None = None,
 ) -> RolloutGroup:

@@ -17,7 +17,7 @@ from tfgrpo.rl.model.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LoadedModel:
     """What a trainer works on, loaded."""
 
     decoder: Decoder
@@ -33,7 +33,7 @@ class Parts:
         return str(self.tokenizer.decode(list(ids)))
 
 
-def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None) -> Parts:
+def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None) -> LoadedModel:
     """Load a model by its `local:` spec.
 
     Raises:
@@ -64,7 +64,7 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
             model.generation_config.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return Parts(
+    return LoadedModel(
         decoder=decoder_from_hf(model),
         tokenizer=tokenizer,
         save_extras=save_extras,
@@ -73,7 +73,7 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
     )
 
 
-def write_model(folder: Path, parts: Parts) -> None:
+def write_model(folder: Path, parts: LoadedModel) -> None:
     """Write the weights as they are, config and tokenizer into an existing folder."""
     checkpoint.write_tensors(folder / checkpoint.WEIGHTS, checkpoint.model_weights(parts.decoder))
     parts.save_extras(folder)

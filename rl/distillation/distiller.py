@@ -16,7 +16,7 @@ from typing import Literal
 
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.rl.checkpoints import files as checkpoint
-from tfgrpo.rl.checkpoints.loaded_model import Parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.distillation.objectives import Objective
 from tfgrpo.rl.model.decoder import load_hf_weights
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
@@ -56,7 +56,7 @@ class Distiller:
     """
 
     def __init__(
-        self, parts: Parts, objective: Objective, settings: DistillSettings, folder: Path
+        self, parts: LoadedModel, objective: Objective, settings: DistillSettings, folder: Path
     ) -> None:
         self._parts = parts
         self._objective = objective

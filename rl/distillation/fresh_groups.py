@@ -22,7 +22,7 @@ from tfgrpo.rl.distillation.objectives import (
 )
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.single_turn import RolloutMaker
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import UpdateSettings
 from tfgrpo.rollout import RolloutGroup, Task
@@ -51,7 +51,7 @@ Ids = Callable[[Task], tuple[int, ...]]
 """A task's bare prompt as token ids."""
 
 
-def drawer(maker: RolloutMaker, sampling: Sampling | None = None) -> Draw:
+def drawer(maker: SingleTurnMaker, sampling: Sampling | None = None) -> Draw:
     """Return a `Draw` over a rollout maker; tasks that share a context are drawn together."""
 
     def draw(wanted: Sequence[Wanted], seed: int) -> list[RolloutGroup]:

@@ -48,7 +48,7 @@ class NudgeSettings:
 DEFAULTS = NudgeSettings()
 
 
-class Nudge:
+class NudgeRL:
     """NudgeRL as an `Objective`.
 
     Args:

@@ -37,17 +37,17 @@ COLUMN_SOURCES = re.compile(r"(task|part|rollout):.+|length|entropy|logp")
 
 def supplied(config: TrainConfig) -> set[str]:
     """Return the needs that a run with these settings meets."""
-    found = set(_ALWAYS) | {f"extra:{name}" for name in config.columns}
+    found = set(_ALWAYS) | {f"extra:{name}" for name in config.features}
     kind = config.verifier.get("kind")
     if kind in ("weighted", "function"):
         found.add("parts")
     if config.rollout.temperature == 1.0:
         found |= {"behaviour", "extra:ratio_R"}
-    if config.play.is_on:
+    if config.multi_turn.is_on:
         found |= set(_PLAYED)
     if kind == "tool_calls":
         found.add("extra:tool_calls_R")
-    if config.play.is_on and (config.play.environment or kind == "function"):
+    if config.multi_turn.is_on and (config.multi_turn.environment or kind == "function"):
         found.add("step_rewards")
     if config.hints:
         found.add("extra:context_R")
@@ -61,9 +61,12 @@ def supplied(config: TrainConfig) -> set[str]:
 def advice(need: str) -> str:
     """Return what to set so that a need is met."""
     if need in ("steps", "states", "extra:tool_calls_R", "extra:invalid_R"):
-        return "set [play], so that rollouts have several turns"
+        return "set [multi_turn], so that rollouts have several turns"
     if need == "step_rewards":
-        return "set play.environment, or a verifier of kind 'function' with parts step_0, step_1, …"
+        return (
+            "set multi_turn.environment, or a verifier of kind 'function' with parts step_0, "
+            "step_1, …"
+        )
     if need == "parts":
         return "use a verifier of kind 'weighted' or 'function' that names its parts"
     if need in ("behaviour", "extra:ratio_R"):
@@ -75,7 +78,7 @@ def advice(need: str) -> str:
     if need == "extra:planning_D":
         return "list the planning phrases in credit.phrases"
     name = need.removeprefix("extra:")
-    return f"say where the column comes from, such as columns.{name} = 'task:KEY' or 'part:NAME'"
+    return f"say where the column comes from, such as features.{name} = 'task:KEY' or 'part:NAME'"
 
 
 def check(config: TrainConfig) -> None:
@@ -106,12 +109,12 @@ def check(config: TrainConfig) -> None:
 def _check_columns(config: TrainConfig) -> None:
     entries = [e for registry in (ADVANTAGES, REWARDS, CREDIT) for e in registry.values()]
     known = {n.removeprefix("extra:") for e in entries for n in e.needs if n.endswith("_R")}
-    for name, source in config.columns.items():
+    for name, source in config.features.items():
         if name not in known:
-            raise ConfigError(f"columns.{name}: no entry has it; known are {sorted(known)}")
+            raise ConfigError(f"features.{name}: no entry has it; known are {sorted(known)}")
         if not COLUMN_SOURCES.fullmatch(source):
             raise ConfigError(
-                f"columns.{name} is {source!r}; allowed are 'task:KEY' (of its metadata), "
+                f"features.{name} is {source!r}; allowed are 'task:KEY' (of its metadata), "
                 "'part:NAME' (of the score), 'rollout:KEY' (of its metadata), 'length', 'entropy' "
                 "and 'logp' (means over the tokens)"
             )
@@ -131,8 +134,8 @@ def chosen(config: TrainConfig) -> Iterator[tuple[str, Entry, Mapping[str, float
 def needs_of(config: TrainConfig) -> set[str]:
     """Return what the chosen rewards and the advantage or credit ask for, columns' needs too."""
     found = {need for _, entry, _ in chosen(config) for need in entry.needs}
-    found |= {"entropy_tokens" for s in config.columns.values() if s == "entropy"}
-    found |= {"logp_tokens" for s in config.columns.values() if s == "logp"}
+    found |= {"entropy_tokens" for s in config.features.values() if s == "entropy"}
+    found |= {"logp_tokens" for s in config.features.values() if s == "logp"}
     return found
 
 
@@ -145,7 +148,9 @@ def filled(
         "step": step,
         "steps": steps,
         "progress": min(1.0, step / steps),
-        "max_tokens": config.play.max_tokens if config.play.is_on else config.rollout.max_tokens,
+        "max_tokens": config.multi_turn.max_tokens
+        if config.multi_turn.is_on
+        else config.rollout.max_tokens,
     }
     names = inspect.signature(entry.fn).parameters
     return {n: v for n, v in values.items() if n in names} | dict(options)

@@ -31,7 +31,7 @@ from tfgrpo.rl.generation.decode_ops import (
 )
 from tfgrpo.rl.generation.kv_cache import Cache
 from tfgrpo.rl.generation.row_feed import RowFeed, row_request
-from tfgrpo.rl.generation.scheduler import Counters, Feed, GroupRequest, OnDone, Service
+from tfgrpo.rl.generation.scheduler import BatchScheduler, Counters, Feed, GroupRequest, OnDone
 from tfgrpo.rl.kernels import device
 from tfgrpo.rl.model.decoder import (
     Decoder,
@@ -154,7 +154,7 @@ class GroupGenerator:
             ConfigError: a prompt that fills the context, no token limit, or a setting not known.
         """
         with torch.no_grad():
-            return Service(self, sampling, on_done, feed).serve(requests)
+            return BatchScheduler(self, sampling, on_done, feed).serve(requests)
 
     def reserve(self, rows: int, length: int, new: int) -> None:
         """Allocate for at least these sizes: what fits in later costs no new cache and no graphs.

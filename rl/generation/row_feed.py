@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tfgrpo.lm.local.rows import Row, RowQueue
+from tfgrpo.lm.local.rows import DecodeRow, RowQueue
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation.scheduler import GroupRequest
 
 
-def row_request(row: Row) -> GroupRequest:
+def row_request(row: DecodeRow) -> GroupRequest:
     """Return a row as a request for one continuation."""
     return GroupRequest(row, row.prompt, (row.seed,), row.max_tokens)
 
@@ -44,7 +44,7 @@ class RowFeed:
 
     def on_done(self, request: GroupRequest, made: list[Generated]) -> Iterable[GroupRequest]:
         """Hand a finished row over; nothing follows from it."""
-        row: Row = request.key
+        row: DecodeRow = request.key
         row.token_ids, row.logprobs = list(made[0].token_ids), list(made[0].logprobs)
         self._source.finish(row, made[0])
         return ()

@@ -85,7 +85,7 @@ class _Open:
     done: list[Generated | None]
 
 
-class Service:
+class BatchScheduler:
     """One service of a queue: which row stands in which slot."""
 
     def __init__(

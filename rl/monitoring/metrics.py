@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
     from tfgrpo.rl.generation.scheduler import Counters
     from tfgrpo.rl.rollouts.single_turn import RolloutFigures
-    from tfgrpo.rl.update.updater import Updated
+    from tfgrpo.rl.update.updater import UpdateReport
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ def rollout_figures(
     }
 
 
-def update_figures(done: Updated, *, with_entropy: bool) -> dict[str, Any]:
+def update_figures(done: UpdateReport, *, with_entropy: bool) -> dict[str, Any]:
     """What the optimiser batches of a step did; losses are summed over all processes."""
     results = done.results
     losses = distributed.gather_objects(sum(r.loss for r in results))

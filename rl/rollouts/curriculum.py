@@ -27,7 +27,7 @@ HISTORY_A_TASK = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TaskOutcome:
     """What became of one group, without its texts."""
 
     task_id: str
@@ -74,12 +74,12 @@ class Curriculum:
     ) -> None:
         self.config = config
         self.cursor = 0
-        self.history: list[Outcome] = []
+        self.history: list[TaskOutcome] = []
         self.shares: dict[str, float] = {}
         """Success shares of the profiling pass, by task id."""
         self._groups: list[RolloutGroup] = []
         """The history as an allocator sees it."""
-        self._last: dict[str, Outcome] = {}
+        self._last: dict[str, TaskOutcome] = {}
         self._ordered: tuple[int, list[Task]] = (-1, [])
         self.is_profiled = not config.profile
         self._all = {t.task_id: t for t in tasks}
@@ -187,9 +187,9 @@ class Curriculum:
             return
         # the cursor stands after the draws, so the epoch of the last one is meant
         epoch = max(0, self.cursor - 1) // self._epoch_length
-        self._keep(Outcome(t, tuple(r), epoch) for t, r in outcomes)
+        self._keep(TaskOutcome(t, tuple(r), epoch) for t, r in outcomes)
 
-    def _keep(self, outcomes: Iterable[Outcome]) -> None:
+    def _keep(self, outcomes: Iterable[TaskOutcome]) -> None:
         """Add to the history, the same in its three forms."""
         for o in outcomes:
             self.history.append(o)
@@ -204,7 +204,7 @@ class Curriculum:
         Raises:
             ConfigError: no task is left.
         """
-        seen = [Outcome(t, tuple(r), -1) for t, r in outcomes]
+        seen = [TaskOutcome(t, tuple(r), -1) for t, r in outcomes]
         self._keep(seen)
         self.is_profiled = True
         shares = {o.task_id: o.share(self.config.success_above) for o in seen}
@@ -256,10 +256,10 @@ class Curriculum:
         self._pool = [self._all[t] for t in state["pool"]]
         self.history, self._groups, self._last = [], [], {}
         self._ordered = (-1, [])
-        self._keep(Outcome(t, tuple(r), int(e)) for t, r, e in state["history"])
+        self._keep(TaskOutcome(t, tuple(r), int(e)) for t, r, e in state["history"])
 
 
-def _light(task: Task, outcome: Outcome) -> RolloutGroup:
+def _light(task: Task, outcome: TaskOutcome) -> RolloutGroup:
     rollouts = tuple(
         Rollout(f"{task.task_id}-{i}", task.task_id, sample_index=i).graded(Score(r))
         for i, r in enumerate(outcome.rewards)

@@ -12,19 +12,19 @@ from typing import Any
 from torch import Tensor
 
 from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
-from tfgrpo.rl.checkpoints.loaded_model import Parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.scheduler import Counters
 from tfgrpo.rl.rollouts import plugins as plug
-from tfgrpo.rl.rollouts.multi_turn import PlayMaker
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.multi_turn import MultiTurnMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText
 from tfgrpo.rl.rollouts.turns import TurnLimits
 
 
 def own_generator(
-    config: TrainConfig, parts: Parts, memory: Tensor | None = None
+    config: TrainConfig, parts: LoadedModel, memory: Tensor | None = None
 ) -> GroupGenerator:
     """Return the sampler on the trained weights; `memory` is its own between updates."""
     r = config.rollout
@@ -46,9 +46,9 @@ def sampling_of(config: TrainConfig) -> Sampling:
     return Sampling(temperature=r.temperature, max_tokens=r.max_tokens, stop=r.stop, extra=extra)
 
 
-def prompter_of(config: TrainConfig, parts: Parts) -> Prompter:
+def prompter_of(config: TrainConfig, parts: LoadedModel) -> Prompter:
     """Return what turns tasks into token ids, with the tools where there are some."""
-    tools = plug.tools_of(config.play)
+    tools = plug.tools_of(config.multi_turn)
     return Prompter(
         tokenizer_of(config, parts),
         system=plug.system_text(config, tools),
@@ -57,26 +57,26 @@ def prompter_of(config: TrainConfig, parts: Parts) -> Prompter:
     )
 
 
-def tokenizer_of(config: TrainConfig, parts: Parts) -> Any:
+def tokenizer_of(config: TrainConfig, parts: LoadedModel) -> Any:
     """Return the tokenizer; where calls are native, its template is given the tools."""
-    tools = plug.tools_of(config.play)
-    native = tools and config.play.calls == "native"
+    tools = plug.tools_of(config.multi_turn)
+    native = tools and config.multi_turn.calls == "native"
     return OffersTools(parts.tokenizer, tools) if native else parts.tokenizer
 
 
 def maker_of(
     config: TrainConfig,
-    parts: Parts,
+    parts: LoadedModel,
     verifier: Verifier,
-    own: Counted,
+    own: CountingGenerator,
     engine: Generator | None,
-) -> RolloutMaker | PlayMaker:
-    """Return what makes groups: of one turn, or of several where [play] is set.
+) -> SingleTurnMaker | MultiTurnMaker:
+    """Return what makes groups: of one turn, or of several where [multi_turn] is set.
 
     Raises:
         ConfigError: tools that cannot be loaded, or a chat template that cannot be continued.
     """
-    tools = plug.tools_of(config.play)
+    tools = plug.tools_of(config.multi_turn)
     prompter = prompter_of(config, parts)
     sampling = sampling_of(config)
     common: dict[str, Any] = {
@@ -84,29 +84,30 @@ def maker_of(
         "on_truncated": config.rollout.on_truncated,
         "verifier_timeout_s": config.rollout.verifier_timeout_s,
     }
-    if not config.play.is_on:
-        queue = own if engine is None else Batches(engine)
-        return RolloutMaker(queue, prompter, verifier, sampling, **common)
-    if tools and config.play.calls == "text":
+    if not config.multi_turn.is_on:
+        queue = own if engine is None else BatchQueue(engine)
+        return SingleTurnMaker(queue, prompter, verifier, sampling, **common)
+    if tools and config.multi_turn.calls == "text":
         sampling = replace(sampling, stop=(*sampling.stop, STOP))
-    return PlayMaker(
+    return MultiTurnMaker(
         engine or own,
         prompter,
         verifier,
         sampling,
-        make_environment=plug.environment_of(config.play, tools),
+        make_environment=plug.environment_of(config.multi_turn, tools),
         turn_text=TurnText(
             prompter.tokenizer, template=config.model.template, eos_ids=parts.eos_ids
         ),
         limits=TurnLimits(
-            config.play.max_turns, min(config.play.max_tokens, parts.decoder.shape.context)
+            config.multi_turn.max_turns,
+            min(config.multi_turn.max_tokens, parts.decoder.shape.context),
         ),
-        act_timeout_s=config.play.tool_timeout_s,
+        act_timeout_s=config.multi_turn.tool_timeout_s,
         **common,
     )
 
 
-class Counted:
+class CountingGenerator:
     """The trainer's own sampler; adds up what several runs of it cost."""
 
     def __init__(self, own: GroupGenerator) -> None:
@@ -140,7 +141,7 @@ class Counted:
         return found
 
 
-class Batches:
+class BatchQueue:
     """A plain `Generator` behind the queue interface: rounds of whole batches."""
 
     def __init__(self, generator: Generator) -> None:

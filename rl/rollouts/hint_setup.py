@@ -16,7 +16,7 @@ from tfgrpo.errors import StoreError
 from tfgrpo.hints.settings import Writer, make_scheduler, writer_of
 from tfgrpo.hints.writer import Written, with_hints, write_hints
 from tfgrpo.protocols import LM, HintScheduler, Sampling
-from tfgrpo.rl.checkpoints.loaded_model import Parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, digest
@@ -25,7 +25,7 @@ FILE = "hints.json"
 
 
 def prepare(
-    config: TrainConfig, tasks: Sequence[Task], parts: Parts
+    config: TrainConfig, tasks: Sequence[Task], parts: LoadedModel
 ) -> tuple[list[Task], HintScheduler | None]:
     """Return the training tasks, with hints where a model writes them, and the scheduler.
 
@@ -43,14 +43,14 @@ def prepare(
     return made, make_scheduler(config.hints, figures)
 
 
-def policy_lm(parts: Parts, *, max_rows: int = 64) -> LM:
+def policy_lm(parts: LoadedModel, *, max_rows: int = 64) -> LM:
     """Return the weights that are trained, as they are now, as a text model."""
-    from tfgrpo.lm.local.loading import LoadedModel
+    from tfgrpo.lm.local.loading import LocalModel
     from tfgrpo.lm.local.local_lm import LocalLM
     from tfgrpo.rl.generation.generator import GroupGenerator
 
     decoder = parts.decoder
-    loaded = LoadedModel(
+    loaded = LocalModel(
         model=None,
         tokenizer=parts.tokenizer,
         source=parts.name,
@@ -65,7 +65,7 @@ def policy_lm(parts: Parts, *, max_rows: int = 64) -> LM:
 
 
 def _written(
-    config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: Parts
+    config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: LoadedModel
 ) -> tuple[list[Task], dict[str, float]]:
     path = Path(config.run.folder) / FILE
     key = digest([writer.to_json(), config.run.seed, [t.to_dict() for t in tasks]], 16)
@@ -83,7 +83,9 @@ def _written(
     return made, dict(kept["figures"])
 
 
-async def _ask(config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: Parts) -> Written:
+async def _ask(
+    config: TrainConfig, writer: Writer, tasks: Sequence[Task], parts: LoadedModel
+) -> Written:
     from tfgrpo.lm import open_lm
     from tfgrpo.lm.retry import RetryingLM
 

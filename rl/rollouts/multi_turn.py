@@ -22,12 +22,12 @@ from tfgrpo.policies.attempt import one_line
 from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, judge, sizes_of
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
-from tfgrpo.rl.rollouts.turns import Environment, TurnLimits, play
+from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, play
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 
-MakeEnvironment = Callable[[Task], Environment]
+MakeEnvironment = Callable[[Task], TurnEnvironment]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Draws:
 class _Guarded:
     """A user's environment whose errors and delays become ours."""
 
-    def __init__(self, environment: Environment, timeout_s: float) -> None:
+    def __init__(self, environment: TurnEnvironment, timeout_s: float) -> None:
         self._environment = environment
         self._timeout_s = timeout_s
 
@@ -86,18 +86,18 @@ class _Guarded:
             self._environment.act,
             action,
             error=PolicyError,
-            where="play.environment",
+            where="multi_turn.environment",
             timeout_s=self._timeout_s,
         )
         return answer
 
     def facts(self) -> Mapping[str, Any]:
         made = getattr(self._environment, "facts", None)
-        with boundary(PolicyError, "play.environment, facts"):
+        with boundary(PolicyError, "multi_turn.environment, facts"):
             return dict(made()) if made is not None else {}
 
 
-class PlayMaker:
+class MultiTurnMaker:
     """Makes one group a task, as `rollouts.RolloutMaker` does, of rollouts of several turns.
 
     Args:
@@ -109,7 +109,7 @@ class PlayMaker:
         turn_text: observation turns to token ids.
         limits: turns and tokens of a rollout.
         policy_id: names the weights in groups' ids.
-        on_truncated: `grade` or `drop`.
+        on_truncated: `grade` or `exclude`.
         verifier_timeout_s: wall time of one verification.
         act_timeout_s: wall time of one answer of the environment.
     """
@@ -153,7 +153,9 @@ class PlayMaker:
     ) -> list[RolloutGroup]:
         """Return one group a task, in order; draws are fixed by (seed, task, sample, turn)."""
         if hints is not None:
-            raise ConfigError("[hints] with [play] is not built: leave one of the sections out")
+            raise ConfigError(
+                "[hints] with [multi_turn] is not supported: leave one of the sections out"
+            )
         self.figures = RolloutFigures()
         started = time.monotonic()
         if sampling is not None:  # the turns' own stop strings stay
@@ -193,7 +195,7 @@ class PlayMaker:
         draws: _Draws,
     ) -> Rollout:
         try:
-            with boundary(PolicyError, "play.environment"):
+            with boundary(PolicyError, "multi_turn.environment"):
                 environment = _Guarded(self._make_environment(task), self._act_timeout_s)
             made = await play(
                 task,
@@ -216,7 +218,7 @@ class PlayMaker:
         self.figures.rollouts += 1
         self.figures.prompt_tokens += len(prompt)
         self.figures.completion_tokens += sum(len(s.token_ids or ()) for s in made.steps)
-        if made.is_truncated and self._on_truncated == "drop":
+        if made.is_truncated and self._on_truncated == "exclude":
             self.figures.dropped_rollouts += 1
             return made.failed("truncated", "the rollout hit its limit of turns or tokens")
         started = time.monotonic()

@@ -14,10 +14,10 @@ from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.policies.tool_loop import offer_text
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import Allocator, Generator
-from tfgrpo.rl.checkpoints.loaded_model import Parts, write_model
-from tfgrpo.rl.config import CurriculumConfig, PlayConfig, TrainConfig
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, write_model
+from tfgrpo.rl.config import CurriculumConfig, MultiTurnConfig, TrainConfig
 from tfgrpo.rl.rollouts.multi_turn import MakeEnvironment
-from tfgrpo.rl.rollouts.turn_tools import ToolEnvironment
+from tfgrpo.rl.rollouts.turn_tools import TurnTools
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.import_string import load_object
 
@@ -39,38 +39,38 @@ def _callable(name: str, where: str) -> Any:
     return value
 
 
-def tools_of(play: PlayConfig) -> dict[str, Tool]:
-    """Return the tools that [play] names, by name.
+def tools_of(multi_turn: MultiTurnConfig) -> dict[str, Tool]:
+    """Return the tools that [multi_turn] names, by name.
 
     Raises:
         ConfigError: one cannot be loaded or has no schema, or two share a name.
     """
     found: dict[str, Tool] = {}
-    for name in play.tools:
-        value = _callable(name, "play.tools")
+    for name in multi_turn.tools:
+        value = _callable(name, "multi_turn.tools")
         made = value if isinstance(value, Tool) else tool(value)
         if made.spec.name in found:
-            raise ConfigError(f"play.tools: two tools are named {made.spec.name!r}")
+            raise ConfigError(f"multi_turn.tools: two tools are named {made.spec.name!r}")
         found[made.spec.name] = made
     return found
 
 
-def environment_of(play: PlayConfig, tools: Mapping[str, Tool]) -> MakeEnvironment:
+def environment_of(multi_turn: MultiTurnConfig, tools: Mapping[str, Tool]) -> MakeEnvironment:
     """Return what makes the environment of one rollout."""
-    if play.environment:
-        make: MakeEnvironment = _callable(play.environment, "play.environment")
+    if multi_turn.environment:
+        make: MakeEnvironment = _callable(multi_turn.environment, "multi_turn.environment")
         return make
-    return lambda task: ToolEnvironment(
+    return lambda task: TurnTools(
         tools,
-        native=play.calls == "native",
-        timeout_s=play.tool_timeout_s,
-        max_chars=play.max_observation_chars,
+        native=multi_turn.calls == "native",
+        timeout_s=multi_turn.tool_timeout_s,
+        max_chars=multi_turn.max_observation_chars,
     )
 
 
 def system_text(config: TrainConfig, tools: Mapping[str, Tool]) -> str:
     """Return the system text, with the tools where they are offered as text."""
-    as_text = tools and config.play.calls == "text"
+    as_text = tools and config.multi_turn.calls == "text"
     offer = offer_text([t.spec for t in tools.values()]) if as_text else ""
     return "\n\n".join(t for t in (config.model.system, offer) if t)
 
@@ -138,7 +138,7 @@ class ValueBudgets:
         return counts
 
 
-def engine_of(config: TrainConfig, parts: Parts) -> Generator | None:
+def engine_of(config: TrainConfig, parts: LoadedModel) -> Generator | None:
     """Return another maker of tokens, or None for the trainer's own.
 
     Raises:

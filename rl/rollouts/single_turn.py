@@ -147,7 +147,7 @@ class _Set:
     """The rollouts' `hint` metadata."""
 
 
-class RolloutMaker:
+class SingleTurnMaker:
     """Makes one accepted group a task.
 
     Args:
@@ -156,7 +156,7 @@ class RolloutMaker:
         verifier: what judges; awaited, all of a group at once.
         sampling: how tokens are drawn; `max_tokens` set.
         policy_id: names the weights in groups' ids.
-        on_truncated: `grade` or `drop`.
+        on_truncated: `grade` or `exclude`.
         verifier_timeout_s: wall time of one verification.
     """
 
@@ -281,18 +281,18 @@ class RolloutMaker:
         return list(await asyncio.gather(*(self._judge(a, task) for a in attempts)))
 
     async def _judge(self, attempt: Rollout, task: Task) -> Rollout:
-        if attempt.is_truncated and self._on_truncated == "drop":
+        if attempt.is_truncated and self._on_truncated == "exclude":
             self.figures.dropped_rollouts += 1
             return attempt.failed("truncated", "the reply hit its token limit")
         return await judge(attempt, task, self._verifier.score, self._timeout_s)
 
 
 class _Call:
-    """One call of `RolloutMaker.make`: the visits of its tasks."""
+    """One call of `SingleTurnMaker.make`: the visits of its tasks."""
 
     def __init__(
         self,
-        maker: RolloutMaker,
+        maker: SingleTurnMaker,
         sizes: Mapping[str, int],
         seed: int,
         context: Context,

@@ -1,8 +1,8 @@
-"""The groups of a step: draw tasks, roll them, top up, add past groups.
+"""Collects the groups of one training step: sampling, dynamic resampling, replay.
 
-With `curriculum.rounds` above 1 further tasks are rolled until the step is full of groups whose
-rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are dropped and
-counted. All processes see all outcomes, so each decides alike.
+With `curriculum.max_resample_rounds` above 1 further tasks are rolled until the step is full of
+groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are
+dropped and counted. All processes see all outcomes, so each decides alike.
 
 Does not know losses or weights. Source: as named.
 """
@@ -32,8 +32,8 @@ PROFILE_TASKS = 256
 """Tasks rolled at once in a profiling pass."""
 
 
-class Maker(Protocol):
-    """What makes one group a task: `RolloutMaker`, or `PlayMaker` for several turns."""
+class RolloutMaker(Protocol):
+    """What makes one group a task: `RolloutMaker`, or `MultiTurnMaker` for several turns."""
 
     figures: RolloutFigures
 
@@ -51,7 +51,7 @@ class Maker(Protocol):
 
 
 @dataclass(slots=True)
-class Rolled:
+class StepGroups:
     """What a step trains on."""
 
     groups: list[RolloutGroup]
@@ -116,7 +116,7 @@ class _Tally:
         }
 
 
-class Roller:
+class StepSampler:
     """Makes the groups of each step.
 
     Args:
@@ -132,7 +132,7 @@ class Roller:
     def __init__(
         self,
         config: TrainConfig,
-        maker: Maker,
+        maker: RolloutMaker,
         curriculum: Curriculum,
         *,
         replay: Replay | None,
@@ -163,7 +163,7 @@ class Roller:
         everyone = {t: r for part in distributed.gather_objects(seen) for t, r in part.items()}
         return self._curriculum.profiled((t.task_id, everyone[t.task_id]) for t in tasks)
 
-    def roll(self, step: int) -> Rolled:
+    def roll(self, step: int) -> StepGroups:
         """Return the groups of a step, counted from 0.
 
         Raises:
@@ -178,8 +178,8 @@ class Roller:
             rolled.baselines = self._baselines(rolled.groups, seed)
         return rolled
 
-    def _rounds(self, step: int, seed: int) -> Rolled:
-        wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.rounds
+    def _rounds(self, step: int, seed: int) -> StepGroups:
+        wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.max_resample_rounds
         tally = _Tally()
         while tally.rounds < most and tally.full < wanted:
             size = _next_size(wanted, tally.full, len(tally.taken))
@@ -193,7 +193,7 @@ class Roller:
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
         self._check(step, tally)
         self._maker.figures = tally.spent
-        return Rolled(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
+        return StepGroups(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
 
     def _check(self, step: int, tally: _Tally) -> None:
         if not tally.taken:
@@ -237,7 +237,7 @@ class Roller:
             for g, b in zip(groups, made, strict=True)
         }
 
-    def _add_past(self, rolled: Rolled, step: int) -> None:
+    def _add_past(self, rolled: StepGroups, step: int) -> None:
         assert self._replay is not None
         busy = {g.task.task_id for g in rolled.groups}
         past = self._replay.pick(self._config.curriculum.replay, step, busy)

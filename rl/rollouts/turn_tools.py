@@ -26,7 +26,7 @@ STOP = "\nObservation:"
 """Ends a turn in which the model goes on to make up what a tool says."""
 
 
-class ToolEnvironment:
+class TurnTools:
     """Runs the tools that a reply asks for; a reply without a call is the answer.
 
     Args:
@@ -78,7 +78,9 @@ class OffersTools:
 
     def __init__(self, tokenizer: Any, tools: Mapping[str, Tool]) -> None:
         if not re.search(r"\btools\b", str(getattr(tokenizer, "chat_template", ""))):
-            raise ConfigError("this model's chat template knows no tools; set play.calls = 'text'")
+            raise ConfigError(
+                "this model's chat template knows no tools; set multi_turn.calls = 'text'"
+            )
         self._tokenizer = tokenizer
         self._tools = [{"type": "function", "function": t.spec.to_dict()} for t in tools.values()]
 

@@ -58,7 +58,7 @@ def step_numbers(rollout: Rollout) -> tuple[int, ...]:
     return tuple(i for i, step in enumerate(rollout.steps) for _ in step.token_ids or ())
 
 
-class Environment(Protocol):
+class TurnEnvironment(Protocol):
     """What answers an action; one object a rollout.
 
     Contract: `act` returns the observation turns, or None when the rollout has ended; it raises
@@ -94,7 +94,7 @@ class TurnLimits:
 async def play(
     task: Task,
     prompt_ids: Sequence[int],
-    environment: Environment,
+    environment: TurnEnvironment,
     sample: SampleTurn,
     turn_tokens: TurnTokens,
     text_of: Callable[[Sequence[int]], str],

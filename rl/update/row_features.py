@@ -61,7 +61,7 @@ class Graded:
 
 
 @dataclass(slots=True)
-class RowFacts:
+class RowFeatures:
     """One row of a `RewardBatch`, as plain values that travel between processes."""
 
     reward: float
@@ -81,7 +81,7 @@ class RowFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sources:
+class FeatureSources:
     """Where facts come from that a rollout does not carry."""
 
     needs: frozenset[str]
@@ -99,7 +99,7 @@ class Sources:
     phrases: Sequence[str] = ()
 
 
-def collect(graded: Sequence[Graded], sources: Sources) -> list[RowFacts]:
+def collect(graded: Sequence[Graded], sources: FeatureSources) -> list[RowFeatures]:
     """Return the facts of this process's rows, in order.
 
     Raises:
@@ -109,9 +109,9 @@ def collect(graded: Sequence[Graded], sources: Sources) -> list[RowFacts]:
     return [_facts(g, sources, contexts) for g in graded]
 
 
-def _facts(g: Graded, s: Sources, contexts: Mapping[int, int]) -> RowFacts:
+def _facts(g: Graded, s: FeatureSources, contexts: Mapping[int, int]) -> RowFeatures:
     needs, i = s.needs, g.row.index
-    facts = RowFacts(g.reward, g.group, g.row.n_loss, dict(g.parts))
+    facts = RowFeatures(g.reward, g.group, g.row.n_loss, dict(g.parts))
     if needs & {"logp", "logp_tokens", "extra:ratio_R", "extra:score_norm_R"}:
         facts.logp_T = s.measured.logp[i]
     if needs & {"entropy_tokens", "extra:think_entropy_R", "extra:answer_entropy_R"}:
@@ -142,7 +142,7 @@ def _facts(g: Graded, s: Sources, contexts: Mapping[int, int]) -> RowFacts:
 
 
 def _column(
-    name: str, g: Graded, facts: RowFacts, s: Sources, contexts: Mapping[int, int]
+    name: str, g: Graded, facts: RowFeatures, s: FeatureSources, contexts: Mapping[int, int]
 ) -> float:
     """A number a rollout: the one that the settings name, else the run's own reading."""
     if name in s.columns:
@@ -167,7 +167,7 @@ def _column(
     return math.sqrt(max(0.0, math.fsum(terms)))
 
 
-def _named(name: str, source: str, g: Graded, s: Sources) -> float:
+def _named(name: str, source: str, g: Graded, s: FeatureSources) -> float:
     if source == "length":
         return float(g.row.n_loss)
     if source in ("entropy", "logp"):
@@ -183,7 +183,7 @@ def _named(name: str, source: str, g: Graded, s: Sources) -> float:
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     raise ConfigError(
-        f"columns.{name} = {source!r}: {kind} of task {g.rollout.task_id!r} has {value!r} there; "
+        f"features.{name} = {source!r}: {kind} of task {g.rollout.task_id!r} has {value!r} there; "
         f"a number is needed; it has {sorted(place)}"
     )
 
@@ -295,7 +295,7 @@ def planning(
     return tuple(touched)
 
 
-def batch_of(everyone: Sequence[tuple[Sequence[RowFacts], int]]) -> RewardBatch:
+def batch_of(everyone: Sequence[tuple[Sequence[RowFeatures], int]]) -> RewardBatch:
     """Return the rows of all processes, each given as (rows, number of its groups), as one batch.
 
     Raises:

@@ -23,7 +23,14 @@ from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import TrainRow, score_rows
-from tfgrpo.rl.update.row_features import Graded, RowFacts, Sources, TextOf, batch_of, collect
+from tfgrpo.rl.update.row_features import (
+    FeatureSources,
+    Graded,
+    RowFeatures,
+    TextOf,
+    batch_of,
+    collect,
+)
 from tfgrpo.rl.update.token_stats import Measured, Tokens, measure_rows
 from tfgrpo.rollout import RolloutGroup
 
@@ -100,16 +107,16 @@ class RowMaker:
         stale = frozenset(g.row.index for g in graded if g.rollout.rollout_id in replayed)
         return rows, stale
 
-    def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> Sources:
+    def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> FeatureSources:
         config, needs = self._config, self.needs
         measured = self._measured(graded) if needs & _MEASURED else Measured()
         tempered: Tokens = {}
         if "extra:tempered_logp_D" in needs:
             tempered = self._tempered(graded, measured)
         by_tree = config.credit.name in ("spo_tree", "portool")
-        return Sources(
+        return FeatureSources(
             needs,
-            config.columns,
+            config.features,
             measured,
             tempered,
             baselines,
@@ -182,4 +189,4 @@ def per_row(advantage: Floats, lengths: Sequence[int]) -> list[float | tuple[flo
     return [tuple(advantage[a:b].tolist()) for a, b in pairwise(cuts)]
 
 
-__all__ = ["Graded", "RowFacts", "RowMaker", "estimate", "graded_of", "per_row"]
+__all__ = ["Graded", "RowFeatures", "RowMaker", "estimate", "graded_of", "per_row"]

@@ -43,7 +43,7 @@ from tfgrpo.rl.update.token_stats import Tokens, measure_rows
 
 
 @dataclass(slots=True)
-class Updated:
+class UpdateReport:
     """What the optimiser batches of one step told."""
 
     results: list[UpdateResult] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Updater:
 
     def update(
         self, rows: Sequence[TrainRow], number: int, stale: frozenset[int] = frozenset()
-    ) -> Updated:
+    ) -> UpdateReport:
         """Use a batch as often as set.
 
         Args:
@@ -106,7 +106,7 @@ class Updater:
         self.weights.clear()  # a sampler may have used the memory
         reuses = o.epochs_per_batch * o.updates_per_epoch > 1
         rows = self._with_scores(list(rows), reuses, stale)
-        done = Updated()
+        done = UpdateReport()
         if settings.temperature != 1.0:
             # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
             done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)

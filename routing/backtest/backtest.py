@@ -26,7 +26,7 @@ from tfgrpo.routing.records import OutcomeTable
 
 __all__ = [
     "ReplayResult",
-    "Row",
+    "BacktestRow",
     "clusters_of",
     "hash_split",
     "identity",
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BacktestRow:
     """One method at one number of labels, averaged over models and draws."""
 
     method: str
@@ -62,13 +62,13 @@ class Row:
 class ReplayResult:
     """Rows, and squared errors a cell for paired comparisons."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BacktestRow] = field(default_factory=list)
     errors: dict[tuple[str, int], Array] = field(default_factory=dict)
     """(method, n) to squared error, shape (models, test prompts), mean over draws; NaN unknown."""
     weights: dict[int, dict[str, float]] = field(default_factory=dict)
     """n to mean mixture weight a layer."""
 
-    def row(self, method: str, n: int) -> Row:
+    def row(self, method: str, n: int) -> BacktestRow:
         """Return one row.
 
         Raises:
@@ -186,7 +186,7 @@ def replay(
         progress(f"{family}: {families.count(family)} models")
     for (method, n), values in sums.items():
         means = np.nanmean(np.array(values), axis=0)
-        result.rows.append(Row(method, n, *(float(v) for v in means)))
+        result.rows.append(BacktestRow(method, n, *(float(v) for v in means)))
     for n, weights in result.weights.items():
         total = sum(weights.values())
         result.weights[n] = {k: round(v / total, 4) for k, v in weights.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError
-from tfgrpo.routing.backtest.backtest import Row
+from tfgrpo.routing.backtest.backtest import BacktestRow
 from tfgrpo.routing.backtest.metrics import CostCurve, hull
 
 __all__ = ["cost_curves", "label_curves"]
@@ -28,7 +28,7 @@ def _figure(title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def label_curves(rows: Sequence[Row], path: str | Path, *, title: str = "") -> None:
+def label_curves(rows: Sequence[BacktestRow], path: str | Path, *, title: str = "") -> None:
     """Write Brier score against labels of the new model, a line a method."""
     figure, axes = _figure(title)
     for method in dict.fromkeys(r.method for r in rows):

@@ -38,7 +38,7 @@ from tfgrpo.routing.estimator.layers import (
     Query,
 )
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
-from tfgrpo.routing.records import Outcome
+from tfgrpo.routing.records import SuccessCount
 
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 
@@ -118,7 +118,7 @@ class ValueModel:
 
     def state(
         self,
-        outcomes: Sequence[Outcome],
+        outcomes: Sequence[SuccessCount],
         *,
         model: str = "",
         now: float | None = None,
@@ -164,7 +164,7 @@ class _Rows:
 
     @classmethod
     def merge(
-        cls, outcomes: Sequence[Outcome], now: float | None, half_life: float | None
+        cls, outcomes: Sequence[SuccessCount], now: float | None, half_life: float | None
     ) -> _Rows:
         if half_life is not None and not half_life > 0:
             raise ConfigError(f"half_life is {half_life!r}; allowed is a number above 0, or None")

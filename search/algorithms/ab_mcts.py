@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import Work, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -68,9 +68,9 @@ class ABMCTS:
         self._draws = 0
         self._has_goal = False
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Walk down `room` times."""
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while len(found) < room:
             work = self._walk(tree)
             if work is None:
@@ -81,7 +81,7 @@ class ABMCTS:
             self._arm_of.setdefault(work.node, []).append(work.arm)
         return found
 
-    def _walk(self, tree: Tree) -> Work | None:
+    def _walk(self, tree: Tree) -> VisitRequest | None:
         node = tree.root
         if node.id in self._closed:
             return None
@@ -91,7 +91,11 @@ class ABMCTS:
         while True:
             if node.status not in ("expanded", "dead"):
                 # a node not run yet takes one visit at a time
-                return None if self._flying.get(node.id) else Work(node.id, 1, self._arm(rng, node))
+                return (
+                    None
+                    if self._flying.get(node.id)
+                    else VisitRequest(node.id, 1, self._arm(rng, node))
+                )
             children = [c for i in node.children if self._is_alive(c := tree[i])]
             deeper = [(self._draw(rng, self._below.get(c.id)), c) for c in children]
             wider = [(self._draw(rng, sums), j) for j, sums in enumerate(self._sums(node))]
@@ -100,7 +104,7 @@ class ABMCTS:
             best_deep = max(deeper, key=lambda d: d[0], default=(-math.inf, None))
             best_wide = max(wider, default=(-math.inf, 0))
             if best_deep[1] is None or best_wide[0] >= best_deep[0]:
-                return Work(node.id, 1, best_wide[1]) if wider else None
+                return VisitRequest(node.id, 1, best_wide[1]) if wider else None
             node = best_deep[1]
 
     def _is_alive(self, node: Node) -> bool:

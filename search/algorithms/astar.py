@@ -15,7 +15,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfgrpo.search.algorithms.protocol import Work, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node, NodeScore
 from tfgrpo.search.tree import Children, Row, Tree
 
@@ -97,9 +97,9 @@ class BestFirst:
             node_id += 1
         return found
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Pop the nodes of least f; entries of nodes that moved or closed are skipped."""
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while self._heap and len(found) < room:
             entry = heapq.heappop(self._heap)
             node_id = entry[2]
@@ -109,7 +109,7 @@ class BestFirst:
                 tree[node_id].status = "pruned"
                 continue
             self._flying.add(node_id)
-            found.append(Work(node_id))
+            found.append(VisitRequest(node_id))
         return found
 
     def _is_hopeless(self, node: Node) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.search.algorithms.protocol import Work, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -63,14 +63,14 @@ class Beam:
         """Independent beams below the best first steps."""
         return cls(width, subtrees=subtrees, **options)
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Return what is left of this level; the next level starts when all of it is done."""
         if not self._queue and not self._flying:
             self._queue = self._keep(tree)
             self._next = []
         taken, self._queue = self._queue[:room], self._queue[room:]
         self._flying.update(taken)
-        return [Work(i) for i in taken]
+        return [VisitRequest(i) for i in taken]
 
     def _keep(self, tree: Tree) -> list[int]:
         level = sorted((tree[i] for i in self._next), key=rank_of)

@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.search.algorithms.protocol import Work, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
-__all__ = ["Chains", "majority_probability"]
+__all__ = ["BestOfN", "majority_probability"]
 
 
 def majority_probability(first: int, second: int) -> float:
@@ -35,7 +35,7 @@ def majority_probability(first: int, second: int) -> float:
     return float(sum(math.comb(n, k) for k in range(first + 1)) / 2**n)
 
 
-class Chains:
+class BestOfN:
     """N independent paths from the root.
 
     Args:
@@ -70,24 +70,24 @@ class Chains:
         self._has_goal = False
 
     @classmethod
-    def best_of(cls, n: int = 8, **options: Any) -> Chains:
+    def best_of(cls, n: int = 8, **options: Any) -> BestOfN:
         """Best-of-N."""
         return cls(n, **options)
 
     @classmethod
-    def self_consistency(cls, n: int = 8, *, confidence: float | None = None) -> Chains:
+    def self_consistency(cls, n: int = 8, *, confidence: float | None = None) -> BestOfN:
         """The majority answer of n chains, or of as many as it takes."""
         return cls(n, pick="vote", confidence=confidence)
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Continue running chains first, then start new ones."""
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while len(found) < room:
             if self._heads:
-                found.append(Work(self._heads.pop(0), 1))
+                found.append(VisitRequest(self._heads.pop(0), 1))
             elif self._started < self.n and self._may_start():
                 self._started += 1
-                found.append(Work(0, 1))
+                found.append(VisitRequest(0, 1))
             else:
                 break
             self._running += 1

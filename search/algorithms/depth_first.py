@@ -16,7 +16,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.search.algorithms.beam import rank_of
-from tfgrpo.search.algorithms.protocol import Work, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -58,7 +58,7 @@ class DepthFirst:
         """One child at a time, two levels back from a leaf."""
         return cls(width, one_at_a_time=True, back=back)
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Return the top of the stack; one visit at a time, as the order is the method."""
         if self._flying is not None or room < 1:
             return []
@@ -69,7 +69,7 @@ class DepthFirst:
             if self.one_at_a_time and self._draws.get(node.id, 0) >= self.width:
                 continue
             self._flying = node.id
-            return [Work(node.id, 1 if self.one_at_a_time else 0)]
+            return [VisitRequest(node.id, 1 if self.one_at_a_time else 0)]
         return []
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:

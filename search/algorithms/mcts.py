@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tfgrpo.search.algorithms.protocol import Work, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -79,12 +79,12 @@ class MCTS:
         self.stop_at_goal, self.unscored = stop_at_goal, unscored
         self._has_goal = False
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Walk down `room` times; each walk ends at another leaf."""
         walk = self._walk if self.rule == "uct" else self._walk_by_prior
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while len(found) < room and tree.root.leaves > 0:
-            found.append(Work(walk(tree)))
+            found.append(VisitRequest(walk(tree)))
         return found
 
     def _walk(self, tree: Tree) -> int:
@@ -96,7 +96,7 @@ class MCTS:
             n = node.visits
             node.visits = n + 1
             node.leaves -= 1
-            family = node.family
+            family = node.open_children
             if family is None:
                 return node.id
             if n >= known:
@@ -116,9 +116,9 @@ class MCTS:
         while True:
             node.visits += 1
             node.leaves -= 1
-            if node.family is None:
+            if node.open_children is None:
                 return node.id
-            node = _by_puct(node.family, self.exploration * math.sqrt(node.visits - 1))
+            node = _by_puct(node.open_children, self.exploration * math.sqrt(node.visits - 1))
 
     def _add_up(self, tree: Tree, node: Node, leaves: int, value: float) -> None:
         """Back up what a visit found: leaves that are free, the visits to them, and their values.
@@ -140,7 +140,7 @@ class MCTS:
 
     def on_children(self, tree: Tree, node: Node, children: Sequence[Node]) -> None:
         """Back up the children's values in one walk."""
-        family = node.family = children if isinstance(children, list) else list(children)
+        family = node.open_children = children if isinstance(children, list) else list(children)
         total = 0.0
         for child in family:
             worth = child.value

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple, Protocol
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
-__all__ = ["Algorithm", "Work", "best_goal", "best_so_far"]
+__all__ = ["Algorithm", "VisitRequest", "best_goal", "best_so_far"]
 
 
-class Work(NamedTuple):
+class VisitRequest(NamedTuple):
     """One visit: which node, how many samples, from which proposer."""
 
     node: int
@@ -54,7 +54,7 @@ class Algorithm(Protocol):
     lookahead: int
     """Visits that may be open at once in deterministic mode without asking the user."""
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Return at most `room` visits to make next."""
         ...
 

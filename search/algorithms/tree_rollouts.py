@@ -22,7 +22,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import Work, best_so_far
+from tfgrpo.search.algorithms.protocol import VisitRequest, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -84,16 +84,16 @@ class EntropyRollouts:
         self._branches: dict[int, int] = {}
         self._first: dict[int, float] = {}
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Continue chains and branches; fill up with fresh chains once nothing else is left."""
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while len(found) < room:
             if not self._queue and not self._running and not found and self._chains < self.n:
                 self._queue = [0] * (self.n - self._chains)
                 self._chains = self.n
             if not self._queue:
                 break
-            found.append(Work(self._queue.pop(0), 1))
+            found.append(VisitRequest(self._queue.pop(0), 1))
         self._running += len(found)
         return found
 
@@ -215,9 +215,9 @@ class LookaheadRollouts:
         self.dropped = 0
         """Branches that said the same as a sibling."""
 
-    def select(self, tree: Tree, room: int) -> list[Work]:
+    def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Continue branches; fill up with plain samples once no branch is left to open."""
-        found: list[Work] = []
+        found: list[VisitRequest] = []
         while len(found) < room:
             if not self._queue and not self._running and not found and self._branches < self.n:
                 self._queue = [(0, "")] * (self.n - self._branches)
@@ -226,7 +226,7 @@ class LookaheadRollouts:
             if not self._queue:
                 break
             node_id, prefix = self._queue.pop(0)
-            found.append(Work(node_id, 1, 0, prefix))
+            found.append(VisitRequest(node_id, 1, 0, prefix))
         self._running += len(found)
         return found
 

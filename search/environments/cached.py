@@ -14,7 +14,7 @@ import asyncio
 from collections import OrderedDict
 from typing import Any
 
-from tfgrpo.search.environments.protocol import Effect, Environment, Outcome
+from tfgrpo.search.environments.protocol import Effect, Environment, StepResult
 from tfgrpo.search.node import action_key
 
 __all__ = ["CachedEnvironment"]
@@ -40,9 +40,9 @@ class CachedEnvironment:
         self.inner = inner
         self.is_simulator = inner.is_simulator
         self._max, self._failure_uses = max_entries, failure_uses
-        self._kept: OrderedDict[_Key, Outcome] = OrderedDict()
+        self._kept: OrderedDict[_Key, StepResult] = OrderedDict()
         self._uses: dict[_Key, int] = {}
-        self._waiting: dict[_Key, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[_Key, asyncio.Future[StepResult]] = {}
         self.hits = self.misses = 0
 
     async def start(self) -> Any:
@@ -55,7 +55,7 @@ class CachedEnvironment:
         state_key = self.inner.key(handle)
         return None if state_key is None else (state_key, action_key(action))
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Return a remembered outcome, or run the call once for everybody who asks."""
         key = self._key_of(handle, action)
         if key is None:
@@ -71,8 +71,8 @@ class CachedEnvironment:
             return self._from_kept(key, handle)
         return await self._run(key, handle, action)
 
-    async def _run(self, key: _Key, handle: Any, action: Any) -> Outcome:
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    async def _run(self, key: _Key, handle: Any, action: Any) -> StepResult:
+        future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self._waiting[key] = future
         self.misses += 1
         try:
@@ -91,7 +91,7 @@ class CachedEnvironment:
                 self._uses.pop(oldest, None)
         return outcome
 
-    def _from_kept(self, key: _Key, handle: Any) -> Outcome:
+    def _from_kept(self, key: _Key, handle: Any) -> StepResult:
         outcome = self._kept[key]
         self._kept.move_to_end(key)
         self.hits += 1
@@ -101,13 +101,13 @@ class CachedEnvironment:
                 del self._kept[key]
         return self._handed_out(outcome, handle, key)
 
-    def _handed_out(self, outcome: Outcome, handle: Any, key: _Key) -> Outcome:
+    def _handed_out(self, outcome: StepResult, handle: Any, key: _Key) -> StepResult:
         """A pure call leaves the asker in its own state, whoever asked first."""
-        fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
+        fields = {name: getattr(outcome, name) for name in StepResult.__dataclass_fields__}
         fields |= {"tool_calls": 0, "usage": type(outcome.usage)()}
         if key[0] == "" and not outcome.error:
             fields |= {"state": handle, "state_key": self.inner.key(handle)}
-        return Outcome(**fields)
+        return StepResult(**fields)
 
     def fork(self, handle: Any) -> Any:
         """Return the inner fork."""

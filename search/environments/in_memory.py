@@ -12,7 +12,7 @@ from typing import Any
 
 from tfgrpo.errors import PolicyError, boundary
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.search.environments.protocol import Effect, Outcome, finish_outcome, with_state
+from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome, with_state
 from tfgrpo.search.node import action_name
 
 __all__ = ["DeepcopyEnvironment", "ImmutableEnvironment"]
@@ -20,7 +20,7 @@ __all__ = ["DeepcopyEnvironment", "ImmutableEnvironment"]
 Transition = Callable[[Any, Any], Any | Awaitable[Any]]
 
 
-async def _run(step: Transition, state: Any, action: Any) -> Outcome:
+async def _run(step: Transition, state: Any, action: Any) -> StepResult:
     """Call a user's transition and make an outcome of whatever comes."""
     try:
         with boundary(PolicyError, f"action {action_name(action)!r}"):
@@ -28,10 +28,10 @@ async def _run(step: Transition, state: Any, action: Any) -> Outcome:
             if inspect.isawaitable(result):
                 result = await result
     except PolicyError as exc:
-        return Outcome(error=str(exc))
-    if isinstance(result, Outcome):
+        return StepResult(error=str(exc))
+    if isinstance(result, StepResult):
         return result
-    return Outcome(state=result)
+    return StepResult(state=result)
 
 
 class ImmutableEnvironment:
@@ -39,8 +39,8 @@ class ImmutableEnvironment:
 
     Args:
         state: the first state.
-        step: `(state, action)` to the new state, or to an `Outcome` where there is an observation
-            to give; what it raises becomes a failed outcome. Synchronous or async.
+        step: `(state, action)` to the new state, or to a `StepResult` where there is an
+            observation to give; what it raises becomes a failed outcome. Synchronous or async.
         goal: whether a state solves the task. A goal ends the path.
         key: text of a state; by default the digest of its JSON, or None where it has none.
         effect: effect class of an action.
@@ -70,13 +70,13 @@ class ImmutableEnvironment:
         """Return the first state."""
         return self._state
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Return what the step makes of the state."""
         before = copy.deepcopy(handle) if self._guard else None
         outcome = await _run(self._step, handle, action)
         if self._guard and not _equal(before, handle):
             _put_back(handle, before)
-            return Outcome(
+            return StepResult(
                 error=f"action {action_name(action)!r} changed the state that it was given; the "
                 "state was put back. Return a new state, or use DeepcopyEnvironment",
                 notes=("mutated shared state",),
@@ -131,7 +131,7 @@ class DeepcopyEnvironment:
     Args:
         state: the first state; it is copied, never changed.
         step: `(state, action)` changes the state in place and returns the observation (any value
-            becomes text) or an `Outcome` whose `state` is ignored.
+            becomes text) or an `StepResult` whose `state` is ignored.
         goal, key, effect, is_simulator: as for `ImmutableEnvironment`.
     """
 
@@ -154,7 +154,7 @@ class DeepcopyEnvironment:
         """Return the first state."""
         return self._state
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Return the outcome of the step on a copy."""
         effect = self.effects(action)
         state = handle if effect in ("pure", "read") else copy.deepcopy(handle)
@@ -184,12 +184,14 @@ class DeepcopyEnvironment:
 def _as_observation(step: Callable[[Any, Any], Any], state: Any) -> Transition:
     """Wrap a step that changes `state` in place and returns its observation."""
 
-    async def run(_: Any, action: Any) -> Outcome:
+    async def run(_: Any, action: Any) -> StepResult:
         result = step(state, action)
         if inspect.isawaitable(result):
             result = await result
-        if isinstance(result, Outcome):
+        if isinstance(result, StepResult):
             return result if result.error else with_state(result, state)
-        return Outcome(state=state, observation=result if isinstance(result, str) else str(result))
+        return StepResult(
+            state=state, observation=result if isinstance(result, str) else str(result)
+        )
 
     return run

@@ -22,7 +22,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError, PolicyError, boundary
 from tfgrpo.protocols import ToolSpec
-from tfgrpo.search.environments.protocol import Effect, Outcome
+from tfgrpo.search.environments.protocol import Effect, StepResult
 from tfgrpo.search.environments.replay import ReplayEnvironment
 from tfgrpo.search.node import FINISH, action_name
 
@@ -101,7 +101,7 @@ class McpSession:
             if not cursor:
                 return found
 
-    async def act(self, action: Any) -> Outcome:
+    async def act(self, action: Any) -> StepResult:
         """Call one tool; its failure is an outcome."""
         name = action_name(action)
         arguments = dict(action.get("arguments") or {}) if isinstance(action, Mapping) else {}
@@ -111,11 +111,11 @@ class McpSession:
                     self._client.call_tool(name, arguments), self._timeout_s
                 )
         except PolicyError as exc:
-            return Outcome(error=str(exc))
+            return StepResult(error=str(exc))
         text, notes = self._text(result)
         if result.is_error:
-            return Outcome(error=text or f"MCP tool {name!r} failed", notes=notes)
-        return Outcome(observation=text, notes=notes)
+            return StepResult(error=text or f"MCP tool {name!r} failed", notes=notes)
+        return StepResult(observation=text, notes=notes)
 
     def _text(self, result: Any) -> tuple[str, tuple[str, ...]]:
         parts = [getattr(c, "text", None) or f"[{c.type}]" for c in result.content]
@@ -190,12 +190,12 @@ class McpEnvironment(ReplayEnvironment):
         )
         return await session.open()
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Run one call; `finish` ends the path without asking the server."""
         if self._finish and action_name(action) == FINISH:
             arguments = action.get("arguments", {}) if isinstance(action, Mapping) else {}
             answer = str(arguments.get("answer", ""))
-            return Outcome(handle, answer, is_terminal=True, tool_calls=0)
+            return StepResult(handle, answer, is_terminal=True, tool_calls=0)
         return await super().apply(handle, action)
 
     def check(self, action: Any) -> Sequence[str]:

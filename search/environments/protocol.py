@@ -32,7 +32,7 @@ __all__ = [
     "CHANGING",
     "Effect",
     "Environment",
-    "Outcome",
+    "StepResult",
     "TextEnvironment",
     "finish_outcome",
     "with_state",
@@ -44,7 +44,7 @@ CHANGING: frozenset[str] = frozenset({"idempotent", "reversible", "irreversible"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """What running one action gave. A failure is an outcome, not an exception."""
 
     state: Any = None
@@ -79,7 +79,7 @@ class Outcome:
         return row
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, Any], state: Any = None) -> Outcome:
+    def from_dict(cls, row: Mapping[str, Any], state: Any = None) -> StepResult:
         """Restore an outcome; the state is given separately or made again by replay."""
         fields = dict(row)
         fields["notes"] = tuple(fields.get("notes", ()))
@@ -92,7 +92,7 @@ class Environment(Protocol):
 
     Contract:
         1. `start` gives the handle of the first state; `apply` leaves every other handle usable.
-        2. A tool's failure is an `Outcome` with `error`; only a broken environment raises.
+        2. A tool's failure is an `StepResult` with `error`; only a broken environment raises.
         3. `key` is equal exactly for equal states, or None.
         4. `effects` answers without running anything.
         5. `release` may be called once for a handle that is no longer needed.
@@ -106,7 +106,7 @@ class Environment(Protocol):
         """Return the handle of the first state."""
         ...
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Run one action in the state behind the handle."""
         ...
 
@@ -128,10 +128,10 @@ class Environment(Protocol):
 
 
 def finish_outcome(
-    outcome: Outcome,
+    outcome: StepResult,
     key: Callable[[Any], str | None],
     goal: Callable[[Any], bool] | None,
-) -> Outcome:
+) -> StepResult:
     """Add the state's key and the goal test to an outcome; a goal ends the path."""
     if outcome.error or outcome.state is None:
         return outcome
@@ -141,11 +141,11 @@ def finish_outcome(
             with boundary(PolicyError, "goal test"):
                 is_goal = bool(goal(outcome.state))
         except PolicyError as exc:
-            return Outcome(error=str(exc))
+            return StepResult(error=str(exc))
     state_key = outcome.state_key if outcome.state_key is not None else key(outcome.state)
     if is_goal is outcome.is_goal and state_key == outcome.state_key:
         return outcome
-    return Outcome(
+    return StepResult(
         state=outcome.state,
         observation=outcome.observation,
         state_key=state_key,
@@ -158,10 +158,10 @@ def finish_outcome(
     )
 
 
-def with_state(outcome: Outcome, state: Any) -> Outcome:
+def with_state(outcome: StepResult, state: Any) -> StepResult:
     """Return the outcome with another state handle."""
-    fields = {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
-    return Outcome(**fields | {"state": state})
+    fields = {name: getattr(outcome, name) for name in StepResult.__dataclass_fields__}
+    return StepResult(**fields | {"state": state})
 
 
 class TextEnvironment:
@@ -181,9 +181,9 @@ class TextEnvironment:
         """Return the empty state."""
         return ()
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Return the same state, ended by a finish action."""
-        return Outcome(
+        return StepResult(
             state=handle, is_terminal=self._is_finish(action), tool_calls=0, state_key=None
         )
 

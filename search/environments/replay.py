@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tfgrpo.search.environments.protocol import Effect, Outcome, with_state
+from tfgrpo.search.environments.protocol import Effect, StepResult, with_state
 from tfgrpo.search.node import action_name
 
 __all__ = ["ReplayEnvironment", "Session"]
@@ -19,7 +19,7 @@ __all__ = ["ReplayEnvironment", "Session"]
 class Session(Protocol):
     """A live world that can only go forward: one conversation with a server, one game."""
 
-    async def act(self, action: Any) -> Outcome:
+    async def act(self, action: Any) -> StepResult:
         """Run one action; `state` of the outcome is ignored."""
         ...
 
@@ -67,7 +67,7 @@ class ReplayEnvironment:
         """Return the handle of the first state; no session is opened yet."""
         return _Past()
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Run an action after the path, on the open session where it stands there."""
         async with self._exclusive():
             past: tuple[Any, ...] = handle.actions
@@ -91,7 +91,7 @@ class ReplayEnvironment:
             self._lock = asyncio.Lock()
         return self._lock
 
-    async def _go_to(self, past: tuple[Any, ...]) -> Outcome | None:
+    async def _go_to(self, past: tuple[Any, ...]) -> StepResult | None:
         """Stand at the end of `past`; return the failure where that is not possible."""
         if self._session is not None and self._at == past:
             return None
@@ -102,7 +102,7 @@ class ReplayEnvironment:
             self.replayed += 1
             if outcome.error:
                 await self._drop()
-                return Outcome(
+                return StepResult(
                     error=f"replay of {action_name(action)!r} failed where it had worked before: "
                     f"{outcome.error}",
                     notes=("not reproducible",),

@@ -30,7 +30,7 @@ from tfgrpo.policies.tools import Tool, check_arguments, tool
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
-from tfgrpo.search.environments.protocol import Effect, Outcome, finish_outcome
+from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome
 from tfgrpo.search.node import FINISH, action_name
 
 __all__ = ["FINISH_TOOL", "ToolEnvironment", "ToolReport", "specs_from_openai", "stateful_tool"]
@@ -168,21 +168,21 @@ class ToolEnvironment:
         """Return the first state."""
         return self._state if self._has_state else ()
 
-    async def apply(self, handle: Any, action: Any) -> Outcome:
+    async def apply(self, handle: Any, action: Any) -> StepResult:
         """Run one call on a copy of the state."""
         name = action_name(action)
         if name == FINISH and self._finish:
             arguments = action.get("arguments", {}) if isinstance(action, Mapping) else {}
             answer = str(arguments.get("answer", ""))
             goal = None if self._goal is None else bool(self._goal(handle))
-            return Outcome(handle, answer, self.key(handle), True, goal, tool_calls=0)
+            return StepResult(handle, answer, self.key(handle), True, goal, tool_calls=0)
         reasons = self.check(action)
         if reasons:
-            return Outcome(error=f"tool {name!r:.80}: {reasons[0]}", tool_calls=0)
+            return StepResult(error=f"tool {name!r:.80}: {reasons[0]}", tool_calls=0)
         report = self.reports[name]
         if report.hangs >= self._max_hangs:
             report.refused += 1
-            return Outcome(
+            return StepResult(
                 error=f"tool {name!r} is not called any more: it hung {report.hangs} times",
                 notes=("refused",),
                 tool_calls=0,
@@ -191,7 +191,7 @@ class ToolEnvironment:
 
     async def _run(
         self, handle: Any, name: str, arguments: dict[str, Any], report: ToolReport
-    ) -> Outcome:
+    ) -> StepResult:
         known = self._tools[name]
         state = copy.deepcopy(handle)
         given = (state,) if self._has_state else ()
@@ -207,22 +207,22 @@ class ToolEnvironment:
             )
         except CallTimeout as exc:
             report.hangs += 1
-            return Outcome(error=str(exc), notes=("hung",))
+            return StepResult(error=str(exc), notes=("hung",))
         except PolicyError as exc:
             report.errors += 1
-            return Outcome(error=str(exc))
+            return StepResult(error=str(exc))
         return self._outcome(handle, state, name, result, report)
 
     def _outcome(
         self, handle: Any, state: Any, name: str, result: Any, report: ToolReport
-    ) -> Outcome:
+    ) -> StepResult:
         notes: tuple[str, ...] = ()
         if self._has_state and self._effect_of(name) in ("pure", "read"):
             if self._key(state) != self._key(handle) or state != handle:
                 report.mutations += 1
                 notes = ("changed the state though declared to read",)
             state = handle
-        made = result if isinstance(result, Outcome) else Outcome(observation=_text(result))
+        made = result if isinstance(result, StepResult) else StepResult(observation=_text(result))
         if made.error:
             report.errors += 1
             return made
@@ -230,7 +230,7 @@ class ToolEnvironment:
         if cut:
             report.cut_answers += 1
             notes = (*notes, "answer cut")
-        outcome = Outcome(
+        outcome = StepResult(
             state if self._has_state else (),
             observation,
             made.state_key,

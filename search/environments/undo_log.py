@@ -1,6 +1,6 @@
 """An undo log under ordinary dicts and lists: branch a big stateful world for what changed.
 
-`Journal(tables)` keeps one live copy of the data. A version is a place in a tree of changes; going
+`UndoLog(tables)` keeps one live copy of the data. A version is a place in a tree of changes; going
 from one to another undoes the changes up to the common ancestor and redoes those on the other
 side, so branching costs what was touched and not what exists (the tau-bench airline database:
 under a millisecond instead of half a second for a deep copy).
@@ -24,10 +24,10 @@ from typing import Any, SupportsIndex
 
 from tfgrpo.errors import PolicyError, boundary
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.search.environments.protocol import Effect, Outcome, finish_outcome
+from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome
 from tfgrpo.search.node import action_name
 
-__all__ = ["Journal", "JournalEnvironment", "Version"]
+__all__ = ["UndoLog", "UndoLogEnvironment", "UndoPoint"]
 
 _MISSING = object()
 _Change = tuple[Any, Any, Any, Any]
@@ -38,14 +38,14 @@ _Place = tuple[Any, ...]
 """(table,) or (table, key): a record of the two outer levels."""
 
 
-class Version:
+class UndoPoint:
     """A state of the journal: its parent and the changes from there."""
 
     __slots__ = ("changes", "depth", "key", "parent", "touched")
 
     def __init__(
         self,
-        parent: Version | None,
+        parent: UndoPoint | None,
         changes: list[_Change],
         touched: frozenset[_Place] = frozenset(),
         key: str = "start",
@@ -57,7 +57,7 @@ class Version:
         self.depth: int = 0 if parent is None else parent.depth + 1
 
 
-class Journal:
+class UndoLog:
     """The live data and where it stands.
 
     >>> journal = Journal({"doors": {"red": {"open": False}}})
@@ -75,13 +75,13 @@ class Journal:
         self._touched: set[_Place] = set()
         self._original: dict[_Place, Any] = {}
         self.data: _Dict = _Dict(self, data, ())
-        self.here = Version(None, [])
+        self.here = UndoPoint(None, [])
 
-    def mark(self) -> Version:
+    def mark(self) -> UndoPoint:
         """Return the present state as a version; without changes it is the one we stand on."""
         if self._pending:
             touched = self.here.touched | self._touched
-            self.here = Version(self.here, self._pending, touched, self._key_of(touched))
+            self.here = UndoPoint(self.here, self._pending, touched, self._key_of(touched))
             self._pending, self._touched = [], set()
         return self.here
 
@@ -109,7 +109,7 @@ class Journal:
         self._pending, self._touched = [], set()
         return count
 
-    def go(self, version: Version) -> int:
+    def go(self, version: UndoPoint) -> int:
         """Stand on another version; return how many changes were undone and redone.
 
         Changes since the last version that were not marked are undone first.
@@ -197,7 +197,7 @@ class _Dict(dict[Any, Any]):
 
     __slots__ = ("home", "journal")
 
-    def __init__(self, journal: Journal, content: Mapping[Any, Any], home: _Place) -> None:
+    def __init__(self, journal: UndoLog, content: Mapping[Any, Any], home: _Place) -> None:
         self.journal, self.home = journal, home
         super().__init__({k: journal.take(v, self._home_of(k)) for k, v in content.items()})
 
@@ -267,7 +267,7 @@ class _List(list[Any]):
 
     __slots__ = ("home", "journal")
 
-    def __init__(self, journal: Journal, content: Iterable[Any], home: _Place) -> None:
+    def __init__(self, journal: UndoLog, content: Iterable[Any], home: _Place) -> None:
         self.journal, self.home = journal, home
         super().__init__(journal.take(v, home) for v in content)
 
@@ -356,13 +356,13 @@ def _plain_copy(value: Any) -> Any:
     return value
 
 
-class JournalEnvironment:
+class UndoLogEnvironment:
     """A stateful world over one journal; tools run one at a time.
 
     Args:
         data: the tables; taken over once.
         step: `(data, action)` changes the data in place and returns the observation, any value as
-            text, or an `Outcome`. What it changed before it raised is undone.
+            text, or an `StepResult`. What it changed before it raised is undone.
         goal: whether the data solve the task.
         key: text of the data; by default the version's own key.
         effect, is_simulator: as for `ImmutableEnvironment`.
@@ -378,17 +378,17 @@ class JournalEnvironment:
         effect: Effect | Callable[[Any], Effect] = "reversible",
         is_simulator: bool = True,
     ) -> None:
-        self.journal = Journal(data)
+        self.journal = UndoLog(data)
         self._first = self.journal.here
         self._step, self._goal, self._key, self._effect = step, goal, key, effect
         self.is_simulator = is_simulator
         self._lock: asyncio.Lock | None = None
 
-    async def start(self) -> Version:
+    async def start(self) -> UndoPoint:
         """Return the version of the unchanged data."""
         return self._first
 
-    async def apply(self, handle: Version, action: Any) -> Outcome:
+    async def apply(self, handle: UndoPoint, action: Any) -> StepResult:
         """Go to the version, run the tool, and mark what it changed."""
         if self._lock is None:
             self._lock = asyncio.Lock()
@@ -402,35 +402,35 @@ class JournalEnvironment:
             except PolicyError as exc:
                 undone = self.journal.rollback()
                 notes = (f"{undone} changes undone",) if undone else ()
-                return Outcome(error=str(exc), notes=notes)
+                return StepResult(error=str(exc), notes=notes)
             except BaseException:
                 self.journal.rollback()  # cancelled in the middle of a tool
                 raise
             return self._outcome(result)
 
-    def _outcome(self, result: Any) -> Outcome:
-        if isinstance(result, Outcome) and result.error:
+    def _outcome(self, result: Any) -> StepResult:
+        if isinstance(result, StepResult) and result.error:
             self.journal.rollback()
             return result
         version = self.journal.mark()
         goal = self._goal
-        if isinstance(result, Outcome):
-            fields = {n: getattr(result, n) for n in Outcome.__dataclass_fields__}
-            outcome = Outcome(**fields | {"state": version})
+        if isinstance(result, StepResult):
+            fields = {n: getattr(result, n) for n in StepResult.__dataclass_fields__}
+            outcome = StepResult(**fields | {"state": version})
         else:
             text = result if isinstance(result, str) else str(result)
-            outcome = Outcome(state=version, observation=text)
+            outcome = StepResult(state=version, observation=text)
         test = None if goal is None else lambda _: goal(self.journal.data)
         return finish_outcome(outcome, self.key, test)
 
-    def fork(self, handle: Version) -> Version:
+    def fork(self, handle: UndoPoint) -> UndoPoint:
         """A version serves everybody."""
         return handle
 
-    def release(self, handle: Version) -> None:
+    def release(self, handle: UndoPoint) -> None:
         """Nothing to do: a version goes with the last reference to it."""
 
-    def key(self, handle: Version) -> str | None:
+    def key(self, handle: UndoPoint) -> str | None:
         """Return the text of a version."""
         if self._key is None:
             return handle.key

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.rollout import Task, Usage
-from tfgrpo.search.algorithms.protocol import Work
+from tfgrpo.search.algorithms.protocol import VisitRequest
 from tfgrpo.search.node import Node, NodeScore
 from tfgrpo.search.tree import Tree
 
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-_AT_ROOT = Work(0)
+_AT_ROOT = VisitRequest(0)
 
 
 @dataclass(slots=True)
@@ -40,7 +40,7 @@ class SearchContext:
     task: Task
     tree: Tree
     context: Context = EMPTY_CONTEXT
-    work: Work = _AT_ROOT
+    work: VisitRequest = _AT_ROOT
     seed: int = 0
     """Fixed by the search's seed and the visit; the only source of randomness."""
     first_sample: int = 0

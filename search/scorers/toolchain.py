@@ -175,7 +175,9 @@ class ToolChainScorer:
     ) -> list[NodeScore]:
         """Return costs with the parts g1, g2, h1, h2; model calls are the imagination's."""
         view = self._view(ctx.task.task_id)
-        rows = parent.memo if parent.memo is not None else _rows_of(view, ctx, parent)
+        rows = (
+            parent.scorer_state if parent.scorer_state is not None else _rows_of(view, ctx, parent)
+        )
         totals: list[float] | None = None
         if self.imagination is not None:
             totals = await self.imagination.total_steps(ctx, parent, nodes)

@@ -11,7 +11,7 @@ from tfgrpo.errors import ConfigError, EditError, TfgrpoError
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.library import Library, from_texts
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 
 def call(*arguments: str) -> str:
@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> str:
     path = tmp_path / "run"
     first = from_texts(["Tie two knots."])
     second = first.apply([Edit("add", "Draw the boat first.")]).library
-    with RunStore.open(path, create=True, config={"learn": {}}) as store:
+    with Journal.open(path, create=True, config={"learn": {}}) as store:
         for library in (first, second):
             store.record_library(library.version_id, library.to_dict())
     return str(path)
@@ -64,13 +64,13 @@ def test_pin_ban_release_and_undo_change_the_artefact_in_place(folder: str) -> N
 
 def test_a_run_is_changed_by_a_further_version(run: str) -> None:
     row = json.loads(call("ban", run, "E1", "--json"))
-    with RunStore.open(run, readonly=True) as store:
+    with Journal.open(run, readonly=True) as store:
         versions = [key for key, _ in store.libraries()]
     assert versions[-2:] == [row["before"], row["after"]] and len(versions) == 3
 
 
 def test_diff_compares_versions_of_a_run(run: str) -> None:
-    with RunStore.open(run, readonly=True) as store:
+    with Journal.open(run, readonly=True) as store:
         first = store.libraries()[0][0]
     assert call("diff", f"{run}@{first}", run) == "+ E2 Draw the boat first.\n"
     assert call("diff", run, run) == "no difference\n"

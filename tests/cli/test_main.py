@@ -350,10 +350,10 @@ def test_a_cap_ends_with_4_and_a_larger_one_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.real
 def test_a_second_process_on_a_run_ends_with_6(tmp_path: Path) -> None:
-    from tfgrpo.store import RunStore
+    from tfgrpo.store import Journal
 
     folder = folder_with(tmp_path)
-    store = RunStore.open(folder / "run", create=True)
+    store = Journal.open(folder / "run", create=True)
     try:
         ran = cli(tmp_path, "learn", str(folder / "config.toml"))
     finally:

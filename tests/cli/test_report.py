@@ -9,14 +9,14 @@ import pytest
 
 from tests.report.made import made_run
 from tfgrpo.cli.main import main
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = made_run(tests=12, practice=4)
     folder = tmp_path_factory.mktemp("runs") / "one"
-    with RunStore.open(folder, create=True, config=made.config) as store:
+    with Journal.open(folder, create=True, config=made.config) as store:
         for group in made.groups:
             store.record_group(group)
         for version, payload in made.libraries:
@@ -69,7 +69,7 @@ def test_a_mixture_of_rules_is_a_usage_error(run: str, capsys: pytest.CaptureFix
 
 
 def test_nothing_scored_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    RunStore.open(tmp_path / "r", create=True).close()
+    Journal.open(tmp_path / "r", create=True).close()
     code, out, _ = call(
         capsys, "report", str(tmp_path / "r"), "--format", "junit", "--min-mean", "0"
     )

@@ -14,7 +14,7 @@ from tests.store.driver import CountingServer, Settings, run_whole
 from tests.store.test_crash_property import run_until_death
 from tfgrpo.cli.runs import export, runs_app
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.store import RunStore, read_groups
+from tfgrpo.store import Journal, read_groups
 
 RUNNER = CliRunner()
 EXPORT = typer.Typer()
@@ -58,7 +58,7 @@ def test_purge_asks_deletes_runs_and_nothing_else(runs: Path) -> None:
     folder = runs / "whole"
     no = RUNNER.invoke(runs_app, ["purge", str(folder)], input="n\n")
     assert "nothing was deleted" in no.stdout and folder.exists()
-    with RunStore.open(folder):
+    with Journal.open(folder):
         used = RUNNER.invoke(runs_app, ["purge", "--yes", str(folder)])
         assert isinstance(used.exception, StoreError) and "in use" in str(used.exception)
     precious = runs / "precious"
@@ -76,7 +76,7 @@ def test_purge_asks_deletes_runs_and_nothing_else(runs: Path) -> None:
 
 def test_export_writes_what_the_run_holds_also_while_it_goes_on(runs: Path) -> None:
     out = runs / "out.jsonl"
-    with RunStore.open(runs / "whole") as store:
+    with Journal.open(runs / "whole") as store:
         done = RUNNER.invoke(EXPORT, [str(runs / "whole"), str(out)])
         assert done.exit_code == 0, done.exception
         assert list(read_groups(out)) == list(store.groups())

@@ -137,7 +137,7 @@ def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
 def test_the_core_loads_the_standard_library_only() -> None:
     code = (
         "import sys\n"
-        "from tfgrpo.search import search, BestFirst, MCTS, Beam, ABMCTS, Chains, DepthFirst\n"
+        "from tfgrpo.search import search, BestFirst, MCTS, Beam, ABMCTS, BestOfN, DepthFirst\n"
         "from tfgrpo.search import EntropyRollouts, ToolChainScorer, FileLog, explore, group_of\n"
         "import tfgrpo.search.views, tfgrpo.search.environments.undo_log\n"
         "import tfgrpo.search.environments.cached\n"

@@ -15,7 +15,7 @@ from tfgrpo.escalate import distil_stage as distilling
 from tfgrpo.escalate.journal import EscalationJournal
 from tfgrpo.escalate.run_data import read_material
 from tfgrpo.rl.checkpoints.files import sha256
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 pytestmark = pytest.mark.real
 
@@ -84,7 +84,7 @@ def test_stages_and_rows_hold_the_tasks_of_their_split(run, monkeypatch) -> None
         {t.task_id for t in s} for s in (material.practice, material.gate, material.test)
     )
     assert rows and {r.task_id for r in rows} <= practice
-    with RunStore.open(run / "escalate", readonly=True) as store:
+    with Journal.open(run / "escalate", readonly=True) as store:
         for stage, allowed in (("practice", practice), ("gate", gate), ("test", test)):
             assert {g.task.task_id for g in store.groups(stage)} == allowed
         first_test = [g.metadata["stage"] for g in store.groups()].index("test")
@@ -154,7 +154,7 @@ def test_the_forecast_counts_what_is_drawn(run) -> None:
     cost = {s.stage: s for s in preview(run, SMALL, verifier=verifier()).cost.stages}
     assert not (run / "escalate").exists()  # a preview writes nothing
     escalate(run, SMALL, verifier=verifier())
-    with RunStore.open(run / "escalate", readonly=True) as store:
+    with Journal.open(run / "escalate", readonly=True) as store:
         for name, stage in (("draws", "practice"), ("looks", "gate"), ("table", "test")):
             groups = list(store.groups(stage))
             assert cost[name].rollouts == sum(len(g.rollouts) for g in groups)
@@ -187,7 +187,7 @@ def test_other_settings_in_the_same_folder_are_refused(run) -> None:
 def test_what_is_no_finished_run_is_refused(tmp_path) -> None:
     with pytest.raises(StoreError, match="there is no run"):
         escalate(tmp_path, SMALL)
-    with RunStore.open(tmp_path / "half", create=True, config={"tasks": {}}):
+    with Journal.open(tmp_path / "half", create=True, config={"tasks": {}}):
         pass
     with pytest.raises(ConfigError, match="no finished learning run"):
         escalate(tmp_path / "half", SMALL)

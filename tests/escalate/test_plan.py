@@ -11,7 +11,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.cost import cache_bytes, training_bytes
 from tfgrpo.escalate.distil_stage import best_look, dealt
 from tfgrpo.escalate.grpo_stage import practice_tasks
-from tfgrpo.escalate.plan import GRPO_STEPS, Evidence, choose, make_plan
+from tfgrpo.escalate.plan import GRPO_STEPS, RunEvidence, choose, make_plan
 from tfgrpo.escalate.run_data import task_states
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.messages import Message
@@ -21,7 +21,7 @@ from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 from tfgrpo.statistics import Interval
 
 GAIN = Interval(0.2, 0.1, 0.3, 0.9, 40)
-RICH = Evidence(
+RICH = RunEvidence(
     has_library=True,
     library_gain=GAIN,
     solved_with_library=0.5,

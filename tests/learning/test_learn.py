@@ -11,7 +11,7 @@ from tests.learning.worlds import HELPFUL, Killed, World, comparable, journal, s
 from tfgrpo.errors import BudgetError, ConfigError, StoreError
 from tfgrpo.learning.learn import learn, open_run
 from tfgrpo.learning.result import Result
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 
 @pytest.mark.parametrize("entries", ["lessons", "exemplars", "both"])
@@ -50,7 +50,7 @@ def killed_at(call: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> World
     """Run until that call and leave the journal as a killed process does."""
     world = World(fail_at=call)
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "close", RunStore.abandon)
+        patch.setattr(Journal, "close", Journal.abandon)
         with pytest.raises((Killed, BaseExceptionGroup)):
             world.learn(small(folder))
     return world

@@ -20,7 +20,7 @@ from tfgrpo.protocols import Request
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 HELPFUL = "When a parcel is named, check its label twice before answering."
 NEUTRAL = "When a question is short, read it slowly and stay calm."
@@ -162,9 +162,9 @@ def comparable(result: Result) -> dict[str, Any]:
     return row
 
 
-def journal(folder: Path) -> RunStore:
+def journal(folder: Path) -> Journal:
     """Open a finished run to look at it."""
-    return RunStore.open(folder / "run", readonly=True)
+    return Journal.open(folder / "run", readonly=True)
 
 
 def group_ids(folder: Path, stage: str) -> list[str]:

@@ -41,7 +41,7 @@ from tfgrpo.report.page import render_page
 from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import load_view
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.store import RunStore, write_groups
+from tfgrpo.store import Journal, write_groups
 
 LONE = {"strategies": ["Look at the label.", "Shake it."], "contexts": 2}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -316,7 +316,7 @@ def test_a_kill_at_any_call_pays_nothing_twice_but_the_calls_in_flight(
         folder = tmp_path / f"kill{call}"
         world = world_of(kind, replies=[WRITTEN], fail_at=call)
         with monkeypatch.context() as patch:
-            patch.setattr(RunStore, "close", RunStore.abandon)
+            patch.setattr(Journal, "close", Journal.abandon)
             with pytest.raises((Killed, BaseExceptionGroup)):
                 world.learn(small(folder, kind, **options))
         world.fail_at = 0

@@ -12,7 +12,7 @@ from tests.report.made import made_run
 from tfgrpo.errors import ConfigError
 from tfgrpo.report.live import LiveServer, serve_live
 from tfgrpo.report.view import load_view
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 
 pytestmark = pytest.mark.real
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     view = made_run(tests=3, practice=2)
-    with RunStore.open(tmp_path / "run", create=True, config={"a": 1}) as store:
+    with Journal.open(tmp_path / "run", create=True, config={"a": 1}) as store:
         for group in view.groups:
             store.record_group(group)
     return tmp_path / "run"
@@ -83,7 +83,7 @@ def test_the_version_changes_when_the_journal_grows(folder: Path) -> None:
         path = path_of(server)
         before = ask(server, path + "version")[2]
         assert ask(server, path + "version")[2] == before
-        with RunStore.open(folder) as store:
+        with Journal.open(folder) as store:
             store.record_decision("final", {"version_id": "empty", "reason": "nothing helped"})
         assert ask(server, path + "version")[2] != before
         assert "Kept: no library. nothing helped" in ask(server, path)[2]
@@ -93,7 +93,7 @@ def test_a_folder_without_a_journal_says_so_and_recovers(tmp_path: Path) -> None
     with serve_live(tmp_path / "later") as server:
         status, _, body = ask(server, path_of(server))
         assert status == 503 and "no report yet" in body
-        RunStore.open(tmp_path / "later", create=True).close()
+        Journal.open(tmp_path / "later", create=True).close()
         assert ask(server, path_of(server))[0] == 200
 
 
@@ -110,7 +110,7 @@ def test_a_port_in_use_is_a_usage_error(server: LiveServer, folder: Path) -> Non
 
 def test_the_view_of_a_journal_equals_what_was_recorded(tmp_path: Path) -> None:
     made = made_run(tests=3, practice=2)
-    with RunStore.open(tmp_path / "customer-messages", create=True, config=made.config) as store:
+    with Journal.open(tmp_path / "customer-messages", create=True, config=made.config) as store:
         for group in made.groups:
             store.record_group(group)
         for version, payload in made.libraries:

@@ -64,7 +64,7 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
     """More rounds than one, a profiling pass, an estimator that looks at the whole batch, and
     activations that are made again."""
     sections = {
-        "curriculum": {"rounds": 2, "profile": 1, "allocate": "", "rest_epochs": 1},
+        "curriculum": {"max_resample_rounds": 2, "profile": 1, "allocate": "", "rest_epochs": 1},
         "rewards": {"names": ["unlikeliness"]},
         "credit": {"name": "top_entropy"},
         "model": {"checkpoint_activations": True},

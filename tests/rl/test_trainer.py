@@ -371,7 +371,7 @@ def test_each_epoch_visits_every_task_once_in_a_new_order(tmp_path) -> None:
 
 
 def test_truncated_replies_can_be_left_out(tmp_path) -> None:
-    trainer = make(tiny_config(tmp_path, rollout={"on_truncated": "drop", "max_tokens": 30}))
+    trainer = make(tiny_config(tmp_path, rollout={"on_truncated": "exclude", "max_tokens": 30}))
     report = trainer.step()
     for group in report.groups:
         for rollout in group.rollouts:

@@ -9,7 +9,7 @@ import pytest
 from tests.routing.test_router import EASY, HARD, history
 from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.value_model import ValueModel
-from tfgrpo.routing.records import ModelInfo, Outcome
+from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.routing.router import Router, TradeOff
 
 pytestmark = [
@@ -26,7 +26,9 @@ async def test_litellm_sends_each_prompt_to_the_model_the_router_chose(monkeypat
     from tfgrpo.routing.litellm_strategy import install
 
     names = {"cheap": "openai/small", "dear": "openai/large"}
-    rows = [Outcome(o.prompt, names[o.model], o.successes, output_tokens=50) for o in history()]
+    rows = [
+        SuccessCount(o.prompt, names[o.model], o.successes, output_tokens=50) for o in history()
+    ]
     router = Router(
         ValueModel(HashedNgrams(128)),
         [ModelInfo("openai/small", "", 0.1, 0.2), ModelInfo("openai/large", "", 10.0, 20.0)],

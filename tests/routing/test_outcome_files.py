@@ -137,14 +137,14 @@ def _group(index, reward):
 
 
 def test_groups_files_and_run_journals_give_the_same_outcomes(tmp_path):
-    from tfgrpo.store import RunStore, write_groups
+    from tfgrpo.store import Journal, write_groups
 
     groups = [_group(i, float(i % 2)) for i in range(4)]
     path = tmp_path / "groups.jsonl"
     write_groups(path, groups)
     from_file = read_outcomes(path)
     assert [o.successes for o in from_file] == [0.0, 1.0, 0.0, 1.0]
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         for group in groups:
             for rollout in group.rollouts:
                 store.record_rollout(rollout, group_id=group.group_id, verifier_id="v")

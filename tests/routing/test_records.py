@@ -10,7 +10,7 @@ import pytest
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
-from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable, outcomes_of_groups
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount, outcomes_of_groups
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable, outcomes_of
 def test_a_malformed_outcome_is_refused_by_name(fields, word):
     good = {"prompt": "add 1 and 1", "model": "m", "successes": 1.0, "trials": 1.0}
     with pytest.raises(ConfigError, match=word):
-        Outcome(**{**good, **fields})
+        SuccessCount(**{**good, **fields})
 
 
 def test_prices_that_are_no_prices_are_refused():
@@ -45,9 +45,9 @@ def test_prices_that_are_no_prices_are_refused():
 
 def test_equal_prompt_and_model_add_their_counts_and_absent_cells_stay_unknown():
     rows = [
-        Outcome("a", "m", 1.0, output_tokens=10),
-        Outcome("a", "m", 0.0, 3.0, output_tokens=30),
-        Outcome("b", "n", 1.0),
+        SuccessCount("a", "m", 1.0, output_tokens=10),
+        SuccessCount("a", "m", 0.0, 3.0, output_tokens=30),
+        SuccessCount("b", "n", 1.0),
     ]
     table = OutcomeTable.from_outcomes(rows)
     assert table.model_names == ("m", "n")
@@ -59,13 +59,13 @@ def test_equal_prompt_and_model_add_their_counts_and_absent_cells_stay_unknown()
 
 
 def test_one_id_for_two_texts_is_refused():
-    rows = [Outcome("a", "m", 1.0, prompt_id="x"), Outcome("b", "m", 1.0, prompt_id="x")]
+    rows = [SuccessCount("a", "m", 1.0, prompt_id="x"), SuccessCount("b", "m", 1.0, prompt_id="x")]
     with pytest.raises(ConfigError, match="two texts"):
         OutcomeTable.from_outcomes(rows)
 
 
 def test_an_unknown_model_is_named_with_the_known_ones():
-    table = OutcomeTable.from_outcomes([Outcome("a", "m", 1.0)])
+    table = OutcomeTable.from_outcomes([SuccessCount("a", "m", 1.0)])
     with pytest.raises(ConfigError, match=r"'z'.*known are m"):
         table.column("z")
 

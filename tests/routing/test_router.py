@@ -16,7 +16,7 @@ from tfgrpo.routing.cooldown import Cooldowns, NoneHealthyError
 from tfgrpo.routing.costs import CostModel
 from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.value_model import ValueModel
-from tfgrpo.routing.records import ModelInfo, Outcome
+from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.routing.routed_lm import RoutedLM
 from tfgrpo.routing.router import Candidate, Cheapest, Guaranteed, Router, TradeOff
 
@@ -30,9 +30,11 @@ def history(n=60):
     for i in range(n):
         for template, cheap in ((EASY, 1.0), (HARD, 0.0)):
             rows.append(
-                Outcome(template.format(i), "cheap", cheap * (i % 20 != 0), output_tokens=50)
+                SuccessCount(template.format(i), "cheap", cheap * (i % 20 != 0), output_tokens=50)
             )
-            rows.append(Outcome(template.format(i), "dear", float(i % 20 != 0), output_tokens=100))
+            rows.append(
+                SuccessCount(template.format(i), "dear", float(i % 20 != 0), output_tokens=100)
+            )
     return rows
 
 
@@ -91,14 +93,16 @@ def test_a_guarantee_needs_an_open_gate():
 def test_new_outcomes_change_the_choice_without_training():
     r = router(Cheapest(0.6))
     assert r.ask(EASY.format(7)).model == "cheap"
-    r.record(*[Outcome(EASY.format(i), "cheap", 0.0, 3.0, output_tokens=50) for i in range(60)])
+    r.record(
+        *[SuccessCount(EASY.format(i), "cheap", 0.0, 3.0, output_tokens=50) for i in range(60)]
+    )
     assert r.ask(EASY.format(7)).model == "dear"
 
 
 def test_unknown_models_prompts_and_settings_are_named():
     r = router(Cheapest(0.6))
     with pytest.raises(ConfigError, match="'other' is unknown to this router"):
-        r.record(Outcome("x", "cheap", 1.0), Outcome("x", "other", 1.0))
+        r.record(SuccessCount("x", "cheap", 1.0), SuccessCount("x", "other", 1.0))
     assert len(r.outcomes("cheap")) == 120
     with pytest.raises(ConfigError, match="prompt is empty"):
         r.ask("  ")
@@ -119,7 +123,7 @@ def test_an_unknown_price_is_never_zero():
         ValueModel(HashedNgrams(128)),
         [ModelInfo("mystery"), CHEAP],
         [
-            Outcome(EASY.format(i), m, 1.0, output_tokens=9)
+            SuccessCount(EASY.format(i), m, 1.0, output_tokens=9)
             for i in range(30)
             for m in ("mystery", "cheap")
         ],
@@ -151,7 +155,7 @@ def test_a_session_leaves_a_model_that_no_longer_clears_the_target():
 
 def test_exploration_tries_others_and_stops_at_its_cap():
     rows = [
-        Outcome(EASY.format(i), m, float(i % 2), output_tokens=100)
+        SuccessCount(EASY.format(i), m, float(i % 2), output_tokens=100)
         for i in range(12)
         for m in ("cheap", "dear")
     ]
@@ -173,7 +177,7 @@ def test_costs_follow_the_length_of_answers():
         long = i % 2
         tokens = float(np.exp(rng.normal(6.0 if long else 3.0, 0.2)))
         prompt = (HARD if long else EASY).format(i)
-        rows.append(Outcome(prompt, "dear", 1.0, output_tokens=tokens))
+        rows.append(SuccessCount(prompt, "dear", 1.0, output_tokens=tokens))
     embedder = HashedNgrams(128)
     model = CostModel.fit(DEAR, rows, embedder.embed([r.prompt for r in rows]))
     asked = [EASY.format(500), HARD.format(501)]
@@ -181,7 +185,7 @@ def test_costs_follow_the_length_of_answers():
     expected = np.exp(np.array([3.0, 6.0]) + 0.02) * 20 / 1e6 + len(asked[0]) / 4 * 10 / 1e6
     np.testing.assert_allclose(costs.expected_usd, expected, rtol=0.2)
     assert np.all(costs.high_usd > costs.expected_usd)
-    paid = [Outcome(r.prompt, "x", 1.0, cost_usd=0.01) for r in rows[:20]]
+    paid = [SuccessCount(r.prompt, "x", 1.0, cost_usd=0.01) for r in rows[:20]]
     dollars = CostModel.fit(ModelInfo("x"), paid, embedder.embed([r.prompt for r in paid]))
     got = dollars.predict(asked, embedder.embed(asked)).expected_usd[0]
     assert got == pytest.approx(0.01, rel=0.1)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 from tfgrpo.routing.estimator.embedders import Floats, HashedNgrams
 from tfgrpo.routing.estimator.laplace import sigmoid
-from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
 
 TOPICS = {
     "integral": "compute the integral of the function",
@@ -57,12 +57,12 @@ def make_world(
     return World(table, embedder.embed(prompts), chance, embedder)
 
 
-def outcomes(n: int, *, model: str = "m", rate: float = 0.5, seed: int = 0) -> list[Outcome]:
+def outcomes(n: int, *, model: str = "m", rate: float = 0.5, seed: int = 0) -> list[SuccessCount]:
     """Return n single-trial outcomes on distinct prompts."""
     rng = np.random.default_rng(seed)
     texts = list(TOPICS.values())
     return [
-        Outcome(f"{texts[i % len(texts)]} case {i}", model, float(rng.random() < rate))
+        SuccessCount(f"{texts[i % len(texts)]} case {i}", model, float(rng.random() < rate))
         for i in range(n)
     ]
 

@@ -14,19 +14,19 @@ from tfgrpo.errors import BudgetError, ConfigError, PolicyError, ProviderError, 
 from tfgrpo.rollout import Rollout, Score, Task, Usage
 from tfgrpo.search import (
     BestFirst,
-    Chains,
+    BestOfN,
     FileLog,
-    Fold,
     FunctionExpander,
     FunctionScorer,
     ImmutableEnvironment,
     MemoryLog,
     Node,
     NodeScore,
-    Outcome,
     SearchContext,
     SearchResult,
     SearchSettings,
+    SearchState,
+    StepResult,
     TextEnvironment,
     ToolChainScorer,
     UnitScorer,
@@ -191,7 +191,7 @@ async def test_only_failing_calls_stop_the_search_soon() -> None:
         raise ProviderError("busy", kind="overloaded")
 
     settings = SearchSettings(samples=1, max_failures=3)
-    result = await run(FunctionExpander(fail), algorithm=Chains(50), settings=settings)
+    result = await run(FunctionExpander(fail), algorithm=BestOfN(50), settings=settings)
     assert calls < 20
     assert result.stop_reason == "provider: failing"
 
@@ -364,7 +364,7 @@ async def test_extra_proposals_are_cut_to_the_samples_that_were_reserved() -> No
 async def test_the_live_hook_sees_every_commit() -> None:
     sizes: list[int] = []
 
-    def watch(fold: Fold) -> None:
+    def watch(fold: SearchState) -> None:
         sizes.append(len(fold.tree))
 
     result = await run(on_commit=watch)
@@ -376,7 +376,7 @@ async def test_a_failed_outcome_keeps_its_reason_on_the_node() -> None:
     def step(state: Any, action: str) -> Any:
         if action == "a":
             raise RuntimeError("door is locked")
-        return Outcome((*state, action), f"took {action}")
+        return StepResult((*state, action), f"took {action}")
 
     environment = ImmutableEnvironment((), step, goal=lambda s: s == ("c", "b"))
     result = await run(environment=environment)

@@ -11,13 +11,13 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task, Usage
 from tfgrpo.search import (
-    Chains,
+    BestOfN,
     FunctionExpander,
     ImmutableEnvironment,
     Node,
-    Outcome,
     SearchContext,
     SearchSettings,
+    StepResult,
     UnitScorer,
     fork_advantages,
     group_of,
@@ -95,11 +95,11 @@ async def found_group(**options: Any) -> tuple[Any, RolloutGroup]:
         ctx.spend("propose", Usage(uncached_tokens=10, text_tokens=k, calls=1))
         return ["a", "b"]
 
-    def step(state: str, action: str) -> Outcome:
+    def step(state: str, action: str) -> StepResult:
         text = state + action
         if text == "ab":
             raise RuntimeError("closed")
-        return Outcome(text, f"at {text}", is_terminal=len(text) == 3, is_goal=text == "bba")
+        return StepResult(text, f"at {text}", is_terminal=len(text) == 3, is_goal=text == "bba")
 
     result = await search_tree(
         Task("t", "go"),
@@ -150,6 +150,6 @@ async def test_a_search_without_a_finished_path_gives_its_best_as_cut_short() ->
 
 
 async def test_independent_chains_of_the_same_words_stay_separate_rollouts() -> None:
-    _, group = await found_group(algorithm=Chains(3))
+    _, group = await found_group(algorithm=BestOfN(3))
     assert len(group.rollouts) == 3
     assert len({r.rollout_id for r in group.rollouts}) == 3

@@ -13,9 +13,9 @@ from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.rollout import Task
 from tfgrpo.search import (
     FunctionExpander,
-    Outcome,
     SearchResult,
     SearchSettings,
+    StepResult,
     UnitScorer,
     call,
     carry_out,
@@ -154,7 +154,7 @@ async def test_a_world_that_has_moved_on_is_a_surprise_that_a_rule_of_ones_own_m
     assert report.stop_reason == "diverged" and len(report.steps) == 1
     assert "'7 there', the search saw '9 there'" in report.to_text()
 
-    def lenient(node: Node, outcome: Outcome) -> str:
+    def lenient(node: Node, outcome: StepResult) -> str:
         return outcome.error
 
     again = await carry_out(result, bank.environment(), confirm=yes, differ=lenient)

@@ -8,28 +8,28 @@ import json
 import re
 from typing import Any
 
-from tfgrpo.search import BestFirst, Fold, Node, NodeScore, Outcome, Proposal, call
-from tfgrpo.search.state import Visit
+from tfgrpo.search import BestFirst, Node, NodeScore, Proposal, SearchState, StepResult, call
+from tfgrpo.search.state import VisitResult
 from tfgrpo.search.views import to_ascii, to_graphviz, to_html, to_mermaid, tree_rows
 
 EVIL = 'x</script><script>alert(1)</script>\x1b]0;title\x07\u202e"[/]'
 
 
-def evil_tree() -> Fold:
-    fold = Fold(BestFirst.astar())
+def evil_tree() -> SearchState:
+    fold = SearchState(BestFirst.astar())
     work = fold.select()
     assert work is not None
     actions: list[Any] = [call("open", door="red"), EVIL, "goal"]
     fold.commit(
         work,
-        Visit(
+        VisitResult(
             proposals=[Proposal(a) for a in actions],
             scores=[NodeScore(0.5, 1.0, None, {"g1": 0.25, "h1": 0.5})] * 3,
         ),
     )
     work = fold.select()
     assert work is not None
-    fold.commit(work, Visit(outcome=Outcome("s", EVIL, is_terminal=True, is_goal=True)))
+    fold.commit(work, VisitResult(outcome=StepResult("s", EVIL, is_terminal=True, is_goal=True)))
     return fold
 
 
@@ -44,11 +44,11 @@ def test_the_ascii_view_shows_status_numbers_and_the_best_path() -> None:
 
 
 def test_a_big_tree_is_cut_with_the_number_left_out() -> None:
-    fold = Fold(BestFirst.astar())
+    fold = SearchState(BestFirst.astar())
     for _ in range(30):
         work = fold.select()
         assert work is not None
-        fold.commit(work, Visit(proposals=[Proposal("a"), Proposal("b")]))
+        fold.commit(work, VisitResult(proposals=[Proposal("a"), Proposal("b")]))
     lines = to_ascii(fold.tree, max_nodes=10).splitlines()
     assert len(lines) == 11
     assert lines[-1] == "… 51 more of 61 nodes"

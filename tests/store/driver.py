@@ -23,10 +23,10 @@ from tfgrpo.protocols import LM, Completion, Finish, Request, Sampling
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope, current_scope
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.sampling import Draws, Sampler, SampleSettings
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.fold import SpendRow
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.keys import RequestKey
 
@@ -139,7 +139,7 @@ class Result:
 
 
 async def learn(
-    store: RunStore, server: CountingServer, settings: Settings, raw: LM | None = None
+    store: Journal, server: CountingServer, settings: Settings, raw: LM | None = None
 ) -> list[str]:
     """Run or continue; return the lessons."""
     raw = raw or ServerLM(server, settings.model)
@@ -154,7 +154,7 @@ async def learn(
     tasks = [Task(f"t{i}", f"question {i}") for i in range(settings.tasks)]
     lessons: list[str] = []
     for step in range(settings.steps):
-        draws = Draws(settings.group_size, scope=f"step{step}", metadata={"step": step})
+        draws = GroupSpec(settings.group_size, scope=f"step{step}", metadata={"step": step})
         groups = await sampler.groups(tasks, draws, _context(lessons))
         lesson = await _contrast(lm, groups)
         store.record_decision("step", {"lesson": lesson}, key=str(step))
@@ -181,7 +181,7 @@ async def _contrast(lm: JournaledLM, groups: Sequence[RolloutGroup]) -> str:
     return f"lesson from {seen}: {reply.text}"
 
 
-def result_of(store: RunStore) -> Result:
+def result_of(store: Journal) -> Result:
     """Return what the journal says, times left out, groups in the order of their ids."""
     groups = sorted((_timeless(g.to_dict()) for g in store.groups()), key=lambda g: g["group_id"])
     libraries = store.libraries()
@@ -206,6 +206,6 @@ def _timeless(group: dict[str, Any]) -> dict[str, Any]:
 def run_whole(folder: Path, server: CountingServer, settings: Settings) -> Result:
     """Open, learn, close, and return the result."""
     config = settings.to_config()
-    with RunStore.open(folder, create=True, config=config, budget=settings.budget) as store:
+    with Journal.open(folder, create=True, config=config, budget=settings.budget) as store:
         asyncio.run(learn(store, server, settings))
         return result_of(store)

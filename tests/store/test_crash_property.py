@@ -24,7 +24,7 @@ from tests.store.driver import (
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import Statement, Writer
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 
 CRASH = st.tuples(st.integers(1, 110), st.booleans())
 """(rows until the process dies, whether the transaction that holds the last one gets through)"""
@@ -34,7 +34,7 @@ class Died(BaseException):
     """The process is gone."""
 
 
-def doom(store: RunStore, rows: int, gets_through: bool) -> None:
+def doom(store: Journal, rows: int, gets_through: bool) -> None:
     """Let the store die when so many rows were handed over in this session."""
     writer: Writer = store._writer
     write, state = writer._write, {"left": rows, "dead": False}
@@ -63,7 +63,7 @@ def run_until_death(
     folder: Path, server: CountingServer, given: Settings, rows: int, gets_through: bool
 ) -> bool:
     """Run one session; return whether it died."""
-    store = RunStore.open(folder, create=True, config=given.to_config(), budget=given.budget)
+    store = Journal.open(folder, create=True, config=given.to_config(), budget=given.budget)
     doom(store, rows, gets_through)
 
     async def session() -> None:
@@ -80,7 +80,7 @@ def run_until_death(
 
 
 def committed_keys(folder: Path) -> set[str]:
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         return {key.hex() for (key,) in store._writer.read("SELECT key FROM completions")}
 
 
@@ -117,7 +117,7 @@ def test_a_run_killed_anywhere_ends_like_one_that_was_not_and_pays_nothing_twice
         for calls in caps:
             capped = Budget(calls=calls)
             before = sum(server.received.values())
-            with RunStore.open(folder, config=given.to_config(), budget=capped) as store:
+            with Journal.open(folder, config=given.to_config(), budget=capped) as store:
                 already = store.ledger.spent["calls"]
                 try:
                     asyncio.run(learn(store, server, given))
@@ -128,7 +128,7 @@ def test_a_run_killed_anywhere_ends_like_one_that_was_not_and_pays_nothing_twice
             assert sum(server.received.values()) - before <= max(0, calls - already)
             paid.append((committed_keys(folder), dict(server.received)))
         result = run_whole(folder, server, given)
-        with RunStore.open(folder, readonly=True) as store:
+        with Journal.open(folder, readonly=True) as store:
             rows = store.spend()
     for kept, received in paid:
         assert {k: server.received[k] for k in kept} == {k: received.get(k, 0) for k in kept}
@@ -167,8 +167,8 @@ def test_changed_settings_are_refused_by_name_and_a_fork_pays_for_the_difference
             return
         name = {"verifier_id": "verifier"}.get(next(iter(change)), next(iter(change)))
         with pytest.raises(ConfigError, match=f"{name}: .* -> "):
-            RunStore.open(folder, config=changed.to_config())
-        with RunStore.open(folder, config=changed.to_config(), fork=True) as store:
+            Journal.open(folder, config=changed.to_config())
+        with Journal.open(folder, config=changed.to_config(), fork=True) as store:
             assert store.folder == folder.with_name("run-fork1")
             asyncio.run(learn(store, server, changed))
             forked = result_of(store)
@@ -188,12 +188,12 @@ def test_b03_every_derived_figure_survives_a_kill_after_each_of_ten_samples(
     server = CountingServer()
     rows = 3 + (sample + 1) * 4
     died = run_until_death(tmp_path / "run", server, given, rows, True)
-    with RunStore.open(tmp_path / "run", readonly=True) as store:
+    with Journal.open(tmp_path / "run", readonly=True) as store:
         assert 0 < store.state().rollouts <= sample + 2
     assert run_whole(tmp_path / "run", server, given) == whole
     states = []
     for name in ("run", "whole"):
-        with RunStore.open(tmp_path / name, readonly=True) as store:
+        with Journal.open(tmp_path / name, readonly=True) as store:
             states.append(store.state())
     assert states[0].outcomes == states[1].outcomes
     assert states[0].outcomes["truncated"] == states[0].truncated == states[1].truncated > 0

@@ -19,7 +19,7 @@ from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM, estimate_prompt_tokens
 from tfgrpo.store.prices import FREE, Price, PriceTable
 
@@ -27,8 +27,8 @@ ASK = Request((Message("user", "how much?"),), sampling=Sampling(max_tokens=10))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with RunStore.open(tmp_path / "run", create=True) as opened:
+def store(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "run", create=True) as opened:
         yield opened
 
 
@@ -36,7 +36,7 @@ def paid(usage: Usage) -> ScriptedLM:
     return ScriptedLM([Completion("x", usage=usage)], model_id=MODEL)
 
 
-async def test_f37_cached_tokens_inside_the_prompt_count_are_billed_once(store: RunStore) -> None:
+async def test_f37_cached_tokens_inside_the_prompt_count_are_billed_once(store: Journal) -> None:
     prices = {MODEL: {"input": 1.25, "cache_read": 0.625, "output": 10.0}}
     usage = Usage(
         uncached_tokens=262_960 - 257_955, cache_read_tokens=257_955, text_tokens=1_744, calls=1
@@ -66,7 +66,7 @@ def test_the_cost_of_a_sum_is_the_sum_of_costs_and_never_above_the_worst_case(
     assert price.cost_usd(first) <= worst + 1e-12
 
 
-async def test_f13_estimated_tokens_stand_apart_from_billed_ones(store: RunStore) -> None:
+async def test_f13_estimated_tokens_stand_apart_from_billed_ones(store: Journal) -> None:
     billed = Usage(uncached_tokens=10, text_tokens=2, calls=1)
     guessed = Usage(uncached_tokens=7, text_tokens=3, calls=1, is_estimated=True)
     lm = ScriptedLM([Completion("a", usage=billed), Completion("b", usage=guessed)], model_id=MODEL)
@@ -78,7 +78,7 @@ async def test_f13_estimated_tokens_stand_apart_from_billed_ones(store: RunStore
     assert row.estimated.cost_usd == pytest.approx(13e-6)
 
 
-async def test_an_unknown_price_is_unknown_and_never_zero(store: RunStore) -> None:
+async def test_an_unknown_price_is_unknown_and_never_zero(store: Journal) -> None:
     usage = Usage(uncached_tokens=5, calls=1)
     lm = ScriptedLM([Completion("x", usage=usage)], model_id="http://a#m")
     reply = (await JournaledLM(lm, store).complete(ASK, 1, [1]))[0]
@@ -88,7 +88,7 @@ async def test_an_unknown_price_is_unknown_and_never_zero(store: RunStore) -> No
 
 
 def test_a_money_cap_with_an_unknown_price_is_refused_before_any_call(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", create=True, budget=Budget(cost_usd=1)) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=Budget(cost_usd=1)) as store:
         with pytest.raises(ConfigError, match=r"price of 'http://a#m' is unknown.*run\.prices"):
             JournaledLM(ScriptedLM("x", model_id="http://a#m"), store)
         JournaledLM(ScriptedLM("x"), store)  # on the user's own machine: free
@@ -140,7 +140,7 @@ def test_every_price_of_the_package_is_dated_and_plausible() -> None:
 
 
 async def test_a_failure_that_the_server_refused_counts_as_a_call_and_costs_nothing(
-    store: RunStore,
+    store: Journal,
 ) -> None:
     for kind, status in (("rate_limit", 429), ("auth", 401), ("refused", 400)):
         lm = ScriptedLM([ProviderError("no", kind=kind, status=status)], model_id=MODEL)  # type: ignore[arg-type]
@@ -153,18 +153,18 @@ async def test_a_failure_that_the_server_refused_counts_as_a_call_and_costs_noth
 
 async def test_a_failure_that_may_be_billed_is_booked_at_its_worst_case(tmp_path: Path) -> None:
     lm = ScriptedLM([ProviderError("cut", kind="timeout")], model_id=MODEL)
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         with pytest.raises(ProviderError):
             await JournaledLM(lm, store, prices=PRICES).complete(ASK, 1, [1])
         row, spent = store.spend()[0], store.ledger.spent
     worst = (estimate_prompt_tokens(ASK) * 1.0 + 10 * 2.0) / 1e6
     assert row.booked.cost_usd == spent["cost_usd"] == pytest.approx(worst)
     assert (row.usage.calls, row.booked.calls) == (0, 1)
-    with RunStore.open(tmp_path / "run") as store:
+    with Journal.open(tmp_path / "run") as store:
         assert store.ledger.spent["cost_usd"] == pytest.approx(worst)
 
 
-async def test_a_connection_that_never_stood_costs_nothing_at_all(store: RunStore) -> None:
+async def test_a_connection_that_never_stood_costs_nothing_at_all(store: Journal) -> None:
     class Dead(ScriptedLM):
         async def complete(
             self, request: Request, n: int, seeds: Sequence[int | None]
@@ -187,7 +187,7 @@ async def test_f38_forty_calls_at_once_never_pass_a_cap_and_use_it_up(tmp_path: 
     reply = Completion("x", usage=actual)
     lm = ScriptedLM(lambda request, seed: reply, model_id=MODEL, latency_s=0.002)
     cap = worst * 6
-    with RunStore.open(tmp_path / "run", create=True, budget=Budget(cost_usd=cap)) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=Budget(cost_usd=cap)) as store:
         journaled = JournaledLM(lm, store, prices=PRICES)
         results = await asyncio.gather(
             *(journaled.complete(ASK, 1, [i]) for i in range(40)), return_exceptions=True
@@ -206,16 +206,16 @@ def test_scenario_10_a_cap_in_mid_batch_keeps_what_is_done_and_a_higher_cap_goes
 ) -> None:
     given, server = Settings(), CountingServer()
     capped = Budget(calls=7)
-    with RunStore.open(tmp_path / "run", create=True, budget=capped) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=capped) as store:
         with pytest.raises(BudgetError, match="calls"):
             asyncio.run(learn(store, server, given))
         assert store.ledger.spent["calls"] == store.state().rollouts == 7
     with (
-        RunStore.open(tmp_path / "run", budget=capped) as store,  # the cap survives a resume
+        Journal.open(tmp_path / "run", budget=capped) as store,  # the cap survives a resume
         pytest.raises(BudgetError, match="7 spent"),
     ):
         asyncio.run(learn(store, server, given))
-    with RunStore.open(tmp_path / "run") as store:
+    with Journal.open(tmp_path / "run") as store:
         asyncio.run(learn(store, server, given))
         result = result_of(store)
     assert set(server.received.values()) == {1}
@@ -223,7 +223,7 @@ def test_scenario_10_a_cap_in_mid_batch_keeps_what_is_done_and_a_higher_cap_goes
 
 
 async def test_spend_is_told_by_stage_and_model_with_hits(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         for stage, model in (("practice", "scripted:a"), ("judge", "scripted:b")):
             lm = JournaledLM(ScriptedLM("x", model_id=model), store)
             with call_scope(CallScope(stage=stage)):
@@ -231,7 +231,7 @@ async def test_spend_is_told_by_stage_and_model_with_hits(tmp_path: Path) -> Non
                     await lm.complete(ASK, 1, [1])
         rows = [(r.stage, r.model, r.usage.calls, r.hits) for r in store.spend()]
     assert rows == [("judge", "scripted:b", 1, 2), ("practice", "scripted:a", 1, 2)]
-    with RunStore.open(tmp_path / "run", readonly=True) as store:
+    with Journal.open(tmp_path / "run", readonly=True) as store:
         assert [(r.stage, r.model, r.usage.calls, r.hits) for r in store.spend()] == rows
         assert json.loads(json.dumps([r.to_dict() for r in store.spend()]))[0]["hits"] == 2
 
@@ -239,12 +239,12 @@ async def test_spend_is_told_by_stage_and_model_with_hits(tmp_path: Path) -> Non
 async def test_time_counts_over_sessions(tmp_path: Path) -> None:
     now = [0.0]
     for _ in range(2):
-        with RunStore.open(
+        with Journal.open(
             tmp_path / "run", create=True, budget=Budget(seconds=25), clock=lambda: now[0]
         ) as store:
             now[0] += 10
             assert store.ledger.remaining("seconds") <= 15
         now[0] += 1000  # nobody was running
-    with RunStore.open(tmp_path / "run", clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", clock=lambda: now[0]) as store:
         assert store.ledger.spent["seconds"] == pytest.approx(20)
         assert store.state().seconds == pytest.approx(20)

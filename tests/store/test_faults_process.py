@@ -32,7 +32,7 @@ from tfgrpo.store import CallCache, read_groups, write_groups
 from tfgrpo.store import database as database_module
 from tfgrpo.store import export as export_module
 from tfgrpo.store.database import Statement
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +47,7 @@ def spawn(code: str, *arguments: str, **options: object) -> subprocess.Completed
 def transactions_of(given: Settings, folder: Path) -> list[int]:
     """Return how many rows each transaction of an uninterrupted run writes, in order."""
     sizes: list[int] = []
-    with RunStore.open(folder, create=True, config=given.to_config()) as store:
+    with Journal.open(folder, create=True, config=given.to_config()) as store:
         write = store._writer._write
 
         def counting(batch: Sequence[Statement]) -> None:
@@ -127,7 +127,7 @@ def test_f24_a_journal_that_was_being_made_is_made_again(tmp_path: Path) -> None
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "run.db.part").write_bytes(b"half a file")
-    with RunStore.open(folder, create=True) as store:
+    with Journal.open(folder, create=True) as store:
         store.record_decision("x", 1)
     assert not (folder / "run.db.part").exists()
 
@@ -161,13 +161,13 @@ FULL_DISK = """
 def test_f25_a_full_disk_is_one_clear_line_and_freed_space_saves_what_was_paid(
     tmp_path: Path,
 ) -> None:
-    RunStore.open(tmp_path / "run", create=True).close()
+    Journal.open(tmp_path / "run", create=True).close()
     done = spawn(FULL_DISK, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     message, asked = done.stdout.strip().splitlines()
     assert "disk is full or a size limit is reached" in message
     assert "run.db" in message and "MB" in message and "run again" in message
-    with RunStore.open(tmp_path / "run") as store:
+    with Journal.open(tmp_path / "run") as store:
         assert store._writer.read("PRAGMA integrity_check") == [("ok",)]
         rows = store.spend()
         assert store._writer.read("SELECT count(*) FROM completions")[0][0] == int(asked)
@@ -209,9 +209,9 @@ def test_f26_a_read_only_folder_is_one_clear_line_before_any_call(tmp_path: Path
 @pytest.mark.parametrize("name", ["with space", "ünï©ode-日本", "per%cent?#&x=1", "it's"])
 def test_f26_odd_paths_work(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name / "run"
-    with RunStore.open(folder, create=True) as store:
+    with Journal.open(folder, create=True) as store:
         store.record_decision("x", 1)
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         assert store.decisions("x") == [("", 1)]
 
 
@@ -234,22 +234,22 @@ def test_f27_a_jumping_wall_clock_changes_no_duration(
 ) -> None:
     now, wall = [0.0], [1e9]
     monkeypatch.setattr(time, "time", lambda: wall[0])
-    with RunStore.open(tmp_path / "run", create=True, clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", create=True, clock=lambda: now[0]) as store:
         now[0] += 5
         wall[0] -= 86_400
         store.record_decision("x", 1)
-    with RunStore.open(tmp_path / "run", clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", clock=lambda: now[0]) as store:
         assert store.ledger.spent["seconds"] == pytest.approx(5)
 
 
 def test_f28_a_second_opener_is_told_who_has_the_run_and_harms_nothing(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         with pytest.raises(StoreError, match=rf"in use by this process \(pid {os.getpid()} on"):
-            RunStore.open(tmp_path / "run")
+            Journal.open(tmp_path / "run")
         store.record_decision("x", 1)
-        with RunStore.open(tmp_path / "run", readonly=True) as reader:
+        with Journal.open(tmp_path / "run", readonly=True) as reader:
             assert reader.decisions("x") == [("", 1)]
-    RunStore.open(tmp_path / "run").close()
+    Journal.open(tmp_path / "run").close()
 
 
 @pytest.mark.real
@@ -267,11 +267,11 @@ def test_f28_a_second_process_is_told_and_a_dead_owner_is_followed(tmp_path: Pat
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     assert owner.stdout is not None and owner.stdout.readline() == b"open\n"
     with pytest.raises(StoreError, match=rf"process {owner.pid} \(pid {owner.pid} on host "):
-        RunStore.open(folder)
+        Journal.open(folder)
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    with RunStore.open(folder) as store:
+    with Journal.open(folder) as store:
         assert store.decisions("owner") == [("", 1)]
         assert store._lock is not None and store._lock.was_killed
         assert store.state().interruptions == 1
@@ -315,29 +315,29 @@ def newer(path: Path) -> None:
 def test_a_file_that_is_no_sound_journal_is_one_clear_line(
     tmp_path: Path, spoil: Callable[[Path], None], words: str
 ) -> None:
-    store = RunStore.open(tmp_path / "run", create=True)
+    store = Journal.open(tmp_path / "run", create=True)
     for i in range(200):
         store.record_decision("x", "long " * 100 + str(i))
     store.abandon()  # killed, so that the next opening looks closely
     spoil(tmp_path / "run" / "run.db")
     with pytest.raises(StoreError, match=words) as caught:
-        RunStore.open(tmp_path / "run")
+        Journal.open(tmp_path / "run")
     assert "run.db" in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(StoreError):  # and the lock was given back
-        RunStore.open(tmp_path / "run")
+        Journal.open(tmp_path / "run")
 
 
 def test_no_run_in_a_folder_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no run in"):
-        RunStore.open(tmp_path)
+        Journal.open(tmp_path)
     with pytest.raises(StoreError, match="there is no run in"):
-        RunStore.open(tmp_path, readonly=True)
+        Journal.open(tmp_path, readonly=True)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_damaged_value_is_a_miss_told_and_set_aside(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with RunStore.open(folder, create=True) as store:
+    with Journal.open(folder, create=True) as store:
         await JournaledLM(ScriptedLM("first"), store).complete(ASK, 1, [1])
         store.record_group(group_of("a", group_id="g1"))
         store.record_group(group_of("b", group_id="g2"))
@@ -349,13 +349,13 @@ async def test_a_damaged_value_is_a_miss_told_and_set_aside(tmp_path: Path) -> N
     connection.execute("UPDATE rollouts SET body = replace(body, '0.5', '1.5') WHERE rollout = 1")
     connection.commit()
     connection.close()
-    with RunStore.open(folder) as store:
+    with Journal.open(folder) as store:
         again = ScriptedLM("second")
         assert (await JournaledLM(again, store).complete(ASK, 1, [1]))[0].text == "second"
         assert [g.group_id for g in store.groups()] == ["g2"]
         assert store.libraries() == []
         assert len(store.damaged) == 4
-    with RunStore.open(folder) as store:  # remembered, and not told again
+    with Journal.open(folder) as store:  # remembered, and not told again
         assert (await JournaledLM(again, store).complete(ASK, 1, [1]))[0].text == "second"
         assert len(again.requests) == 1
         assert store.damaged == []
@@ -369,11 +369,11 @@ def test_a_network_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         database_module, "Path", lambda p: mounts if p == "/proc/mounts" else real(p)
     )
     with pytest.raises(StoreError, match=r"network disk .nfs4 at"):
-        RunStore.open(tmp_path / "run", create=True)
+        Journal.open(tmp_path / "run", create=True)
 
 
 def test_rows_that_nobody_waits_for_are_in_the_file_soon(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         store._writer.put([("INSERT INTO hits VALUES ('s', 'm', 1)", ())])
         deadline = time.monotonic() + 5
         while store._writer._queue and time.monotonic() < deadline:
@@ -385,7 +385,7 @@ def test_the_log_is_moved_into_the_file_while_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database_module, "CHECKPOINT_EVERY", 50)
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         before = (tmp_path / "run" / "run.db").stat().st_size
         for i in range(300):
             store.record_decision("x", f"{i} " + "long " * 200)
@@ -398,7 +398,7 @@ def test_the_log_is_moved_into_the_file_while_the_run_goes_on(
 def test_one_store_serves_several_threads(tmp_path: Path) -> None:
     import threading
 
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
 
         def work(n: int) -> None:
             for i in range(20):
@@ -456,7 +456,7 @@ def test_t12_a_bomb_a_long_line_and_a_bad_row_are_refused_with_their_line(
 
 def test_t12_ids_never_become_file_names(tmp_path: Path) -> None:
     wicked = "../../escape"
-    with RunStore.open(tmp_path / "in" / "run", create=True) as store:
+    with Journal.open(tmp_path / "in" / "run", create=True) as store:
         store.record_group(group_of(wicked, task_id=wicked, group_id=wicked))
         store.record_library(wicked, [])
         write_groups(tmp_path / "in" / "g.jsonl", store.groups())

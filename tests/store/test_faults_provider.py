@@ -24,8 +24,8 @@ from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Request, Sampling
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.call_scope import CallScope, call_scope
-from tfgrpo.sampling import Draws, Sampler
-from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.sampling import GroupSpec, Sampler
+from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.store.budget import Budget
 from tfgrpo.testing import FaultServer, status
 
@@ -48,7 +48,7 @@ class Clock:
         await asyncio.sleep(0)
 
 
-def retrying(store: RunStore, script: object, clock: Clock, **policy: float) -> RetryingLM:
+def retrying(store: Journal, script: object, clock: Clock, **policy: float) -> RetryingLM:
     lm = JournaledLM(ScriptedLM(script), store)  # type: ignore[arg-type]
     return RetryingLM(
         lm,
@@ -64,7 +64,7 @@ async def test_f01_a_rate_limit_waits_as_told_and_each_try_is_in_the_journal(
 ) -> None:
     clock = Clock()
     busy = ProviderError("slow", kind="rate_limit", status=429, retry_after_s=3.0)
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = retrying(store, [busy, busy, "fine"], clock)
         assert (await lm.complete(ASK, 1, [1]))[0].text == "fine"
         row = store.spend()[0]
@@ -77,7 +77,7 @@ async def test_f03_a_hint_beyond_the_deadline_is_not_slept(tmp_path: Path) -> No
     clock = Clock()
     busy = ProviderError("slow", kind="rate_limit", status=429, retry_after_s=3600.0)
     with (
-        RunStore.open(tmp_path / "run", create=True) as store,
+        Journal.open(tmp_path / "run", create=True) as store,
         pytest.raises(ProviderError, match="next would wait 3"),
     ):
         await retrying(store, [busy], clock).complete(ASK, 1, [1])
@@ -92,10 +92,10 @@ async def test_f05_two_minutes_of_503_cost_waiting_and_nothing_else(tmp_path: Pa
             return ProviderError("overloaded", kind="overloaded", status=503)
         return f"answer {seed}"
 
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = retrying(store, script, clock, most_tries=1000, deadline_s=600)
         sampler = Sampler(ChatPolicy(lm), EvenVerifier(), recorder=store)
-        groups = await sampler.groups([Task(f"t{i}", f"q{i}") for i in range(4)], Draws(2))
+        groups = await sampler.groups([Task(f"t{i}", f"q{i}") for i in range(4)], GroupSpec(2))
         row = store.spend()[0]
     assert [r.outcome for g in groups for r in g.rollouts] == ["graded"] * 8
     assert row.usage.calls == row.failed_calls + 8
@@ -120,12 +120,12 @@ async def test_f05_two_minutes_of_503_cost_waiting_and_nothing_else(tmp_path: Pa
 async def test_f04_f06_a_hopeless_endpoint_stops_the_run_within_five_calls(
     tmp_path: Path, server: FaultServer, kind: str
 ) -> None:
-    with server, RunStore.open(tmp_path / "run", create=True) as store:
+    with server, Journal.open(tmp_path / "run", create=True) as store:
         lm = RetryingLM(JournaledLM(open_lm(server.spec(), supports_n=False), store))
         sampler = Sampler(ChatPolicy(lm), EvenVerifier(), recorder=store)
         started = time.monotonic()
         with pytest.raises(ProviderError) as caught:
-            await sampler.groups([Task(f"t{i}", f"q{i}") for i in range(20)], Draws(4))
+            await sampler.groups([Task(f"t{i}", f"q{i}") for i in range(20)], GroupSpec(4))
         await lm.aclose()
         assert caught.value.kind == kind and caught.value.is_fatal
         assert server.call_count <= 5
@@ -150,7 +150,7 @@ def test_f01_f12_a_misbehaving_server_loses_and_scores_nothing() -> None:
     steps=st.integers(0, 4),
 )
 def test_f35_cancelled_anywhere_slots_and_money_come_back(cancels: list[int], steps: int) -> None:
-    async def session(store: RunStore) -> None:
+    async def session(store: Journal) -> None:
         lm = JournaledLM(ScriptedLM("x", latency_s=0.0005 * steps), store)
         limiter = AdaptiveLimiter(start=3, clock=time.monotonic)
         outer = RetryingLM(lm, limiter=limiter)
@@ -168,12 +168,12 @@ def test_f35_cancelled_anywhere_slots_and_money_come_back(cancels: list[int], st
         assert limiter.in_flight == 0
 
     with scratch() as folder:
-        with RunStore.open(Path(folder) / "run", create=True, budget=Budget(calls=40)) as store:
+        with Journal.open(Path(folder) / "run", create=True, budget=Budget(calls=40)) as store:
             asyncio.run(session(store))
             assert set(store.ledger.reserved.values()) == {0.0}
             assert not store.calls.any_in_flight and not store.calls.flights
             spent = store.ledger.spent["calls"]
-        with RunStore.open(Path(folder) / "run") as store:  # the journal says the same
+        with Journal.open(Path(folder) / "run") as store:  # the journal says the same
             rows = store.spend()
             assert spent == sum(r.usage.calls + r.booked.calls for r in rows)
             assert store.ledger.spent["calls"] == spent

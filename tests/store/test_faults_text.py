@@ -25,7 +25,7 @@ from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task, Usage
 from tfgrpo.runtime.redaction import forget_secrets, register
 from tfgrpo.store import read_groups, write_groups
 from tfgrpo.store.codec import COMPRESS_ABOVE, pack, unpack
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM
 
 CANARY = "CANARY-7f3a9c51d2e84b60"
@@ -59,8 +59,8 @@ def group_of(text: str, task_id: str = "t", group_id: str = "g") -> RolloutGroup
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with RunStore.open(tmp_path / "run", create=True) as opened:
+def store(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "run", create=True) as opened:
         yield opened
 
 
@@ -73,11 +73,11 @@ def test_f21_any_text_comes_back_from_every_file_as_it_was(text: str) -> None:
 
 def check_round_trips(folder: Path, text: str) -> None:
     group = group_of(text, task_id="t" + text, group_id="g" + text)
-    with RunStore.open(folder / "run", create=True) as store:
+    with Journal.open(folder / "run", create=True) as store:
         store.record_group(group)
         store.record_decision("kind" + text, {text: [text]}, key=text)
         store.record_library("v" + text, [text])
-    with RunStore.open(folder / "run") as store:
+    with Journal.open(folder / "run") as store:
         assert list(store.groups()) == list(store.groups("practice")) == [group]
         first = group.rollouts[0]
         assert store.find_rollout(first.rollout_id, "v" + text) == first
@@ -89,7 +89,7 @@ def check_round_trips(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NASTY)
-async def test_f21_replies_and_spend_keep_any_text(store: RunStore, text: str) -> None:
+async def test_f21_replies_and_spend_keep_any_text(store: Journal, text: str) -> None:
     reply = Completion(
         text, reasoning=text, tool_calls=(ToolCall(text, text, text),), model=text,
         top_logprobs=({text: -0.5},), usage=Usage(calls=1),
@@ -110,7 +110,7 @@ def test_f21_any_json_value_survives_packing_small_and_large(value: object, size
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_f22_a_number_that_json_has_not_is_refused_by_name(store: RunStore, bad: float) -> None:
+def test_f22_a_number_that_json_has_not_is_refused_by_name(store: Journal, bad: float) -> None:
     with pytest.raises(ConfigError, match="decision 'gate'"):
         store.record_decision("gate", {"difference": bad})
     with pytest.raises(ConfigError, match="library 'v1'"):
@@ -121,7 +121,7 @@ def test_f22_a_number_that_json_has_not_is_refused_by_name(store: RunStore, bad:
     assert store.decisions("gate") == []
 
 
-async def test_f22_infinite_log_probs_do_not_lose_a_paid_reply(store: RunStore) -> None:
+async def test_f22_infinite_log_probs_do_not_lose_a_paid_reply(store: Journal) -> None:
     reply = Completion(
         "x", token_ids=(1,), logprobs=(-math.inf,), top_logprobs=({"a": -math.inf, "b": -1.0},)
     )
@@ -155,7 +155,7 @@ async def test_t1_no_piece_of_a_key_reaches_any_file_of_a_run(
             "body " + base64.b64encode(f"user:{CANARY}".encode()).decode(),
             "echo of " + quote(CANARY + "&", safe="") + CANARY[3:12],
         ]
-        store = RunStore.open(folder, create=True, config=config)
+        store = Journal.open(folder, create=True, config=config)
         request = Request((Message("user", "q"),))
         for i, text in enumerate(failures):
             lm = ScriptedLM([ProviderError(text, kind="bad_reply")])
@@ -179,7 +179,7 @@ async def test_t1_no_piece_of_a_key_reaches_any_file_of_a_run(
 
 def test_t15_folder_and_files_belong_to_their_owner_alone(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
-    with RunStore.open(folder, create=True) as store:
+    with Journal.open(folder, create=True) as store:
         store.record_decision("x", 1)
         modes = {p.name: p.stat().st_mode & 0o777 for p in folder.iterdir()}
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -190,7 +190,7 @@ def test_t15_folder_and_files_belong_to_their_owner_alone(tmp_path: Path) -> Non
 
 
 def test_f39_an_empty_run_one_rollout_and_equal_rewards_have_defined_results(
-    store: RunStore, tmp_path: Path
+    store: Journal, tmp_path: Path
 ) -> None:
     state = store.state()
     assert (state.rollouts, state.groups, state.library, state.spend) == (0, 0, None, ())

@@ -21,7 +21,7 @@ from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.store.cache import CallCache
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.keys import KeyMaker, RequestKey
 
@@ -105,13 +105,13 @@ class Counting(ScriptedLM):
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[RunStore]:
-    with RunStore.open(tmp_path / "run", create=True) as opened:
+def store(tmp_path: Path) -> Iterator[Journal]:
+    with Journal.open(tmp_path / "run", create=True) as opened:
         yield opened
 
 
 async def ask(
-    store: RunStore, request: Request, identity: Mapping[str, Any], index: int, seed: int | None
+    store: Journal, request: Request, identity: Mapping[str, Any], index: int, seed: int | None
 ) -> tuple[str, int]:
     """Return the reply and how many calls it took."""
     lm = Counting(identity)
@@ -121,7 +121,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("field", CHANGES)
-async def test_b01_each_field_makes_a_call_of_its_own(store: RunStore, field: str) -> None:
+async def test_b01_each_field_makes_a_call_of_its_own(store: Journal, field: str) -> None:
     assert (await ask(store, BASE, IDENTITY, 0, 7))[1] == 1
     assert (await ask(store, *CHANGES[field]))[1] == 1
     assert (await ask(store, BASE, IDENTITY, 0, 7))[1] == 0
@@ -129,7 +129,7 @@ async def test_b01_each_field_makes_a_call_of_its_own(store: RunStore, field: st
 
 
 async def test_b01_order_of_keys_time_limits_and_a_rerun_change_nothing(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         first, calls = await ask(store, BASE, IDENTITY, 0, 7)
         assert calls == 1
     parameters = {"properties": {"base": {}}, "type": "object"}
@@ -139,7 +139,7 @@ async def test_b01_order_of_keys_time_limits_and_a_rerun_change_nothing(tmp_path
         response_format={"json_schema": {"strict": True, "name": "x"}, "type": "json_schema"},
         limits=Limits(timeout_s=1.0),
     )
-    with RunStore.open(tmp_path / "run") as store:
+    with Journal.open(tmp_path / "run") as store:
         turned = dict(reversed(IDENTITY.items()))
         assert await ask(store, other, turned, 0, 7) == (first, 0)
 
@@ -184,7 +184,7 @@ def test_b01_a_key_is_the_same_in_another_process() -> None:
     assert done.stdout.strip() == RequestKey(BASE, IDENTITY).draw(3, 7).hex()
 
 
-async def test_f36_fifty_equal_calls_at_once_are_one_request(store: RunStore) -> None:
+async def test_f36_fifty_equal_calls_at_once_are_one_request(store: Journal) -> None:
     lm = ScriptedLM(lambda r, s: f"reply {len(lm.requests)}", latency_s=0.01)
     journaled = JournaledLM(lm, store)
     replies = await asyncio.gather(*(journaled.complete(BASE, 1, [7]) for _ in range(50)))
@@ -193,7 +193,7 @@ async def test_f36_fifty_equal_calls_at_once_are_one_request(store: RunStore) ->
 
 
 async def test_f36_fifty_draws_at_once_are_fifty_requests_and_come_back_in_order(
-    store: RunStore,
+    store: Journal,
 ) -> None:
     lm = ScriptedLM(lambda r, s: f"reply to seed {s}", latency_s=0.01)
 
@@ -209,7 +209,7 @@ async def test_f36_fifty_draws_at_once_are_fifty_requests_and_come_back_in_order
 
 
 async def test_f36_when_the_one_request_fails_all_who_wait_are_told_and_it_counts_once(
-    store: RunStore,
+    store: Journal,
 ) -> None:
     lm = ScriptedLM([ProviderError("busy", kind="overloaded"), "then fine"], latency_s=0.01)
     journaled = JournaledLM(lm, store)
@@ -221,7 +221,7 @@ async def test_f36_when_the_one_request_fails_all_who_wait_are_told_and_it_count
     assert (await journaled.complete(BASE, 1, [7]))[0].text == "then fine"
 
 
-async def test_f36_when_the_one_who_asks_is_cancelled_another_takes_over(store: RunStore) -> None:
+async def test_f36_when_the_one_who_asks_is_cancelled_another_takes_over(store: Journal) -> None:
     lm = ScriptedLM("reply", latency_s=0.02)
     journaled = JournaledLM(lm, store)
     first = asyncio.create_task(journaled.complete(BASE, 1, [7]))
@@ -237,7 +237,7 @@ async def test_f36_when_the_one_who_asks_is_cancelled_another_takes_over(store: 
     assert set(store.ledger.reserved.values()) == {0.0}
 
 
-async def test_f16_replies_that_overtake_each_other_reach_who_asked(store: RunStore) -> None:
+async def test_f16_replies_that_overtake_each_other_reach_who_asked(store: Journal) -> None:
     class Reordering(ScriptedLM):
         async def complete(
             self, request: Request, n: int, seeds: Sequence[int | None]
@@ -255,14 +255,14 @@ async def test_f16_replies_that_overtake_each_other_reach_who_asked(store: RunSt
     assert await asyncio.gather(*map(one, range(20))) == [f"for {i}" for i in range(20)]
 
 
-async def test_switched_off_the_cache_asks_again_and_keeps_all_the_same(store: RunStore) -> None:
+async def test_switched_off_the_cache_asks_again_and_keeps_all_the_same(store: Journal) -> None:
     lm = ScriptedLM(["one", "two"])
     off = JournaledLM(lm, store, cache=False)
     assert [(await off.complete(BASE, 1, [7]))[0].text for _ in range(2)] == ["one", "two"]
     assert (await JournaledLM(lm, store).complete(BASE, 1, [7]))[0].text == "one"
 
 
-async def test_f14_five_draws_of_eight_are_kept_and_three_asked_again(store: RunStore) -> None:
+async def test_f14_five_draws_of_eight_are_kept_and_three_asked_again(store: Journal) -> None:
     class Short(ScriptedLM):
         prefers_n = True  # type: ignore[assignment]
         asked: list[int] = []  # noqa: RUF012
@@ -283,7 +283,7 @@ async def test_f14_five_draws_of_eight_are_kept_and_three_asked_again(store: Run
 
 
 async def test_f19_a_cut_reply_is_kept_as_cut_and_a_longer_limit_asks_anew(
-    store: RunStore,
+    store: Journal,
 ) -> None:
     lm = ScriptedLM([Completion("half a less", finish="length"), Completion("a whole lesson")])
     journaled = JournaledLM(lm, store)
@@ -303,13 +303,13 @@ async def test_t16_a_shared_cache_keeps_accounts_and_servers_apart(tmp_path: Pat
             ("c", IDENTITY | {"base_url": "http://b/v1"}),
             ("d", IDENTITY),
         ):
-            with RunStore.open(tmp_path / run, create=True) as store:
+            with Journal.open(tmp_path / run, create=True) as store:
                 counted = Counting(identity)
                 counted._script = f"for {run}"
                 journaled = JournaledLM(counted, store, shared=cache)
                 texts[run] = (await journaled.complete(BASE, 1, [7]))[0].text
     assert texts == {"a": "for a", "b": "for b", "c": "for c", "d": "for a"}
-    with RunStore.open(tmp_path / "d") as store:  # the hit lies in the run's own journal now
+    with Journal.open(tmp_path / "d") as store:  # the hit lies in the run's own journal now
         lm2 = Counting(IDENTITY)
         assert (await JournaledLM(lm2, store).complete(BASE, 1, [7]))[0].text == "for a"
         assert not lm2.requests
@@ -318,7 +318,7 @@ async def test_t16_a_shared_cache_keeps_accounts_and_servers_apart(tmp_path: Pat
 
 async def test_a_new_verifier_judges_again_without_a_call(tmp_path: Path) -> None:
     server = CountingServer()
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         await learn(store, server, Settings(steps=1))
         before = dict(server.received)
         await learn(store, server, Settings(steps=1, verifier_id="even-2"))

@@ -31,8 +31,8 @@ from tfgrpo.messages import Message
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.protocols import LM, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.sampling import Draws, Sampler, SampleSettings
-from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
+from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.testing import Answer, FaultServer, choices, hang, raw, say, status
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def tasks(n: int) -> list[Task]:
     return [Task(f"t{i}", f"q{i}") for i in range(n)]
 
 
-def stack(lm: LM, store: RunStore, clock: Clock, **policy: float) -> RetryingLM:
+def stack(lm: LM, store: Journal, clock: Clock, **policy: float) -> RetryingLM:
     return RetryingLM(
         JournaledLM(lm, store),
         RetryPolicy(**policy),  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def stack(lm: LM, store: RunStore, clock: Clock, **policy: float) -> RetryingLM:
     )
 
 
-def outcomes(store: RunStore) -> list[str]:
+def outcomes(store: Journal) -> list[str]:
     return [r.outcome for g in store.groups() for r in g.rollouts]
 
 
@@ -109,9 +109,9 @@ async def test_f02_any_spelling_of_a_hint_is_waited_for_and_garbage_means_normal
         busy = status(429, {"error": {"message": "slow down"}}, **hint())
         return busy if len(seen) == 1 else say("fine")
 
-    with FaultServer(script) as server, RunStore.open(tmp_path / "run", create=True) as store:
+    with FaultServer(script) as server, Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(open_lm(server.spec()), store, clock)
-        groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(1), Draws(1))
+        groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(1), GroupSpec(1))
         await lm.aclose()
     assert groups[0].rewards_G == (1.0,)
     assert len(clock.slept) == 1 and least <= clock.slept[0] <= most
@@ -128,9 +128,9 @@ async def test_f07_a_prompt_that_is_too_long_marks_its_rollout_and_is_never_sent
         return "fine"
 
     raw_lm = ScriptedLM(script)
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(raw_lm, store, clock)
-        await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), Draws(2))
+        await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), GroupSpec(2))
         found = {g.task.task_id: [r.outcome for r in g.rollouts] for g in store.groups()}
         kinds = [r.metadata.get("provider_kind") for g in store.groups() for r in g.rollouts]
     assert found["t1"] == ["provider_failed"] * 2
@@ -151,10 +151,10 @@ async def test_f08_a_refused_task_has_no_reward_in_either_arm_of_a_comparison(
     def script(call: object) -> Answer | None:
         return answer if getattr(call, "text", "").endswith("q1") else say("fine")
 
-    with FaultServer(script) as server, RunStore.open(tmp_path / "run", create=True) as store:
+    with FaultServer(script) as server, Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(open_lm(server.spec()), store, Clock())
         sampler = Sampler(ChatPolicy(lm), One(), recorder=store)
-        arms = [await sampler.groups(tasks(4), Draws(2, scope=arm)) for arm in ("base", "new")]
+        arms = [await sampler.groups(tasks(4), GroupSpec(2, scope=arm)) for arm in ("base", "new")]
         await lm.aclose()
         assert outcomes(store).count("refused") == 4
     scores = [{g.task.task_id: g.rewards_G for g in arm if g.rewards_G} for arm in arms]
@@ -171,10 +171,12 @@ async def test_f09_a_dead_endpoint_is_left_alone_and_probed_once_a_minute(tmp_pa
             return ProviderError("connection refused", kind="connection")
         return "fine"
 
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(ScriptedLM(script), store, clock, breaker_after=4, deadline_s=900, most_tries=99)
         settings = SampleSettings(concurrency=4)
-        await Sampler(ChatPolicy(lm), One(), settings, recorder=store).groups(tasks(4), Draws(3))
+        await Sampler(ChatPolicy(lm), One(), settings, recorder=store).groups(
+            tasks(4), GroupSpec(3)
+        )
         assert outcomes(store) == ["graded"] * 12
     dead = [at for at in asked if at < 150]
     opened = sorted(dead)[3]
@@ -186,10 +188,10 @@ async def test_f09_a_dead_endpoint_is_left_alone_and_probed_once_a_minute(tmp_pa
 async def test_f09_a_circuit_that_stays_open_ends_calls_with_the_cause(tmp_path: Path) -> None:
     clock = Clock()
     dead = ProviderError("connection refused", kind="connection")
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(ScriptedLM(lambda r, s: dead), store, clock, breaker_after=3, deadline_s=40)
         with pytest.raises(ProviderError, match="first 5 rollouts all failed alike") as caught:
-            await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(8), Draws(2))
+            await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(8), GroupSpec(2))
         assert caught.value.kind == "connection"
         assert "graded" not in outcomes(store)
 
@@ -213,10 +215,10 @@ async def test_f10_f11_f12_f20_a_reply_that_is_none_costs_its_rollout_and_never_
     def script(call: object) -> Answer | None:
         return answer if getattr(call, "text", "").endswith("q1") else say("fine")
 
-    with FaultServer(script) as server, RunStore.open(tmp_path / "run", create=True) as store:
+    with FaultServer(script) as server, Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(open_lm(server.spec()), store, Clock(), most_tries=2)
         policy = ChatPolicy(lm, limits=limits)
-        await Sampler(policy, One(), recorder=store).groups(tasks(2), Draws(1))
+        await Sampler(policy, One(), recorder=store).groups(tasks(2), GroupSpec(1))
         await lm.aclose()
         made = {g.task.task_id: g.rollouts[0] for g in store.groups()}
         size = sum(f.stat().st_size for f in (tmp_path / "run").iterdir())
@@ -232,14 +234,14 @@ async def test_f15_another_model_is_recorded_and_warned_of_once_or_refused(
     tmp_path: Path, strict: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = FaultServer(say("fine", model="cheaper"))
-    with server, RunStore.open(tmp_path / "run", create=True) as store:
+    with server, Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(open_lm(server.spec("dear"), strict_model=strict), store, Clock(), most_tries=1)
         sampler = Sampler(ChatPolicy(lm), One(), recorder=store)
         if strict:
             with pytest.raises(ProviderError, match="cheaper"):
-                await sampler.groups(tasks(6), Draws(1))
+                await sampler.groups(tasks(6), GroupSpec(1))
         else:
-            await sampler.groups(tasks(3), Draws(2))
+            await sampler.groups(tasks(3), GroupSpec(2))
         await lm.aclose()
         kept = store._writer.read("SELECT DISTINCT model FROM results WHERE kind = 'ok'")
         graded = outcomes(store).count("graded")
@@ -268,9 +270,9 @@ async def test_f27_a_day_that_jumps_changes_no_wait_no_limit_and_no_duration(
 
     monkeypatch.setattr(time, "time", jumping)
     clock = Clock()
-    with RunStore.open(tmp_path / "run", create=True, clock=clock) as store:
+    with Journal.open(tmp_path / "run", create=True, clock=clock) as store:
         lm = stack(ScriptedLM(script), store, clock)
-        groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), Draws(3))
+        groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), GroupSpec(3))
         assert store.ledger.spent["seconds"] == pytest.approx(clock.now)
         assert 0 <= store.spend()[0].duration_s < 60
     assert len(clock.slept) == 1 and 2.0 <= clock.slept[0] <= 2.2
@@ -299,9 +301,9 @@ async def test_f30_a_dead_trace_collector_changes_nothing_of_a_run(tmp_path: Pat
         ("plain", ScriptedLM(lambda r, s: f"{s}")),
         ("traced", TracedLM(ScriptedLM(lambda r, s: f"{s}"), provider.get_tracer("test"))),
     ):
-        with RunStore.open(tmp_path / name, create=True) as store:
+        with Journal.open(tmp_path / name, create=True) as store:
             sampler = Sampler(ChatPolicy(stack(lm, store, Clock())), One(), recorder=store)
-            await sampler.groups(tasks(4), Draws(3))
+            await sampler.groups(tasks(4), GroupSpec(3))
             rewards.append([(g.task.task_id, g.rewards_G) for g in store.groups()])
             assert store.spend()[0].usage.calls == 12
     assert rewards[0] == rewards[1] and len(tried) == 12
@@ -328,7 +330,7 @@ async def test_f32_the_width_is_capped_below_the_file_limit_with_a_note(
         sampler = Sampler(FunctionPolicy(act, policy_id="p"), One(), settings)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    await sampler.groups(tasks(300), Draws(1))
+    await sampler.groups(tasks(300), GroupSpec(1))
     assert most[0] == 96
     assert "concurrency 500 cut to 96" in caplog.text
 
@@ -344,9 +346,9 @@ async def test_f33_one_rollout_that_raises_leaves_its_siblings_and_closes_the_gr
     from tfgrpo.runtime.canonical import derive_seed
 
     bad = {derive_seed(0, "t0", 2)}
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         sampler = Sampler(FunctionPolicy(act, policy_id="p"), One(), recorder=store)
-        groups = await asyncio.wait_for(sampler.groups(tasks(3), Draws(4)), 30)
+        groups = await asyncio.wait_for(sampler.groups(tasks(3), GroupSpec(4)), 30)
         assert outcomes(store).count("policy_failed") == 1
         assert len(list(store.groups())) == 3
     assert [len(g.rollouts) for g in groups] == [4, 4, 4]
@@ -379,11 +381,11 @@ async def test_f34_scoring_siblings_have_ended_before_the_error_leaves(
     verifier = Failing()
     if cancelled:
         verifier.begun = 100
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         policy = ChatPolicy(JournaledLM(ScriptedLM(lambda r, s: f"{s}"), store))
         settings = SampleSettings(concurrency=8, probe=0)
         sampler = Sampler(policy, verifier, settings, recorder=store)
-        work = asyncio.create_task(sampler.groups(tasks(8), Draws(4)))
+        work = asyncio.create_task(sampler.groups(tasks(8), GroupSpec(4)))
         if cancelled:
             await asyncio.sleep(0.01)
             work.cancel()
@@ -477,9 +479,9 @@ async def test_f05_one_log_line_a_minute_and_not_one_a_call(
         return "fine"
 
     caplog.set_level(logging.WARNING)
-    with RunStore.open(tmp_path / "run", create=True) as store:
+    with Journal.open(tmp_path / "run", create=True) as store:
         lm = stack(ScriptedLM(script), store, clock, most_tries=999, deadline_s=900)
-        await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(4), Draws(4))
+        await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(4), GroupSpec(4))
         assert outcomes(store) == ["graded"] * 16
         failed = store.spend()[0].failed_calls
     assert 1 <= len(caplog.records) <= 4 < failed

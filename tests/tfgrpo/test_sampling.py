@@ -13,7 +13,7 @@ from tfgrpo.errors import BudgetError, ConfigError, PolicyError, ProviderError, 
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 from tfgrpo.runtime.call_scope import current_scope
-from tfgrpo.sampling import Draws, Sampler, SampleSettings, Stop, Stopped, sample_group
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings, Stop, Stopped, sample_group
 
 
 @dataclass
@@ -90,7 +90,7 @@ def tasks(n: int) -> list[Task]:
 
 
 async def test_groups_follow_task_ids_and_never_text() -> None:
-    groups = await Sampler(Echo(), Parity()).groups(tasks(3), Draws(group_size=4))
+    groups = await Sampler(Echo(), Parity()).groups(tasks(3), GroupSpec(group_size=4))
     assert [g.task.task_id for g in groups] == ["t0", "t1", "t2"]
     assert len({g.group_id for g in groups}) == 3
     assert all(g.rewards_G == (1.0, 0.0, 1.0, 0.0) for g in groups)
@@ -118,7 +118,7 @@ async def test_a_failed_rollout_has_an_outcome_and_no_reward(
     fault: BaseException | str, outcome: str
 ) -> None:
     group = await sample_group(
-        Task("t", "x"), Echo({1: fault}), Parity(), draws=Draws(group_size=3)
+        Task("t", "x"), Echo({1: fault}), Parity(), draws=GroupSpec(group_size=3)
     )
     assert [r.outcome for r in group.rollouts] == ["graded", outcome, "graded"]
     assert group.rollouts[1].reward is None
@@ -128,7 +128,7 @@ async def test_a_failed_rollout_has_an_outcome_and_no_reward(
 async def test_a_cut_reply_is_graded_on_request_and_keeps_its_flag() -> None:
     settings = SampleSettings(on_truncated="grade")
     group = await sample_group(
-        Task("t", "x"), Echo({1: "truncated"}), Parity(), settings=settings, draws=Draws(3)
+        Task("t", "x"), Echo({1: "truncated"}), Parity(), settings=settings, draws=GroupSpec(3)
     )
     assert group.rewards_G == (1.0, 0.0, 1.0)
     assert [r.is_truncated for r in group.rollouts] == [False, True, False]
@@ -142,7 +142,11 @@ async def test_a_slow_rollout_times_out_alone() -> None:
             return await super().attempt(task, context, seed)
 
     group = await sample_group(
-        Task("t", "x"), Slow(), Parity(), settings=SampleSettings(timeout_s=0.05), draws=Draws(2)
+        Task("t", "x"),
+        Slow(),
+        Parity(),
+        settings=SampleSettings(timeout_s=0.05),
+        draws=GroupSpec(2),
     )
     assert [r.outcome for r in group.rollouts] == ["timed_out", "graded"]
 
@@ -154,7 +158,7 @@ async def test_a_crashing_verifier_is_never_a_reward() -> None:
                 raise ZeroDivisionError("division by zero")
             return await super().score(rollout, task)
 
-    group = await sample_group(Task("t", "x"), Echo(), Picky(), draws=Draws(4))
+    group = await sample_group(Task("t", "x"), Echo(), Picky(), draws=GroupSpec(4))
     assert group.outcome_counts() == {"graded": 3, "verifier_failed": 1}
     assert "ZeroDivisionError" in group.rollouts[2].error
 
@@ -172,7 +176,7 @@ async def test_a_run_that_cannot_work_stops_within_a_handful_of_calls(
 ) -> None:
     policy.attempts.clear()
     with pytest.raises(error):
-        await Sampler(policy, verifier).groups(tasks(50), Draws(group_size=4))
+        await Sampler(policy, verifier).groups(tasks(50), GroupSpec(group_size=4))
     assert len(policy.attempts) <= most
 
 
@@ -193,8 +197,12 @@ async def test_bad_tasks_are_refused_before_any_call(given: list[Task], message:
 
 async def test_recorded_rollouts_are_never_made_again() -> None:
     memory, policy = Memory(), Echo()
-    first = await Sampler(policy, Parity(), recorder=memory).groups(tasks(2), Draws(group_size=4))
-    again = await Sampler(policy, Parity(), recorder=memory).groups(tasks(2), Draws(group_size=6))
+    first = await Sampler(policy, Parity(), recorder=memory).groups(
+        tasks(2), GroupSpec(group_size=4)
+    )
+    again = await Sampler(policy, Parity(), recorder=memory).groups(
+        tasks(2), GroupSpec(group_size=6)
+    )
     assert len(policy.attempts) == 12
     assert [g.rollouts[:4] for g in again] == [g.rollouts for g in first]
 
@@ -204,7 +212,7 @@ async def test_a_reached_limit_keeps_finished_rollouts_and_ends_the_call() -> No
     policy = Echo({5: BudgetError("calls: 6 of 5", resource="calls")})
     sampler = Sampler(policy, Parity(), SampleSettings(concurrency=1), recorder=memory)
     with pytest.raises(BudgetError):
-        await sampler.groups(tasks(1), Draws(group_size=8))
+        await sampler.groups(tasks(1), GroupSpec(group_size=8))
     assert len(memory.rollouts) == 5
     assert memory.groups == []
 
@@ -221,9 +229,11 @@ async def test_a_stop_finishes_what_is_in_flight_and_resumes() -> None:
         on_progress=lambda p: stop.request() if p.done == 3 else None,
     )
     with pytest.raises(Stopped):
-        await sampler.groups(tasks(4), Draws(group_size=4))
+        await sampler.groups(tasks(4), GroupSpec(group_size=4))
     assert 3 <= len(memory.rollouts) <= 4
-    groups = await Sampler(policy, Parity(), recorder=memory).groups(tasks(4), Draws(group_size=4))
+    groups = await Sampler(policy, Parity(), recorder=memory).groups(
+        tasks(4), GroupSpec(group_size=4)
+    )
     assert sum(len(g.rollouts) for g in groups) == 16
     assert len(policy.attempts) == 16
 
@@ -245,10 +255,10 @@ async def test_temperature_zero_in_a_group_warns(caplog: pytest.LogCaptureFixtur
         def sampling(self) -> object:
             return type("S", (), {"temperature": 0})()
 
-    await Sampler(Cold(), Parity()).groups(tasks(1), Draws(group_size=2))
+    await Sampler(Cold(), Parity()).groups(tasks(1), GroupSpec(group_size=2))
     assert "cannot differ" in caplog.text
 
 
 async def test_sizes_allocate_rollouts_and_zero_leaves_a_task_out() -> None:
-    groups = await Sampler(Echo(), Parity()).groups(tasks(3), Draws(), sizes=[2, 0, 3])
+    groups = await Sampler(Echo(), Parity()).groups(tasks(3), GroupSpec(), sizes=[2, 0, 3])
     assert [(g.task.task_id, len(g.rollouts)) for g in groups] == [("t0", 2), ("t2", 3)]

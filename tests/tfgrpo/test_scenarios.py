@@ -20,7 +20,7 @@ from tfgrpo.learning.result import Result
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 from tfgrpo.testing import Answer, Call, FaultServer, choices, reset, say, status
 
 TASKS = make_tasks()
@@ -158,7 +158,7 @@ def test_scenario_10_a_cap_at_37_of_40_keeps_37_and_pays_three_more_on_resume(
         assert any("cap of 37 calls covers about" in note for note in plan.notes)
         result = learn(config, tasks=TASKS)
         assert result.exit_code == 4 and server.call_count == 37
-        with RunStore.open(tmp_path / "run", readonly=True) as store:
+        with Journal.open(tmp_path / "run", readonly=True) as store:
             ids = [f"{g}-{i}" for g in _practice_ids(tmp_path) for i in range(4)]
             assert sum(store.find_rollout(i, _verifier(store)) is not None for i in ids) == 37
         more = learn(on(server, tmp_path, **sections, budget={"calls": 500}), tasks=TASKS)
@@ -172,7 +172,7 @@ def _practice_ids(folder: Path) -> list[str]:
     return [row[0] for row in rows]
 
 
-def _verifier(store: RunStore) -> str:
+def _verifier(store: Journal) -> str:
     return str(store._writer.read("SELECT verifier_id FROM rollouts LIMIT 1")[0][0])
 
 
@@ -218,7 +218,7 @@ def test_b03_ten_samples_killed_after_each_report_what_an_unkilled_run_reports(
         if not fail_at:
             return world, world.learn(settings(folder, **config))
         with monkeypatch.context() as patch:
-            patch.setattr(RunStore, "close", RunStore.abandon)
+            patch.setattr(Journal, "close", Journal.abandon)
             with pytest.raises((Killed, BaseExceptionGroup)):
                 world.learn(settings(folder, **config))
         return world, None

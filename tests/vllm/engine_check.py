@@ -22,7 +22,7 @@ import torch
 
 from tfgrpo.lm.local.loading import load_model
 from tfgrpo.protocols import Generated, Generator, Sampling
-from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.generation.vllm_inprocess import VllmColocated
 from tfgrpo.rl.generation.vllm_server import FolderReload, VllmServer
 from tfgrpo.rl.model.decoder import hf_views
@@ -47,7 +47,7 @@ def make_model(folder: str, *, untied: bool) -> None:
     loaded.tokenizer.save_pretrained(folder)
 
 
-def prompts(parts: Parts) -> list[tuple[int, ...]]:
+def prompts(parts: LoadedModel) -> list[tuple[int, ...]]:
     """Four questions as token ids."""
     texts = [f"<|im_start|>user\nTell me about the number {i}.<|im_end|>\n" for i in range(4)]
     return [tuple(parts.tokenizer(t, add_special_tokens=False)["input_ids"]) for t in texts]
@@ -60,7 +60,7 @@ def draw(engine: Generator, asked: Sequence[Sequence[int]]) -> list[list[Generat
 
 
 def mismatch(
-    parts: Parts, asked: Sequence[tuple[int, ...]], made: Sequence[Sequence[Generated]]
+    parts: LoadedModel, asked: Sequence[tuple[int, ...]], made: Sequence[Sequence[Generated]]
 ) -> float:
     """Return the mean distance of the engine's log-probs from those of the trainer's weights."""
     pairs = [(ids, g) for ids, row in zip(asked, made, strict=True) for g in row]
@@ -71,7 +71,7 @@ def mismatch(
     ).mean_abs
 
 
-def move(parts: Parts) -> None:
+def move(parts: LoadedModel) -> None:
     """Change every weight matrix by noise, as a few large updates would."""
     source = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def move(parts: Parts) -> None:
                 weight.add_(noise.to(weight.dtype))
 
 
-def check(engine: Generator, parts: Parts) -> dict[str, float]:
+def check(engine: Generator, parts: LoadedModel) -> dict[str, float]:
     """Draw, move the weights, hand them over, draw again."""
     asked = prompts(parts)
     first = draw(engine, asked)

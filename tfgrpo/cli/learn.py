@@ -27,7 +27,7 @@ from tfgrpo.runtime.import_string import add_module_folder
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.sampling import Stop, Stopped
 from tfgrpo.statistics import Interval, mean_interval
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ def learn(
             typer.echo("\n".join([f"tasks: {sizes}", *plan.lines()]))
         return
     stop = Stop()
-    opened: list[RunStore] = []
+    opened: list[Journal] = []
     view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         if ui:
@@ -97,7 +97,7 @@ def evaluate(
         update={"run": settings.run.model_copy(update={"folder": str(folder)})}
     )
     stop = Stop()
-    opened: list[RunStore] = []
+    opened: list[Journal] = []
     view = choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         done = _interruptible(
@@ -116,7 +116,7 @@ def evaluate(
     raise typer.Exit(done.verdict.exit_code if done.verdict is not None else 5)
 
 
-def spent_words(store: RunStore) -> str:
+def spent_words(store: Journal) -> str:
     """Return what a run has spent so far, for its progress line."""
     spent = store.ledger.spent
     tokens = spent["prompt_tokens"] + spent["completion_tokens"]

@@ -21,7 +21,7 @@ from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_art
 from tfgrpo.experience.entry import Experience
 from tfgrpo.experience.library import Library
 from tfgrpo.runtime.terminal import one_line, printable
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -49,7 +49,7 @@ class Source:
     def save(self, library: Library) -> None:
         """Write a changed library back."""
         if self.is_run:
-            with RunStore.open(self.path) as store:
+            with Journal.open(self.path) as store:
                 store.record_library(library.version_id, library.to_dict())
             return
         folder = self.path if self.path.is_dir() else self.path.parent
@@ -72,7 +72,7 @@ def find(where: str) -> Source:
         raise ConfigError(
             f"no library at {where!r}: give a run's folder, an artefact's folder or a library.json"
         )
-    with RunStore.open(path, readonly=True) as store:
+    with Journal.open(path, readonly=True) as store:
         rows = store.libraries()
         config = store.config or {}
     versions = [key for key, _ in rows]

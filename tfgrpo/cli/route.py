@@ -14,8 +14,8 @@ import typer
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.outcome_files import Format, read_models, read_outcomes
-from tfgrpo.routing.records import ModelInfo, Outcome, OutcomeTable
-from tfgrpo.routing.router import Cheapest, Guaranteed, Router, Rule, TradeOff
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
+from tfgrpo.routing.router import Cheapest, Guaranteed, Router, RouteRule, TradeOff
 from tfgrpo.routing.router_files import LEAST_REFERENCE, RouterFiles, fit_files
 from tfgrpo.runtime.terminal import printable
 
@@ -42,7 +42,7 @@ _EmbedderOption = Annotated[
 
 def _read(
     paths: list[Path], format: str, success_at: float | None, models: Path | None
-) -> tuple[list[Outcome], list[ModelInfo]]:
+) -> tuple[list[SuccessCount], list[ModelInfo]]:
     kind: Format = format  # type: ignore[assignment]  # checked by read_outcomes
     outcomes = [o for p in paths for o in read_outcomes(p, format=kind, success_at=success_at)]
     return outcomes, read_models(models) if models is not None else []
@@ -89,7 +89,7 @@ def fit(
         )
 
 
-def _rule(target: float | None, per_usd: float | None, files: RouterFiles) -> Rule:
+def _rule(target: float | None, per_usd: float | None, files: RouterFiles) -> RouteRule:
     if target is not None and per_usd is not None:
         raise ConfigError("give --target or --per-usd, not both: they are two different rules")
     if per_usd is not None:

@@ -17,7 +17,7 @@ from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.store.export import write_groups
-from tfgrpo.store.journal import FILE, RunStore
+from tfgrpo.store.journal import FILE, Journal
 from tfgrpo.store.lock import RunLock
 
 runs_app = typer.Typer(no_args_is_help=True, help="List and purge runs.")
@@ -73,7 +73,7 @@ def export(
     ] = None,
 ) -> None:
     """Write a run's groups as JSONL or Parquet."""
-    with RunStore.open(run, readonly=True) as store:
+    with Journal.open(run, readonly=True) as store:
         count = write_groups(out, store.groups(stage))
         lost = store.damaged
     if count == 0 and stage is not None:
@@ -93,7 +93,7 @@ def _runs_under(root: Path) -> Iterator[Path]:
 
 def _summary(folder: Path) -> dict[str, Any]:
     try:
-        with RunStore.open(folder, readonly=True) as store:
+        with Journal.open(folder, readonly=True) as store:
             state = store.state()
     except StoreError as exc:
         return {"run": str(folder), "error": str(exc)}

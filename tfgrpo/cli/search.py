@@ -107,9 +107,9 @@ async def _open_model(config: SearchConfig, stack: AsyncExitStack) -> LM:
     lm: LM = open_lm(config.model.lm, **config.model.options)
     stack.push_async_callback(lm.aclose)
     if config.output.run is not None:
-        from tfgrpo.store import JournaledLM, RunStore
+        from tfgrpo.store import Journal, JournaledLM
 
-        store = RunStore.open(config.output.run, create=True, config={"search": "calls"})
+        store = Journal.open(config.output.run, create=True, config={"search": "calls"})
         stack.callback(store.close)
         lm = JournaledLM(lm, store)
     return RetryingLM(lm)

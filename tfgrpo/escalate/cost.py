@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tfgrpo.escalate.plan import Plan
+from tfgrpo.escalate.plan import TrainingPlan
 from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.escalate.student import ContextOf, Speed, bare
@@ -108,7 +108,7 @@ class Cost:
 def forecast_cost(
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     prompts: Prompter,
     shape: Shape,
     parameters: int,
@@ -171,7 +171,7 @@ def _mean(values: Sequence[int]) -> float:
 def _distil(
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     prompts: Prompter,
     speed: Speed,
     max_tokens: int,
@@ -194,7 +194,12 @@ def _distil(
 
 
 def _grpo(
-    material: Material, plan: Plan, prompts: Prompter, speed: Speed, max_tokens: int, sizes: Sizes
+    material: Material,
+    plan: TrainingPlan,
+    prompts: Prompter,
+    speed: Speed,
+    max_tokens: int,
+    sizes: Sizes,
 ) -> StageCost:
     own = _mean([len(prompts.ids(t)) for t in material.practice])
     tasks = min(GRPO_TASKS, len(material.practice))

@@ -20,7 +20,7 @@ from typing import Any
 from tfgrpo.context import Context
 from tfgrpo.escalate.cost import Sizes
 from tfgrpo.escalate.journal import EscalationJournal
-from tfgrpo.escalate.plan import Plan
+from tfgrpo.escalate.plan import TrainingPlan
 from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import Student
@@ -29,7 +29,7 @@ from tfgrpo.protocols import Verifier
 from tfgrpo.rl.distillation.distiller import Distiller, DistillSettings
 from tfgrpo.rl.distillation.fresh_groups import FreshGroups
 from tfgrpo.rl.distillation.icpo import Icpo, IcpoSettings
-from tfgrpo.rl.distillation.nudgerl import Nudge
+from tfgrpo.rl.distillation.nudgerl import NudgeRL
 from tfgrpo.rl.distillation.objectives import Imitation, NearTeacher, PassSettings
 from tfgrpo.rl.distillation.rows import (
     DistillRow,
@@ -85,7 +85,7 @@ def distil(
     student: Student,
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     journal: EscalationJournal,
     verifier: Verifier,
     folder: Path,
@@ -219,7 +219,7 @@ def _rows(
     student: Student,
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     journal: EscalationJournal,
     verifier: Verifier,
     full_marks: float,
@@ -289,7 +289,7 @@ def _objective(
     student: Student,
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     rows: Sequence[DistillRow],
 ) -> Any:
     """Return the plan's objective, with `steps_per_epoch`."""
@@ -317,7 +317,7 @@ def _objective(
         **common,
     )
     if plan.distil == "nudge":
-        return Nudge(source)
+        return NudgeRL(source)
     whole = replace(source, contexts_of=lambda task: [material.context(task)])
     return Icpo(whole, IcpoSettings(steps=settings.epochs * source.steps_per_epoch))
 

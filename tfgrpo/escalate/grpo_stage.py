@@ -20,7 +20,7 @@ from tfgrpo.config.learn import Config
 from tfgrpo.escalate.cost import GRPO_TASKS, Sizes
 from tfgrpo.escalate.distil_stage import scores_of, write_json
 from tfgrpo.escalate.journal import EscalationJournal
-from tfgrpo.escalate.plan import Plan, states_after
+from tfgrpo.escalate.plan import TrainingPlan, states_after
 from tfgrpo.escalate.run_data import Material, TaskState
 from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import Student
@@ -65,7 +65,7 @@ def practise(
     student: Student,
     material: Material,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     journal: EscalationJournal,
     verifier: Verifier,
     folder: Path,
@@ -132,7 +132,7 @@ def train_config(
     student: Student,
     config: Config,
     settings: EscalateSettings,
-    plan: Plan,
+    plan: TrainingPlan,
     folder: Path,
     sizes: Sizes,
     full_marks: float,
@@ -156,7 +156,7 @@ def train_config(
             "temperature": sampling.temperature or 1.0,
             "stop": list(sampling.stop),
             "max_rows": settings.max_rows,
-            "on_truncated": "grade" if config.run.on_truncated == "grade" else "drop",
+            "on_truncated": "grade" if config.run.on_truncated == "grade" else "exclude",
             "verifier_timeout_s": config.run.timeout_s,
         },
         "optimiser": {

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from tfgrpo.errors import VerifierError
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 Draws = Callable[[], list[RolloutGroup]]
 
@@ -35,7 +35,7 @@ class EscalationJournal:
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any], verifier_id: str) -> None:
-        self.store = RunStore.open(folder, create=True, config=config)
+        self.store = Journal.open(folder, create=True, config=config)
         self._verifier_id = verifier_id
 
     def drawn(self, stage: str, arm: str, tasks: Sequence[Task], draw: Draws) -> list[RolloutGroup]:

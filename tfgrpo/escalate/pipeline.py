@@ -23,12 +23,12 @@ from tfgrpo.escalate.cost import Sizes, forecast_cost
 from tfgrpo.escalate.distil_stage import Distilled, distil, scores_of, write_json
 from tfgrpo.escalate.grpo_stage import Practised, practise
 from tfgrpo.escalate.journal import EscalationJournal
-from tfgrpo.escalate.plan import Plan, choose, gather, make_plan
+from tfgrpo.escalate.plan import TrainingPlan, choose, gather, make_plan
 from tfgrpo.escalate.result import Escalated, Preview
 from tfgrpo.escalate.run_data import Material, read_material, task_states
 from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampling_of
-from tfgrpo.learning.components import Roles
+from tfgrpo.learning.components import RunComponents
 from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed
@@ -107,7 +107,7 @@ def _escalate(
         "verifier": plain.verifier_id,
     }
     with EscalationJournal(folder, identity, plain.verifier_id) as journal:
-        judge = verifier or Roles(material.config, journal.store).verifier()
+        judge = verifier or RunComponents(material.config, journal.store).verifier()
         return _Escalation(material, settings, spec, folder, journal, judge, say).run()
 
 
@@ -227,7 +227,7 @@ class _Escalation:
             )
         )
 
-    def _distil(self, student: Student, plan: Plan) -> Distilled | None:
+    def _distil(self, student: Student, plan: TrainingPlan) -> Distilled | None:
         return distil(
             student,
             self._material,
@@ -240,7 +240,7 @@ class _Escalation:
             self._say,
         )
 
-    def _practise(self, spec: str, plan: Plan) -> Practised:
+    def _practise(self, spec: str, plan: TrainingPlan) -> Practised:
         return practise(
             self._student(spec, "start of grpo"),
             self._material,

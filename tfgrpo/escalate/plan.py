@@ -42,7 +42,7 @@ Distil = Literal["supervised", "forward_kl", "reverse_kl", "nudge", "icpo", "non
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class RunEvidence:
     """What the run says, in numbers."""
 
     has_library: bool
@@ -68,7 +68,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What will be trained, with the reason of each choice."""
 
     distil: Distil
@@ -99,7 +99,7 @@ class Plan:
         return asdict(self)
 
 
-def gather(material: Material, full_marks: float) -> Evidence:
+def gather(material: Material, full_marks: float) -> RunEvidence:
     """Return what practice and gate groups say."""
     states = task_states(material.practice, material.practice_groups, full_marks)
     empty = [g for g in material.gate_groups if g.context.is_empty]
@@ -111,7 +111,7 @@ def gather(material: Material, full_marks: float) -> Evidence:
     solved = [max(r) >= full_marks for r in library.values() if r]
     start = kept if material.has_library else _bare_practice(material)
     failing = [s for s in states if s.state == "all_fail"]
-    return Evidence(
+    return RunEvidence(
         has_library=material.has_library,
         library_gain=gain,
         solved_with_library=sum(solved) / len(solved) if solved else 0.0,
@@ -148,15 +148,15 @@ def _mixed(groups: Sequence[RolloutGroup]) -> float:
     return sum(g.is_informative() for g in sized) / len(sized) if sized else 0.0
 
 
-def make_plan(evidence: Evidence, settings: EscalateSettings) -> Plan:
+def make_plan(evidence: RunEvidence, settings: EscalateSettings) -> TrainingPlan:
     """Choose by the rules above; what a person asked for stands over them."""
     distil, why = _distil(evidence, settings)
     steps, steps_why = _grpo(evidence, settings)
     hints, hints_why = _hints(evidence, steps)
-    return Plan(distil, why, steps, steps_why, hints, hints_why)
+    return TrainingPlan(distil, why, steps, steps_why, hints, hints_why)
 
 
-def _distil(e: Evidence, settings: EscalateSettings) -> tuple[Distil, str]:
+def _distil(e: RunEvidence, settings: EscalateSettings) -> tuple[Distil, str]:
     needs_library = settings.method in ("forward_kl", "reverse_kl", "nudge", "icpo")
     if needs_library and not e.has_library:
         return "none", f"{settings.method} was asked for, but the run kept no library"
@@ -179,12 +179,12 @@ def _distil(e: Evidence, settings: EscalateSettings) -> tuple[Distil, str]:
     return "forward_kl", f"{told}, but {solved}: too few to imitate, so its distribution is kept"
 
 
-def _ceiling(e: Evidence, lever: str) -> Interval | None:
+def _ceiling(e: RunEvidence, lever: str) -> Interval | None:
     """What `advise` says that a lever can win at most; None where it cannot tell."""
     return next((a.gain for a in e.advice if a.lever == lever), None)
 
 
-def _grpo(e: Evidence, settings: EscalateSettings) -> tuple[int, str]:
+def _grpo(e: RunEvidence, settings: EscalateSettings) -> tuple[int, str]:
     found = f"{e.mixed_share:.0%} of the groups it starts from are mixed"
     most = _ceiling(e, "rl")
     if most is not None:
@@ -200,7 +200,7 @@ def _grpo(e: Evidence, settings: EscalateSettings) -> tuple[int, str]:
     return 0, f"only {found}: too few carry a gradient"
 
 
-def _hints(e: Evidence, grpo_steps: int) -> tuple[bool, str]:
+def _hints(e: RunEvidence, grpo_steps: int) -> tuple[bool, str]:
     failing = f"{e.all_fail_tasks} of {e.practice_tasks} practice tasks fail as a whole"
     most = _ceiling(e, "hints")
     if most is not None:

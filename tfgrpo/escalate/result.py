@@ -13,7 +13,7 @@ from tfgrpo.escalate.comparison import Table
 from tfgrpo.escalate.cost import Cost
 from tfgrpo.escalate.distil_stage import Distilled
 from tfgrpo.escalate.grpo_stage import Practised
-from tfgrpo.escalate.plan import Evidence, Plan
+from tfgrpo.escalate.plan import RunEvidence, TrainingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Preview:
     """What would be done and what it would cost."""
 
     model: str
-    evidence: Evidence
-    plan: Plan
+    evidence: RunEvidence
+    plan: TrainingPlan
     cost: Cost
     notes: tuple[str, ...]
 

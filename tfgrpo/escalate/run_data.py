@@ -29,7 +29,7 @@ from tfgrpo.experience import (
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 SPLITS = ("practice", "gate", "test")
 
@@ -106,7 +106,7 @@ def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Ma
             chat, or the given tasks are not the run's.
     """
     path = Path(folder)
-    with RunStore.open(path, readonly=True) as store:
+    with Journal.open(path, readonly=True) as store:
         config = _config_of(store, path)
         ids = _newest(store, "splits")
         final = _newest(store, "final")
@@ -160,12 +160,12 @@ def _given(tasks: Sequence[Task], content: Any, path: Path) -> dict[str, Task]:
     return {t.task_id: t for t in tasks}
 
 
-def _newest(store: RunStore, kind: str) -> Mapping[str, Any]:
+def _newest(store: Journal, kind: str) -> Mapping[str, Any]:
     found = store.decisions(kind)
     return found[-1][1] if found else {}
 
 
-def _config_of(store: RunStore, path: Path) -> Config:
+def _config_of(store: Journal, path: Path) -> Config:
     values = dict(store.config or {})
     if "tasks" not in values:
         raise ConfigError(f"{str(path)!r} is not a learning run: it has no settings of `learn`")
@@ -175,7 +175,7 @@ def _config_of(store: RunStore, path: Path) -> Config:
 
 
 def _read_groups(
-    store: RunStore, ids: Mapping[str, Sequence[str]]
+    store: Journal, ids: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, Task], tuple[RolloutGroup, ...]]:
     """Return all tasks by id, and the groups of practice and gate tasks."""
     tested = set(ids.get("test", ()))

@@ -21,11 +21,11 @@ from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.protocols import Sampling, Verifier
-from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.distillation.fresh_groups import Draw, Wanted, drawer
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row, pack
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rollout import RolloutGroup, Task
 
 DEFAULT_REPLY = 512
@@ -105,7 +105,7 @@ class Student:
         self._verifier = verifier
         self.spec = spec
         self.sampling = sampling_of(config)
-        self.parts: Parts = load_parts(spec, device=settings.device, dtype=settings.dtype)
+        self.parts: LoadedModel = load_parts(spec, device=settings.device, dtype=settings.dtype)
         template = "chat" if getattr(self.parts.tokenizer, "chat_template", None) else "plain"
         self.template = template
         self.prompts = Prompter(
@@ -131,13 +131,13 @@ class Student:
 
     def draw(self, label: str | None = None) -> Draw:
         """Return what draws groups from the weights as they are; the label names them."""
-        maker = RolloutMaker(
+        maker = SingleTurnMaker(
             self._generator,
             self.prompts,
             self._verifier,
             self.sampling,
             policy_id=f"escalate:{label or self.label}",
-            on_truncated="grade" if self._config.run.on_truncated == "grade" else "drop",
+            on_truncated="grade" if self._config.run.on_truncated == "grade" else "exclude",
             verifier_timeout_s=self._config.run.timeout_s,
         )
         return drawer(maker)

@@ -6,7 +6,7 @@ are made or where records are kept. Source: Training-Free GRPO, with the repairs
 """
 
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
-from tfgrpo.experience.critic.critic import Critic, Proposal, stalled
+from tfgrpo.experience.critic.critic import Critic, LibraryProposal, stalled
 from tfgrpo.experience.draft import Caps, estimate_tokens
 from tfgrpo.experience.edits import Edit, EditCounts, EditOutcome
 from tfgrpo.experience.entry import Experience, Provenance, Value
@@ -43,7 +43,7 @@ __all__ = [
     "HashedNgrams",
     "Library",
     "Overlap",
-    "Proposal",
+    "LibraryProposal",
     "Provenance",
     "RejectedEdits",
     "Repairs",

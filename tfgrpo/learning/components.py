@@ -23,13 +23,13 @@ from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.runtime.canonical import canonical_json
 from tfgrpo.runtime.import_string import load_object
-from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.verifiers import make_verifier
 
 OpenLM = Callable[..., LM]
 
 
-class Roles:
+class RunComponents:
     """The LMs of one run, opened on first use.
 
     Args:
@@ -38,7 +38,7 @@ class Roles:
         opener: how a spec string becomes an LM; tests give their own.
     """
 
-    def __init__(self, config: Config, store: RunStore, opener: OpenLM = open_lm) -> None:
+    def __init__(self, config: Config, store: Journal, opener: OpenLM = open_lm) -> None:
         self._config = config
         self._store = store
         self._opener = opener

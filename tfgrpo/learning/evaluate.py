@@ -13,11 +13,11 @@ from typing import Any
 
 from tfgrpo.config.learn import Config, read_tasks
 from tfgrpo.experience import Artefact, load_artefact
-from tfgrpo.learning.components import Roles
-from tfgrpo.learning.learn import Parts, make_sampler, open_run, run_sync
+from tfgrpo.learning.components import RunComponents
+from tfgrpo.learning.learn import Overrides, make_sampler, open_run, run_sync
 from tfgrpo.learning.progress import QuietView
 from tfgrpo.rollout import Task
-from tfgrpo.sampling import Draws
+from tfgrpo.sampling import GroupSpec
 from tfgrpo.statistics import Interval, Scores, paired_difference
 from tfgrpo.statistics.verdict import Verdict, judge_gain
 
@@ -48,15 +48,15 @@ async def evaluate_async(
 
     Raises like `learn_async`; the artefact's prompts are the ones it was learnt with.
     """
-    given = Parts(**parts)
+    given = Overrides(**parts)
     tasks = list(given.tasks) if given.tasks is not None else read_tasks(config.tasks.path)
     store = open_run(config, tasks=tasks)
-    roles = Roles(config, store, given.opener)
+    roles = RunComponents(config, store, given.opener)
     if given.on_open is not None:
         given.on_open(store)
     try:
         sampler = make_sampler(config, roles, given, store, given.view or QuietView())
-        draws = Draws(group_size, seed=config.learn.seed, scope="eval", stage="eval")
+        draws = GroupSpec(group_size, seed=config.learn.seed, scope="eval", stage="eval")
         arms: list[Scores] = []
         for arm in ("empty", "final"):
             meta = {"arm": arm, "library_version": artefact.library.version_id}

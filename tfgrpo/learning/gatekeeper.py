@@ -21,7 +21,7 @@ from tfgrpo.experience import (
     GateDecision,
     HashedNgrams,
     Library,
-    Proposal,
+    LibraryProposal,
     RejectedEdits,
     SentenceEmbedder,
     Splits,
@@ -33,9 +33,9 @@ from tfgrpo.experience import (
 )
 from tfgrpo.learning.progress import ProgressView
 from tfgrpo.rollout import Task
-from tfgrpo.sampling import Draws, Sampler
+from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Scores, gate_level
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 EMPTY = "empty"
 
@@ -85,7 +85,7 @@ class Gatekeeper:
         splits: Splits,
         sampler: Sampler,
         settings: ExperienceSettings,
-        store: RunStore,
+        store: Journal,
         view: ProgressView,
     ) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class Gatekeeper:
             selector=version.selector,
         )
 
-    async def best_of(self, step: int, base: Version, proposal: Proposal) -> Version | None:
+    async def best_of(self, step: int, base: Version, proposal: LibraryProposal) -> Version | None:
         """Try the proposal, its lessons and its exemplars alone, then single edits if need be.
 
         Returns the best accepted version, or None where the base stays.
@@ -136,7 +136,7 @@ class Gatekeeper:
             return version
         return None
 
-    def _arms(self, proposal: Proposal) -> list[tuple[Edit, ...]]:
+    def _arms(self, proposal: LibraryProposal) -> list[tuple[Edit, ...]]:
         edits = proposal.applied
         lessons = tuple(e for e in edits if e.kind == "lesson")
         exemplars = tuple(e for e in edits if e.kind == "exemplar")
@@ -145,7 +145,7 @@ class Gatekeeper:
         return [edits]
 
     async def _look(
-        self, step: int, base: Version, edits: tuple[Edit, ...], proposal: Proposal
+        self, step: int, base: Version, edits: tuple[Edit, ...], proposal: LibraryProposal
     ) -> tuple[GateDecision, Version]:
         library = proposal.library
         if edits != proposal.applied:
@@ -214,7 +214,7 @@ class Gatekeeper:
         self, version: Version, tasks: Sequence[Task], stage: str, size: int, arm: str, step: int
     ) -> Scores:
         """Return a version's rewards by task on any held-out tasks."""
-        draws = Draws(
+        draws = GroupSpec(
             group_size=size,
             seed=self._config.learn.seed,
             scope=stage,

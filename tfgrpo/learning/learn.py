@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from tfgrpo.config.learn import Config
 from tfgrpo.experience import Critic, ExperienceSettings, Guards, Splits
-from tfgrpo.learning.components import OpenLM, Roles
+from tfgrpo.learning.components import OpenLM, RunComponents
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast
 from tfgrpo.learning.loop import Learner
@@ -28,7 +28,7 @@ from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.sampling import Sampler, SampleSettings, Stop
-from tfgrpo.store import Budget, RunStore
+from tfgrpo.store import Budget, Journal
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks.run_tasks import read_run_tasks
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Overrides:
     """What a caller may give in place of what the settings describe."""
 
     tasks: Sequence[Task] | None = None
@@ -48,7 +48,7 @@ class Parts:
     stop: Stop | None = None
     scheduler: HintScheduler | None = None
     """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
-    on_open: Callable[[RunStore], None] | None = None
+    on_open: Callable[[Journal], None] | None = None
     """Told the open journal, so that a view can show what was spent."""
 
 
@@ -75,7 +75,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         StoreError: the run folder cannot be used.
         Stopped: a stop was requested; the same call goes on.
     """
-    given = Parts(**parts)
+    given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
     found = read_run_tasks(config, given.tasks)
@@ -84,7 +84,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     scheduler = given.scheduler or named_scheduler(config.nudge)
     plan = _forecast(config, splits, settings)
     store = open_run(config, fork=fork, tasks=found.tasks, traces=traces)
-    roles = Roles(config, store, given.opener)
+    roles = RunComponents(config, store, given.opener)
     view = given.view or QuietView()
     try:
         if given.on_open is not None:
@@ -122,7 +122,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
 
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
-    given = Parts(**parts)
+    given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
     found = read_run_tasks(config, given.tasks)
@@ -136,7 +136,7 @@ def open_run(
     fork: bool = False,
     tasks: Sequence[Task] = (),
     traces: Sequence[RolloutGroup] = (),
-) -> RunStore:
+) -> Journal:
     """Open the run's journal under its budget, or make it.
 
     What it learns from belongs to a run's settings by content: a changed task file is a changed
@@ -149,11 +149,11 @@ def open_run(
         "content": digest([t.to_dict() for t in tasks], 16),
         "traces_content": digest([g.group_id for g in traces], 16),
     }
-    return RunStore.open(config.run.folder, create=True, config=values, fork=fork, budget=budget)
+    return Journal.open(config.run.folder, create=True, config=values, fork=fork, budget=budget)
 
 
 def make_sampler(
-    config: Config, roles: Roles, given: Parts, store: RunStore, view: ProgressView
+    config: Config, roles: RunComponents, given: Overrides, store: Journal, view: ProgressView
 ) -> Sampler:
     """Return what rolls out: the policy and verifier given, or those that the settings describe."""
     run = config.run
@@ -208,7 +208,7 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 __all__ = [
-    "Parts",
+    "Overrides",
     "dry_run",
     "learn",
     "learn_async",

@@ -29,7 +29,7 @@ from tfgrpo.experience import (
     Critic,
     ExperienceSettings,
     FinalChoice,
-    Proposal,
+    LibraryProposal,
     Splits,
     Value,
     stalled,
@@ -41,13 +41,13 @@ from tfgrpo.nudges import Nudger, Recheck, Rolled
 from tfgrpo.protocols import Allocator
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.sampling import Draws, Sampler
+from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class TestComparison:
     """What the test split says; nothing that learned or chose ever saw it."""
 
     empty: Scores
@@ -59,13 +59,13 @@ class Proof:
 
 
 @dataclass(slots=True)
-class Learned:
+class LearnOutcome:
     """What a run came to."""
 
     version: Version
     choice: FinalChoice
     accepted: tuple[Version, ...]
-    proof: Proof | None
+    proof: TestComparison | None
     stopped_by: str = ""
     """Why it ended before its last step, if it did."""
     looks: tuple[Look, ...] = ()
@@ -98,7 +98,7 @@ class Learner:
         sampler: Sampler,
         critic: Critic,
         settings: ExperienceSettings,
-        store: RunStore,
+        store: Journal,
         view: ProgressView,
         *,
         allocate: Allocator | None = None,
@@ -119,11 +119,11 @@ class Learner:
         self._current = Version(EMPTY_LIBRARY)
         self._accepted: dict[str, Version] = {}
         self._practised: list[RolloutGroup] = []
-        self._proposals: list[Proposal] = []
+        self._proposals: list[LibraryProposal] = []
         self._gate = Gatekeeper(config, splits, sampler, settings, store, view)
         self._notes: list[str] = []
 
-    async def run(self) -> Learned:
+    async def run(self) -> LearnOutcome:
         """Practise, gate, choose and prove; raises like `Sampler.groups`, budgets excepted."""
         stopped_by = ""
         try:
@@ -151,7 +151,9 @@ class Learner:
         accepted = tuple(self._accepted.values())
         looks = tuple(self._gate.looks)
         nudges = tuple(self._nudges)
-        return Learned(version, choice, accepted, proof, stopped_by, looks, self._notes, nudges)
+        return LearnOutcome(
+            version, choice, accepted, proof, stopped_by, looks, self._notes, nudges
+        )
 
     def _note_on_lessons(self) -> None:
         """Say it when lessons were asked for and none was fit to be tried."""
@@ -197,7 +199,7 @@ class Learner:
         if rolled is not None:
             await self._recheck(rolled, before)
 
-    async def _decide(self, step: int, proposal: Proposal) -> None:
+    async def _decide(self, step: int, proposal: LibraryProposal) -> None:
         """Make what the gate accepts of a proposal the current library."""
         if not proposal.has_change:
             return
@@ -220,7 +222,7 @@ class Learner:
         sizes = None
         if self._allocate is not None:
             sizes = self._allocate(tasks, self._practised, len(tasks) * learn.group_size)
-        draws = Draws(
+        draws = GroupSpec(
             group_size=learn.group_size,
             first_index=epoch * learn.group_size,
             seed=learn.seed,
@@ -306,7 +308,7 @@ class Learner:
                 self._accepted[self._current.version_id] = self._current
 
     def _record_step(
-        self, step: int, epoch: int, groups: Sequence[RolloutGroup], proposal: Proposal
+        self, step: int, epoch: int, groups: Sequence[RolloutGroup], proposal: LibraryProposal
     ) -> None:
         self._store.record_decision(
             "step",
@@ -346,13 +348,13 @@ class Learner:
             return Version(EMPTY_LIBRARY)
         return self._accepted.get(choice.version_id, self._current)
 
-    async def _prove(self, version: Version) -> Proof:
+    async def _prove(self, version: Version) -> TestComparison:
         size = self._config.gate.test_group_size
         tasks = self._splits.test
         empty = await self._gate.score(Version(EMPTY_LIBRARY), tasks, "test", size, "empty", 0)
         floor = _floor(empty)
         if version.version_id == EMPTY:
-            return Proof(empty, empty, None, floor)
+            return TestComparison(empty, empty, None, floor)
         final = await self._gate.score(version, tasks, "test", size, "final", 0)
         both = [t for t in empty if empty[t] and final.get(t)]
         difference = (
@@ -360,7 +362,7 @@ class Learner:
         )
         row = {"noise_floor": floor, "draws": size, "tasks": len(both)}
         self._store.record_decision("aa", row, key="test")
-        return Proof(empty, final, difference, floor)
+        return TestComparison(empty, final, difference, floor)
 
 
 def _floor(scores: Scores) -> float | None:

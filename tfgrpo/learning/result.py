@@ -24,11 +24,11 @@ from tfgrpo.experience import (
 from tfgrpo.learning.components import sampling_of
 from tfgrpo.learning.forecast import Forecast
 from tfgrpo.learning.gatekeeper import EMPTY
-from tfgrpo.learning.loop import Learned, Proof
+from tfgrpo.learning.loop import LearnOutcome, TestComparison
 from tfgrpo.nudges import nudge_totals
 from tfgrpo.statistics import Interval, mean_interval, min_detectable
 from tfgrpo.statistics.verdict import Verdict, judge_gain
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks.contamination import find_leaks
 
@@ -40,7 +40,7 @@ class Result:
     """What a run came to, for people and programs."""
 
     folder: Path
-    learned: Learned
+    learned: LearnOutcome
     verdict: Verdict | None
     """Whether the kept library beats the empty one on the test split; None without a test."""
     forecast: Forecast
@@ -103,8 +103,8 @@ class Result:
 
 def make_result(
     config: Config,
-    store: RunStore,
-    learned: Learned,
+    store: Journal,
+    learned: LearnOutcome,
     plan: Forecast,
     splits: Splits,
     notes: tuple[str, ...],
@@ -166,7 +166,7 @@ def write_artefact(config: Config, result: Result, settings: ExperienceSettings)
     export_artefact(artefact, result.folder)
 
 
-def _outcomes(store: RunStore) -> dict[str, dict[str, int]]:
+def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
     """How the rollouts of each stage ended."""
     counts: dict[str, dict[str, int]] = {}
     for group in store.groups():
@@ -176,7 +176,7 @@ def _outcomes(store: RunStore) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _mean(proof: Proof | None, arm: str) -> Interval | None:
+def _mean(proof: TestComparison | None, arm: str) -> Interval | None:
     if proof is None:
         return None
     scores = proof.empty if arm == "empty" else proof.final

@@ -21,7 +21,7 @@ from tfgrpo.nudges.method import Nudge, NudgeMethod, Seen, has_failed, has_succe
 from tfgrpo.nudges.record import Recheck, Rolled
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.sampling import Draws, Sampler
+from tfgrpo.sampling import GroupSpec, Sampler
 
 STAGE = "nudge"
 RECHECK = "recheck"
@@ -106,7 +106,7 @@ class Nudger:
         self, jobs: Sequence[Job], number: int, epoch: int, metadata: Mapping[str, Any]
     ) -> list[RolloutGroup]:
         contexts = {task.task_id: context for task, context, _ in jobs}
-        draws = Draws(
+        draws = GroupSpec(
             group_size=self._group_size,
             first_index=epoch * self._group_size,
             # By round, so that a context that comes back is drawn anew and not found in the cache.
@@ -142,7 +142,7 @@ class Nudger:
         arms = [("kept", now), ("control", before)][: 2 if self._config.control else 1]
         found = []
         for arm, (version, context) in arms:
-            draws = Draws(
+            draws = GroupSpec(
                 group_size=self._config.recheck,
                 first_index=rolled.epoch * self._config.recheck,
                 # A seed of its own: under an equal prompt the practice draws would come back.

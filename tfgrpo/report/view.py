@@ -156,9 +156,9 @@ def load_view(folder: Path | str, *, stages: Sequence[str] | None = None) -> Run
     Raises:
         StoreError: there is no journal, or it cannot be read.
     """
-    from tfgrpo.store.journal import RunStore
+    from tfgrpo.store.journal import Journal
 
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         wanted = [None] if stages is None else list(stages)
         return RunView(
             name=Path(folder).resolve().name,

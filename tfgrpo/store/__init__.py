@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tfgrpo.store.cache import CallCache
     from tfgrpo.store.export import read_groups, write_groups
     from tfgrpo.store.fold import RunState, SpendRow
-    from tfgrpo.store.journal import RunStore
+    from tfgrpo.store.journal import Journal
     from tfgrpo.store.journaled_lm import JournaledLM
     from tfgrpo.store.tracing import TracedLM
 
@@ -23,7 +23,7 @@ __all__ = [
     "JournaledLM",
     "Ledger",
     "RunState",
-    "RunStore",
+    "Journal",
     "SpendRow",
     "TracedLM",
     "read_groups",
@@ -36,7 +36,7 @@ _HOME = {
     "JournaledLM": "journaled_lm",
     "Ledger": "budget",
     "RunState": "fold",
-    "RunStore": "journal",
+    "Journal": "journal",
     "SpendRow": "fold",
     "TracedLM": "tracing",
     "read_groups": "export",

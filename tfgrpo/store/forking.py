@@ -18,7 +18,7 @@ from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
 
 if TYPE_CHECKING:
-    from tfgrpo.store.journal import RunStore
+    from tfgrpo.store.journal import Journal
 
 _COPIED = (
     "INSERT INTO completions (key, call, finish, body, digest)"
@@ -37,17 +37,17 @@ def fork_run(
     budget: Budget | None = None,
     durable: bool = False,
     clock: Callable[[], float] = time.monotonic,
-) -> RunStore:
+) -> Journal:
     """Make `NAME-forkN` beside a run, fill it with the run's finished work and return it open.
 
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
-    from tfgrpo.store.journal import FILE, RunStore
+    from tfgrpo.store.journal import FILE, Journal
 
     number = 1
     while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():
         number += 1
-    store = RunStore.open(
+    store = Journal.open(
         target, create=True, config=config, budget=budget, durable=durable, clock=clock
     )
     source = folder / FILE

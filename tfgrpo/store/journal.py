@@ -1,4 +1,4 @@
-"""`RunStore`: the journal of one run, in `run.db` of the run's folder.
+"""`Journal`: the journal of one run, in `run.db` of the run's folder.
 
 Append-only: calls (their intent with the worst case before they are sent, their result after),
 replies, rollouts, groups, library versions, decisions. One process writes; it is told apart by a
@@ -45,7 +45,7 @@ from tfgrpo.store.lock import RunLock
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FILE", "MAY_CHANGE", "RunStore"]
+__all__ = ["FILE", "MAY_CHANGE", "Journal"]
 
 FILE = "run.db"
 """Name of the journal in a run's folder."""
@@ -66,7 +66,7 @@ MAY_CHANGE = frozenset(
 """Config keys that decide how a run is driven and not what it finds; a resume may change them."""
 
 
-class RunStore:
+class Journal:
     """The journal of one run. Use `open`; close it, or use it as a context manager.
 
     Implements `protocols.Recorder`. Safe to use from several threads; one process at a time.
@@ -111,7 +111,7 @@ class RunStore:
         durable: bool = False,
         may_change: Collection[str] = MAY_CHANGE,
         clock: Callable[[], float] = time.monotonic,
-    ) -> RunStore:
+    ) -> Journal:
         """Open a run's journal, or make one.
 
         Args:
@@ -160,7 +160,7 @@ class RunStore:
         return fork_run(path, config or {}, budget=budget, durable=durable, clock=clock)
 
     @classmethod
-    def _open_locked(cls, path: Path, ledger: Ledger, *, durable: bool) -> RunStore:
+    def _open_locked(cls, path: Path, ledger: Ledger, *, durable: bool) -> Journal:
         file = path / FILE
         with store_errors(path, "use the run folder"):
             if not path.exists():
@@ -184,7 +184,7 @@ class RunStore:
             raise
 
     @classmethod
-    def _open_readonly(cls, path: Path, ledger: Ledger) -> RunStore:
+    def _open_readonly(cls, path: Path, ledger: Ledger) -> Journal:
         file = path / FILE
         with store_errors(file, "open"):
             connection = connect(file, readonly=True)

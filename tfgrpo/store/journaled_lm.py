@@ -30,7 +30,7 @@ from tfgrpo.runtime.redaction import redact, redact_known
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, Flight
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.store.keys import KeyMaker, RequestKey
 from tfgrpo.store.prices import Price, PriceTable
 
@@ -67,7 +67,7 @@ class JournaledLM:
     def __init__(
         self,
         lm: LM,
-        store: RunStore,
+        store: Journal,
         *,
         cache: bool = True,
         prices: PriceTable | Mapping[str, Mapping[str, Any]] | None = None,

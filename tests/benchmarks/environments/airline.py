@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.benchmarks.environments import shared
 from tfgrpo.search.environments.protocol import Effect
-from tfgrpo.search.environments.undo_log import JournalEnvironment
+from tfgrpo.search.environments.undo_log import UndoLogEnvironment
 
 NOW = "2024-05-15T15:00:00"
 Data = dict[str, dict[str, Any]]
@@ -58,9 +58,9 @@ def effects(action: Any) -> Effect:
     return "read" if name.startswith(("get_", "search_")) else "reversible"
 
 
-def environment(data: Data | None = None) -> JournalEnvironment:
+def environment(data: Data | None = None) -> UndoLogEnvironment:
     """Return the world over a fresh database."""
-    return JournalEnvironment(data or read_data(), step, effect=effects)
+    return UndoLogEnvironment(data or read_data(), step, effect=effects)
 
 
 # --- reading ------------------------------------------------------------------------------------

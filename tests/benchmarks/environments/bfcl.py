@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.benchmarks.environments import shared
 from tfgrpo.runtime.canonical import derive_seed, digest
-from tfgrpo.search import Node, Outcome, PlanMemory, SearchContext, action_key, call
+from tfgrpo.search import Node, PlanMemory, SearchContext, StepResult, action_key, call
 
 MODULES = {
     "GorillaFileSystem": "gorilla_file_system",
@@ -103,28 +103,28 @@ class SubGoal:
     goal_state: str = ""
     goal_answers: frozenset[str] = frozenset()
     is_simulator: bool = True
-    transitions: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    transitions: dict[tuple[str, str], StepResult] = field(default_factory=dict)
 
     async def start(self) -> World:
         return self.start_world
 
-    async def apply(self, handle: World, action: Any) -> Outcome:
+    async def apply(self, handle: World, action: Any) -> StepResult:
         key = (handle.key, action_key(action))
         if key not in self.transitions:
             self.transitions[key] = self._run(handle, action)
         return self.transitions[key]
 
-    def _run(self, handle: World, action: Any) -> Outcome:
+    def _run(self, handle: World, action: Any) -> StepResult:
         owner = next(api for api, known in self.pool if known["name"] == action["name"])
         apis = copy.deepcopy(handle.apis)
         try:
             answer = run_call(apis[owner], action)
         except Exception as exc:
-            return Outcome(error=f"{type(exc).__name__}: {exc}")
+            return StepResult(error=f"{type(exc).__name__}: {exc}")
         world = World(apis, handle.answers | {answer})
         world.key = world_key(world)
         is_goal = self.goal_answers <= world.answers and public_state(apis) == self.goal_state
-        return Outcome(
+        return StepResult(
             state=world,
             observation=answer[:500],
             state_key=world.key,

@@ -31,7 +31,7 @@ from tfgrpo.messages import Message
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Step, Task
-from tfgrpo.sampling import Draws, SampleSettings, sample_groups
+from tfgrpo.sampling import GroupSpec, SampleSettings, sample_groups
 from tfgrpo.statistics import Scores
 
 ACTOR = Sampling(temperature=0.7, max_tokens=24)
@@ -83,7 +83,7 @@ async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) 
             ChatPolicy(lm, system=learnt.system, sampling=ACTOR, limits=LIMITS),
             test_verifier(),
             context=learnt.context,
-            draws=Draws(draws, seed=TEST_SEED, scope="test", stage="test"),
+            draws=GroupSpec(draws, seed=TEST_SEED, scope="test", stage="test"),
             settings=SampleSettings(concurrency=64, on_truncated="grade"),
         )
     finally:
@@ -126,7 +126,7 @@ async def voting_scores(
             tasks,
             ChatPolicy(lm, system=SYSTEM, sampling=ACTOR, limits=LIMITS),
             None,
-            draws=Draws(votes * answers, seed=1000 + seed, scope="vote", stage="test"),
+            draws=GroupSpec(votes * answers, seed=1000 + seed, scope="vote", stage="test"),
             settings=SampleSettings(concurrency=64),
         )
     finally:

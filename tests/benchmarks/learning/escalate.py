@@ -24,7 +24,7 @@ from typing import Any
 from tests.benchmarks.record import record
 from tfgrpo.escalate.comparison import ARMS, PAIRS, Table, make_table
 from tfgrpo.statistics import seeds_difference
-from tfgrpo.store import RunStore
+from tfgrpo.store import Journal
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "escalate" / "run.py"
 SEEDS = (1, 2, 3)
@@ -44,9 +44,9 @@ def run(seed: int, folder: Path) -> tuple[dict[str, Any], Rewards]:
     """Run the example once; return its figures and the rewards of every arm by test task."""
     result = example().main(["--folder", str(folder), "--seed", str(seed)])
     rewards: Rewards = {}
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         learn_seconds = store.state().seconds
-    with RunStore.open(result.folder, readonly=True) as store:
+    with Journal.open(result.folder, readonly=True) as store:
         escalate_seconds = store.state().seconds
         for group in store.groups("test"):
             rewards.setdefault(group.metadata["arm"], {})[group.task.task_id] = group.rewards_G

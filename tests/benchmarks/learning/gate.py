@@ -91,9 +91,9 @@ async def run(seed: int, lessons: Sequence[str]) -> Outcome:
 
 
 def _looks(folder: str) -> int:
-    from tfgrpo.store import RunStore
+    from tfgrpo.store import Journal
 
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         return len(store.decisions("gate"))
 
 

@@ -43,7 +43,7 @@ from tfgrpo.prompts import render
 from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rl.trainer import Parts, Trainer, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.statistics import paired_difference, seeds_difference
@@ -223,7 +223,7 @@ class Bench:
     ) -> list[RolloutGroup]:
         """Groups of the present weights under a level of the cut solution."""
         sampling = Sampling(temperature=temperature, max_tokens=new or self.size.new)
-        maker = RolloutMaker(
+        maker = SingleTurnMaker(
             self.generator, self.prompter, LastNumber(), sampling, policy_id="bench"
         )
         return maker.make(tasks, draws, seed=seed, hints=Fixed(level) if level else None)

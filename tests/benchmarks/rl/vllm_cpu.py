@@ -31,7 +31,7 @@ from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Limits, Sampling
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.sampling import Draws, SampleSettings, sample_groups
+from tfgrpo.sampling import GroupSpec, SampleSettings, sample_groups
 
 ROOT = Path(__file__).parents[3]
 BIN = ROOT / ".venv-vllm" / "bin"
@@ -133,7 +133,7 @@ async def burst(spec: str) -> tuple[list[RolloutGroup], float]:
         limits=Limits(timeout_s=300.0),
     )
     tasks = [Task(f"story-{i}", f"Tell a story about a {i}-day trip.") for i in range(_BURST_TASKS)]
-    draws = Draws(_BURST_DRAWS)
+    draws = GroupSpec(_BURST_DRAWS)
     began = time.monotonic()
     try:
         groups = await sample_groups(

@@ -19,7 +19,7 @@ from tests.benchmarks.routing.routing_data import embedder, load
 from tfgrpo.routing.estimator.network import card
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import ValueModel
-from tfgrpo.routing.records import Outcome
+from tfgrpo.routing.records import SuccessCount
 from tfgrpo.routing.router import Router, TradeOff
 
 LABELS, DECISIONS = 256, 300
@@ -35,7 +35,7 @@ def main() -> None:
         table.take(train), data.vectors[train], embedder_id=encoder.embedder_id
     )
     rng = np.random.default_rng(0)
-    outcomes: list[Outcome] = []
+    outcomes: list[SuccessCount] = []
     for info in table.models:
         rows = np.sort(rng.permutation(train)[:LABELS])
         outcomes += table.take(rows).outcomes(info.name)
@@ -62,7 +62,7 @@ def main() -> None:
     name = table.model_names[0]
     prepared = []
     for i in test[:20]:
-        router.record(Outcome(table.prompts[i], name, 1.0, prompt_id=table.keys[i]))
+        router.record(SuccessCount(table.prompts[i], name, 1.0, prompt_id=table.keys[i]))
         began = time.perf_counter()
         router.state(name)
         prepared.append(1000 * (time.perf_counter() - began))

@@ -21,9 +21,9 @@ from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Limits, Sampling
 from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
-from tfgrpo.sampling import Draws, Sampler, SampleSettings
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store.journaled_lm import JournaledLM
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 from tfgrpo.testing import Answer, Call, FaultServer, choices, raw, reset, say, status
 
 GROUP = 5
@@ -78,7 +78,7 @@ def script(call: Call) -> Answer | None:
     return answers[draw // 4 % len(answers)]
 
 
-async def _sample(store: RunStore, spec: str, rollouts: int) -> tuple[list[RolloutGroup], int]:
+async def _sample(store: Journal, spec: str, rollouts: int) -> tuple[list[RolloutGroup], int]:
     lm = open_lm(spec, supports_n=False)
     retrying = RetryingLM(
         JournaledLM(lm, store, prices={spec: {"input": 1.0, "output": 2.0}}),
@@ -90,7 +90,7 @@ async def _sample(store: RunStore, spec: str, rollouts: int) -> tuple[list[Rollo
     tasks = [Task(f"t{i}", f"task {i} asks for a digit") for i in range(rollouts // GROUP)]
     sampler = Sampler(policy, _Whole(), SampleSettings(concurrency=48), recorder=store)
     try:
-        return await sampler.groups(tasks, Draws(GROUP)), retrying.retries
+        return await sampler.groups(tasks, GroupSpec(GROUP)), retrying.retries
     finally:
         await retrying.aclose()
 
@@ -99,7 +99,7 @@ def measure(rollouts: int) -> dict[str, Any]:
     """Run and count."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as root, FaultServer(script) as server:
-        with RunStore.open(Path(root) / "run", create=True) as store:
+        with Journal.open(Path(root) / "run", create=True) as store:
             groups, retries = asyncio.run(_sample(store, server.spec(), rollouts))
             rows, kept = store.spend(), store.state()
         asked = server.call_count

@@ -24,9 +24,9 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import LM, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.sampling import Draws, Sampler, SampleSettings
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store.journaled_lm import JournaledLM
-from tfgrpo.store.journal import FILE, RunStore
+from tfgrpo.store.journal import FILE, Journal
 
 GROUP = 10
 REPLY = "The answer follows from the second line of the table, as shown. " * 8
@@ -56,7 +56,7 @@ class _Forgetful(ScriptedLM):
         return reply
 
 
-async def _sample(rollouts: int, store: RunStore | None, scope: str = "") -> tuple[float, float]:
+async def _sample(rollouts: int, store: Journal | None, scope: str = "") -> tuple[float, float]:
     """Return (processor seconds, wall seconds)."""
     lm: LM = _Forgetful(_script)
     if store is not None:
@@ -65,7 +65,7 @@ async def _sample(rollouts: int, store: RunStore | None, scope: str = "") -> tup
     tasks = [Task(f"task-{i}", f"What is {i} times {i + 1}?") for i in range(rollouts // GROUP)]
     sampler = Sampler(policy, _Length(), SampleSettings(concurrency=64), recorder=store)
     busy, started = time.process_time(), time.perf_counter()
-    await sampler.groups(tasks, Draws(GROUP, scope=scope))
+    await sampler.groups(tasks, GroupSpec(GROUP, scope=scope))
     return time.process_time() - busy, time.perf_counter() - started
 
 
@@ -75,7 +75,7 @@ def _cost_us(rollouts: int, repeats: int = 5) -> dict[str, float]:
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as root:
             bare = asyncio.run(_sample(rollouts, None))
-            with RunStore.open(Path(root) / "run", create=True) as store:
+            with Journal.open(Path(root) / "run", create=True) as store:
                 kept = asyncio.run(_sample(rollouts, store))
             size = (Path(root) / "run" / FILE).stat().st_size / rollouts
         bare_runs.append(bare)
@@ -101,14 +101,14 @@ def _open_cost_s(rollouts: int) -> dict[str, float]:
     root = Path(tempfile.mkdtemp())
     try:
         part = 10_000
-        with RunStore.open(root / "run", create=True) as store:
+        with Journal.open(root / "run", create=True) as store:
             for start in range(0, rollouts, part):
                 asyncio.run(_sample(part, store, scope=str(start)))
             store.record_library("v1", {"entries": ["a lesson"] * 50})
         times = {}
         for name in ("open_s_100k", "open_s_100k_after_kill"):
             started = time.perf_counter()
-            store = RunStore.open(root / "run")
+            store = Journal.open(root / "run")
             state = store.state()
             times[name] = round(time.perf_counter() - started, 3)
             assert state.rollouts == rollouts and state.library_id == "v1"
@@ -123,7 +123,7 @@ def _commit_us(in_thread: bool, rows: int = 4000, tasks: int = 64) -> float:
     """Return microseconds a row that 64 busy tasks commit one by one."""
     sql = "INSERT INTO hits VALUES ('stage', 'model', 1)"
 
-    async def work(store: RunStore, pool: ThreadPoolExecutor) -> None:
+    async def work(store: Journal, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(rows // tasks):
             sum(range(500))  # what a task does between two calls
@@ -132,13 +132,13 @@ def _commit_us(in_thread: bool, rows: int = 4000, tasks: int = 64) -> float:
             else:
                 await store._writer.commit([(sql, ())])
 
-    async def many(store: RunStore) -> float:
+    async def many(store: Journal) -> float:
         with ThreadPoolExecutor(1) as pool:
             started = time.perf_counter()
             await asyncio.gather(*(work(store, pool) for _ in range(tasks)))
             return (time.perf_counter() - started) / rows * 1e6
 
-    with tempfile.TemporaryDirectory() as root, RunStore.open(root, create=True) as store:
+    with tempfile.TemporaryDirectory() as root, Journal.open(root, create=True) as store:
         return asyncio.run(many(store))
 
 

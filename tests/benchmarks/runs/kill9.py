@@ -33,7 +33,7 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.store.keys import RequestKey
-from tfgrpo.store.journal import RunStore
+from tfgrpo.store.journal import Journal
 
 LATENCY_S = 0.03
 
@@ -103,7 +103,7 @@ def settings(rollouts: int) -> Settings:
 def child(folder: str, port: str, rollouts: str) -> None:
     """Learn until finished or killed."""
     run = settings(int(rollouts))
-    with RunStore.open(folder, create=True, config=run.to_config()) as store:
+    with Journal.open(folder, create=True, config=run.to_config()) as store:
         print("open", flush=True)
         asyncio.run(learn(store, CountingServer(), run, SocketLM(int(port))))
 
@@ -140,7 +140,7 @@ def measure(kills: int, rollouts: int, seed: int = 0) -> dict[str, Any]:
 
 
 def _compare(folder: Path, log: list[tuple[int, str]], whole: Result) -> dict[str, Any]:
-    with RunStore.open(folder, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         result, state = result_of(store), store.state()
         kept = store._writer.read(
             "SELECT lower(hex(c.key)), min(k.session) FROM completions c"

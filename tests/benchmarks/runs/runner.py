@@ -24,8 +24,8 @@ from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import LM
 from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.rollout import Task
-from tfgrpo.sampling import Draws, Sampler, SampleSettings
-from tfgrpo.store import JournaledLM, RunStore
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
+from tfgrpo.store import JournaledLM, Journal
 from tfgrpo.testing import FaultServer, say
 from tfgrpo.verifiers import Exact
 
@@ -38,7 +38,7 @@ def tasks(n: int) -> list[Task]:
     return [Task(f"t{i}", f"What is {i} plus {i}?", reference=str(2 * i)) for i in range(n)]
 
 
-def wrapped(lm: LM, store: RunStore) -> RetryingLM:
+def wrapped(lm: LM, store: Journal) -> RetryingLM:
     """Return the LM as a learning run uses it: journalled, then retried."""
     limiter = AdaptiveLimiter(1000, 1000, clock=time.monotonic)
     return RetryingLM(JournaledLM(lm, store), limiter=limiter)
@@ -56,7 +56,7 @@ def scripted(latency_s: float = 0.0) -> ScriptedLM:
 
 async def sample(lm: LM, n: int, group_size: int, width: int, folder: Path) -> float:
     """Return the seconds that n rollouts take on a warmed sampler, journal and verifier on."""
-    store = RunStore.open(folder, create=True)
+    store = Journal.open(folder, create=True)
     try:
         sampler = Sampler(
             ChatPolicy(wrapped(lm, store)),
@@ -65,10 +65,10 @@ async def sample(lm: LM, n: int, group_size: int, width: int, folder: Path) -> f
             recorder=store,
         )
         await sampler.groups(
-            [Task("warm", "What is 1 plus 1?", reference="2")], Draws(group_size=1)
+            [Task("warm", "What is 1 plus 1?", reference="2")], GroupSpec(group_size=1)
         )
         started = time.perf_counter()
-        groups = await sampler.groups(tasks(n // group_size), Draws(group_size=group_size))
+        groups = await sampler.groups(tasks(n // group_size), GroupSpec(group_size=group_size))
         seconds = time.perf_counter() - started
         assert sum(len(g.graded) for g in groups) == n
         return seconds

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.benchmarks.environments import airline
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.search.environments.undo_log import JournalEnvironment, Version
+from tfgrpo.search.environments.undo_log import UndoLogEnvironment, UndoPoint
 
 
-async def replay_recordings(environment: JournalEnvironment) -> tuple[int, int]:
+async def replay_recordings(environment: UndoLogEnvironment) -> tuple[int, int]:
     """Run every recorded call; return how many answers are equal, and how many there are."""
     equal = total = 0
     start = await environment.start()
@@ -34,7 +34,7 @@ def writing_actions() -> list[Any]:
     return [a for a in calls if airline.effects(a) == "reversible"]
 
 
-async def branch_ms(environment: JournalEnvironment, rounds: int = 300) -> list[float]:
+async def branch_ms(environment: UndoLogEnvironment, rounds: int = 300) -> list[float]:
     """Return milliseconds of running one writing call in a state that is not the present one."""
     actions, start = writing_actions(), await environment.start()
     versions, times = [start], []
@@ -49,13 +49,13 @@ async def branch_ms(environment: JournalEnvironment, rounds: int = 300) -> list[
 
 
 async def random_operations(
-    environment: JournalEnvironment, plain: airline.Data, operations: int = 1_000, checks: int = 12
+    environment: UndoLogEnvironment, plain: airline.Data, operations: int = 1_000, checks: int = 12
 ) -> dict[str, int]:
     """Fork, apply and release at random; compare the start and some paths with plain replays."""
     rng = random.Random(1)
     calls = [action for run in airline.read_recordings() for action, _ in run]
     start = await environment.start()
-    known: list[tuple[Version, tuple[Any, ...]]] = [(start, ())]
+    known: list[tuple[UndoPoint, tuple[Any, ...]]] = [(start, ())]
     before = digest(environment.journal.data, 24)
     for _ in range(operations):
         kind = rng.choice(("apply", "apply", "fork", "release"))

@@ -6,10 +6,19 @@ from statistics import fmean
 from typing import Any
 
 from tests.benchmarks.environments import blocksworld, game24
-from tfgrpo.search import BestFirst, DepthFirst, Fold, Node, NodeScore, Proposal, Tree, explore
-from tfgrpo.search.algorithms.protocol import Algorithm, Work
-from tfgrpo.search.environments.protocol import Outcome
-from tfgrpo.search.state import Visit
+from tfgrpo.search import (
+    BestFirst,
+    DepthFirst,
+    Node,
+    NodeScore,
+    Proposal,
+    SearchState,
+    Tree,
+    explore,
+)
+from tfgrpo.search.algorithms.protocol import Algorithm, VisitRequest
+from tfgrpo.search.environments.protocol import StepResult
+from tfgrpo.search.state import VisitResult
 
 
 def blocksworld_figures() -> dict[str, Any]:
@@ -86,13 +95,13 @@ def replay(record: game24.Recorded, algorithm: Algorithm, style: str) -> tuple[b
     Only states that were expanded in the recording have children; asking elsewhere costs nothing
     and gives nothing. An answer is judged as soon as it is proposed.
     """
-    fold = Fold(algorithm, Tree(Node(0, -1, 0, state="", is_executed=True)))
+    fold = SearchState(algorithm, Tree(Node(0, -1, 0, state="", is_executed=True)))
     calls = scored = 0
     while (work := fold.select()) is not None:
         node = fold.tree[work.node]
         texts = record.children.get(node.state)
         if texts is None:
-            fold.commit(work, Visit(error="not in the recording"))
+            fold.commit(work, VisitResult(error="not in the recording"))
             continue
         calls += 1
         texts = list(dict.fromkeys(texts))
@@ -103,7 +112,9 @@ def replay(record: game24.Recorded, algorithm: Algorithm, style: str) -> tuple[b
     return False, calls, scored
 
 
-def _recorded_visit(record: game24.Recorded, texts: list[str], depth: int, style: str) -> Visit:
+def _recorded_visit(
+    record: game24.Recorded, texts: list[str], depth: int, style: str
+) -> VisitResult:
     scores = []
     for text in texts:
         value = record.values[text]
@@ -112,9 +123,9 @@ def _recorded_visit(record: game24.Recorded, texts: list[str], depth: int, style
             scores.append(NodeScore(1.0, to_go, None, {"value": value}))
         else:
             scores.append(NodeScore(1.0, 0.0, value, {"value": value}))
-    return Visit(
+    return VisitResult(
         proposals=[Proposal(t) for t in texts],
-        outcomes=[Outcome(state=t) for t in texts],
+        outcomes=[StepResult(state=t) for t in texts],
         scores=scores,
     )
 
@@ -153,4 +164,4 @@ def replay_figures() -> dict[str, Any]:
     }
 
 
-__all__ = ["Work", "blocksworld_figures", "game24_figures", "replay_figures"]
+__all__ = ["VisitRequest", "blocksworld_figures", "game24_figures", "replay_figures"]

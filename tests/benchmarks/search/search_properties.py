@@ -21,11 +21,11 @@ from tfgrpo.search import (
     MemoryLog,
     Node,
     NodeScore,
-    Outcome,
     Proposal,
     SearchContext,
     SearchResult,
     SearchSettings,
+    StepResult,
     make_algorithm,
     search_tree,
 )
@@ -83,18 +83,18 @@ class RandomWorld:
     async def start(self) -> str:
         return ""
 
-    async def apply(self, handle: str, action: Any) -> Outcome:
+    async def apply(self, handle: str, action: Any) -> StepResult:
         rng = self._rng("apply", handle, action)
         await self._wait(rng)
         self.tool_runs += 1
         if rng.random() < self.failing:
-            return Outcome(error="the tool failed")
+            return StepResult(error="the tool failed")
         if rng.random() < self.failing / 2:
             raise ValueError("a bug of the user's environment")
         state = handle + action
         done = len(state) >= 6 or rng.random() < 0.08
         goal = done and rng.random() < 0.3
-        return Outcome(state, f"at {state}", state, done, goal if done else None)
+        return StepResult(state, f"at {state}", state, done, goal if done else None)
 
     def fork(self, handle: str) -> str:
         return handle

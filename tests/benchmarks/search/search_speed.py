@@ -25,7 +25,6 @@ from tfgrpo.rollout import Task
 from tfgrpo.search import (
     MCTS,
     BestFirst,
-    Fold,
     FunctionExpander,
     FunctionScorer,
     Node,
@@ -33,12 +32,13 @@ from tfgrpo.search import (
     Proposal,
     SearchContext,
     SearchSettings,
+    SearchState,
     TextEnvironment,
     UnitScorer,
     search_tree,
 )
 from tfgrpo.search.algorithms.protocol import Algorithm
-from tfgrpo.search.state import Visit
+from tfgrpo.search.state import VisitResult
 from tfgrpo.store.budget import Budget
 
 NAMES = [f"a{i}" for i in range(8)]
@@ -46,14 +46,14 @@ NAMES = [f"a{i}" for i in range(8)]
 
 def core_us_per_node(algorithm: Algorithm, nodes: int) -> float:
     """Grow a tree to `nodes` nodes, four a visit, and return microseconds a node."""
-    fold, rng = Fold(algorithm), random.Random(0)
+    fold, rng = SearchState(algorithm), random.Random(0)
     proposals = [Proposal(name) for name in NAMES[:4]]
     start = time.process_time()
     while len(fold.tree) < nodes:
         work = fold.select()
         assert work is not None
         scores = [NodeScore(rng.random(), 1.0, rng.random()) for _ in proposals]
-        fold.commit(work, Visit(proposals=proposals, scores=scores))
+        fold.commit(work, VisitResult(proposals=proposals, scores=scores))
     return (time.process_time() - start) / len(fold.tree) * 1e6
 
 
@@ -118,14 +118,14 @@ def treequest_us_per_node(nodes: int) -> float:
 
 def our_us_per_node(nodes: int) -> float:
     """Run our MCTS on the same task: one random value a node, two nodes a visit."""
-    fold, rng = Fold(MCTS()), random.Random(0)
+    fold, rng = SearchState(MCTS()), random.Random(0)
     proposals = [Proposal(name) for name in NAMES[:2]]
     start = time.process_time()
     while len(fold.tree) < nodes:
         work = fold.select()
         assert work is not None
         scores = [NodeScore(0.0, 0.0, rng.random()) for _ in proposals]
-        fold.commit(work, Visit(proposals=proposals, scores=scores))
+        fold.commit(work, VisitResult(proposals=proposals, scores=scores))
     return (time.process_time() - start) / len(fold.tree) * 1e6
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.experience.cases import PLAIN, StagedLM, group
 from tfgrpo import prompts
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
-from tfgrpo.experience.critic.critic import Critic, Proposal, stalled
+from tfgrpo.experience.critic.critic import Critic, LibraryProposal, stalled
 from tfgrpo.experience.draft import Caps, estimate_tokens
 from tfgrpo.experience.edits import Edit, EditCounts
 from tfgrpo.experience.library import Library, from_texts
@@ -28,11 +28,11 @@ def lessons(*texts: str) -> str:
 
 async def propose(
     lm: StagedLM, groups: list[RolloutGroup], library: Library | None = None
-) -> Proposal:
+) -> LibraryProposal:
     return await Critic(lm, LESSONS_ONLY).propose(groups, library or Library())
 
 
-def balanced(proposal: Proposal) -> bool:
+def balanced(proposal: LibraryProposal) -> bool:
     c = proposal.counts
     return c.proposed == c.applied + c.merged + c.rejected == len(proposal.outcomes)
 

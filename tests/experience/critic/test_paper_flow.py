@@ -8,7 +8,7 @@ import pytest
 
 from tests.experience.cases import StagedLM, group
 from tfgrpo.context import render_messages
-from tfgrpo.experience.critic.critic import Critic, Proposal
+from tfgrpo.experience.critic.critic import Critic, LibraryProposal
 from tfgrpo.experience.library import Library, from_texts
 from tfgrpo.experience.prompt_context import prompt_context
 from tfgrpo.experience.settings import NO_REPAIRS, ExperienceSettings, preset
@@ -47,7 +47,7 @@ async def run(
     groups: list[RolloutGroup],
     library: Library | None = None,
     settings: ExperienceSettings = MAIN,
-) -> Proposal:
+) -> LibraryProposal:
     return await Critic(lm, settings).propose(groups, library or Library())
 
 
@@ -193,7 +193,7 @@ def test_the_presets_switch_every_repair_off_and_each_can_be_switched_on_alone()
 # Defects, each with its switch off and on
 
 
-async def merged(merge: str, library: Library, **repairs: bool) -> Proposal:
+async def merged(merge: str, library: Library, **repairs: bool) -> LibraryProposal:
     settings = preset("paper-main", repairs=repairs)
     return await run(main_lm(merge), [group(1, [1, 0])], library, settings)
 

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 
 from tfgrpo.errors import ConfigError, ProviderError  # noqa: E402
 from tfgrpo.lm.local.decode_loop import HFGenerator  # noqa: E402
-from tfgrpo.lm.local.loading import LoadedModel  # noqa: E402
+from tfgrpo.lm.local.loading import LocalModel  # noqa: E402
 from tfgrpo.lm.local.local_lm import LocalLM  # noqa: E402
 from tfgrpo.messages import Message, ToolCall  # noqa: E402
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec  # noqa: E402
@@ -56,7 +56,7 @@ def _tiny_model():
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20)
-    return LoadedModel(model, LetterTokenizer(), "tiny", "float32", 256, (EOS,))
+    return LocalModel(model, LetterTokenizer(), "tiny", "float32", 256, (EOS,))
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_models_without_grouped_attention_decode_alike(loaded):
         eos_token_id=EOS, bos_token_id=0,
     )  # fmt: skip
     torch.manual_seed(1)
-    other = LoadedModel(
+    other = LocalModel(
         transformers.GPT2LMHeadModel(config).eval(), loaded.tokenizer, "g", "float32", 128, (EOS,)
     )
     with torch.no_grad():

@@ -22,13 +22,13 @@ from tfgrpo.rl.distillation.icpo import (
     expert_bonus,
     shaped_ratio,
 )
-from tfgrpo.rl.distillation.nudgerl import Nudge, NudgeSettings, accumulate_nudge
+from tfgrpo.rl.distillation.nudgerl import NudgeRL, NudgeSettings, accumulate_nudge
 from tfgrpo.rl.distillation.objectives import PassSettings
 from tfgrpo.rl.formulas.advantages.group import grpo
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
 
 PASSES = PassSettings()
@@ -96,7 +96,7 @@ def test_a_dropped_context_is_drawn_bare_and_no_rollout_is_lost() -> None:
     source = FreshGroups(
         lambda *_: [], tasks, lambda _: STRATEGIES, lambda _: (1,), tasks_per_step=20, seed=3
     )
-    wanted = Nudge(source).wanted(0)
+    wanted = NudgeRL(source).wanted(0)
     total = dict.fromkeys(range(20), 0)
     for one in wanted:
         assert one.context.is_empty == (one.number == -1)
@@ -106,7 +106,7 @@ def test_a_dropped_context_is_drawn_bare_and_no_rollout_is_lost() -> None:
     assert set(total.values()) == {8}
     bare = sum(one.n for one in wanted if one.number == -1)
     assert 0.1 < bare / 160 < 0.4  # a quarter is dropped
-    whole = Nudge(source, NudgeSettings(dropout=0.0)).wanted(0)
+    whole = NudgeRL(source, NudgeSettings(dropout=0.0)).wanted(0)
     assert all(not one.context.is_empty and one.n == 4 for one in whole)
 
 
@@ -193,7 +193,7 @@ def online(folder, kind):
     prompts = Prompter(parts.tokenizer, context_tokens=128)
     generator = GroupGenerator(parts.decoder, eos_ids=parts.eos_ids, max_rows=16)
     sampling = Sampling(temperature=1.0, max_tokens=config.rollout.max_tokens)
-    maker = RolloutMaker(generator, prompts, EvenTokens(), sampling, policy_id="tiny")
+    maker = SingleTurnMaker(generator, prompts, EvenTokens(), sampling, policy_id="tiny")
     source = FreshGroups(
         drawer(maker), tiny_tasks(), lambda _: STRATEGIES, prompts.ids, tasks_per_step=3
     )
@@ -202,7 +202,7 @@ def online(folder, kind):
     return Distiller(parts, objective, settings, folder)
 
 
-@pytest.mark.parametrize("kind", [Nudge, Icpo])
+@pytest.mark.parametrize("kind", [NudgeRL, Icpo])
 def test_drawing_objectives_train_and_resume_bit_by_bit(tmp_path, kind) -> None:
     from tests.rl.distillation.test_distiller import fingerprint
 

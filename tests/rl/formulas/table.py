@@ -33,14 +33,14 @@ model is loaded:
 
 | need | set |
 |---|---|
-| `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[play]`: rollouts of several turns |
-| `step_rewards` | `play.environment`, or a verifier function with parts `step_0`, `step_1`, … |
+| `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[multi_turn]`: several turns |
+| `step_rewards` | `multi_turn.environment`, or a verifier function with parts `step_0`, … |
 | `parts` | a verifier of kind `weighted` or `function` |
 | `behaviour`, `extra:ratio_R` | `rollout.temperature = 1`, where samplers tell log-probs |
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
 | `extra:planning_D` | `credit.phrases` |
-| any other column `NAME_R` | `columns.NAME_R`, a source as below |
+| any other column `NAME_R` | `features.NAME_R`, a source as below |
 
 A column's source is `task:KEY` or `rollout:KEY` (of the metadata), `part:NAME` (of the score),
 `length`, `entropy` or `logp` (means over the tokens). `answers` are compared as

@@ -99,7 +99,7 @@ def settings(kind: str, entry: Entry, folder: Path) -> dict[str, dict[str, Any]]
         "verifier": {"kind": "function", "function": "somewhere:judge"},
         "rollout": {"group_size": 4, "tasks_per_step": 2, "max_tokens": 5},
         "optimiser": {"steps": 2, "lr": 1e-3, "micro_batch_tokens": 4000},
-        "columns": {c: s for c, s in COLUMNS.items() if f"extra:{c}" in entry.needs},
+        "features": {c: s for c, s in COLUMNS.items() if f"extra:{c}" in entry.needs},
     }
     if kind == "losses":
         sections["loss"] = {"name": name}
@@ -113,7 +113,7 @@ def settings(kind: str, entry: Entry, folder: Path) -> dict[str, dict[str, Any]]
     else:
         sections["credit"] = {"name": name, "options": options, "phrases": ["a", "b", "x"]}
     if {"steps", "step_rewards", "extra:tool_calls_R", "extra:invalid_R"} & set(entry.needs):
-        sections["play"] = {
+        sections["multi_turn"] = {
             "environment": "tests.rl.formulas.test_through_config:Room",
             "max_tokens": 100,
         }
@@ -154,7 +154,7 @@ def test_a_need_without_its_setting_is_refused_in_one_line(
 ) -> None:
     """With nothing but the name, an entry either passes the check or says what to set."""
     sections = settings(kind, entry, tmp_path)
-    for name in ("columns", "play"):
+    for name in ("features", "multi_turn"):
         sections.pop(name, None)
     sections["verifier"] = {"kind": "exact"}
     if kind == "credit":
@@ -204,8 +204,8 @@ def test_the_refused_are_few_and_are_entries() -> None:
             "both make the advantages",
         ),
         ({"loss": {"options": {"eps": 0.2}}}, "loss 'clip' has no option 'eps'"),
-        ({"columns": {"tokens_R": "length"}}, r"columns.tokens_R: no entry has it"),
-        ({"columns": {"target_R": "somewhere"}}, "allowed are 'task:KEY'"),
+        ({"features": {"tokens_R": "length"}}, r"features.tokens_R: no entry has it"),
+        ({"features": {"target_R": "somewhere"}}, "allowed are 'task:KEY'"),
         (
             {"loss": {"name": "decoupled_clip"}, "rollout": {"temperature": 0.7}},
             "samplers tell log-probs at temperature 1",
@@ -227,7 +227,7 @@ def test_a_column_without_a_number_names_its_task(tmp_path: Path) -> None:
     config = tiny_config(
         tmp_path,
         loss={"advantage": "hop_baseline"},
-        columns={"class_R": "task:depth"},
+        features={"class_R": "task:depth"},
     )
     with pytest.raises(ConfigError, match=r"task 't\d' has None there; .*'hops', 'target'"):
         Trainer(config, tiny_parts(), tasks(), Judge()).step()

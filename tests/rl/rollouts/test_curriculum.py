@@ -175,7 +175,7 @@ def trainer(folder: Path, n: int = 8, **sections: Any) -> Trainer:
 
 
 def test_dynamic_sampling_fills_the_step_with_mixed_groups(tmp_path: Path) -> None:
-    report = trainer(tmp_path, curriculum={"rounds": 4}).step()
+    report = trainer(tmp_path, curriculum={"max_resample_rounds": 4}).step()
     assert len(report.groups) == 3
     assert all(g.is_informative() for g in report.groups)
     figures = report.figures
@@ -190,7 +190,7 @@ def test_dynamic_sampling_stops_at_its_limit(tmp_path: Path) -> None:
         async def score(self, rollout: Rollout, task: Task) -> Score:
             return Score(1.0)
 
-    config = tiny_config(tmp_path, curriculum={"rounds": 2})
+    config = tiny_config(tmp_path, curriculum={"max_resample_rounds": 2})
     made = Trainer(config, tiny_parts(), tiny_tasks(20), Flat())
     before = fingerprint(made)
     report = made.step()
@@ -214,7 +214,7 @@ def test_a_later_round_that_cannot_be_graded_stops_nothing(tmp_path: Path) -> No
             first = task.task_id == min(self.seen)
             return Score(float(rollout.sample_index % 2) if first else 1.0)
 
-    config = tiny_config(tmp_path, curriculum={"rounds": 2})
+    config = tiny_config(tmp_path, curriculum={"max_resample_rounds": 2})
     report = Trainer(config, tiny_parts(), tiny_tasks(12), Once()).step()
     assert report.figures["rounds"] == 2 and report.figures["graded_share"] < 1
     assert 1 <= len(report.groups) <= 3
@@ -295,7 +295,7 @@ def test_replay_keeps_mixed_groups_up_to_its_size_and_age() -> None:
 @pytest.mark.parametrize(
     "sections",
     [
-        {"curriculum": {"rounds": 3}},
+        {"curriculum": {"max_resample_rounds": 3}},
         {"curriculum": {"replay": 2, "replay_age": 3}},
         {
             "curriculum": {
@@ -336,11 +336,11 @@ def test_a_resumed_curriculum_goes_on_to_the_same_bits(tmp_path: Path, sections:
         ({"curriculum": {"order": "easy_first"}}, "needs curriculum.profile"),
         ({"curriculum": {"band": [0.9, 0.1]}}, "band"),
         ({"curriculum": {"candidates": "all"}}, "needs curriculum.allocate"),
-        ({"play": {"calls": "native"}, "model": {"template": "plain"}}, "template 'chat'"),
-        ({"play": {"tools": ["a:b"], "environment": "a:c"}}, "keep one of them"),
+        ({"multi_turn": {"calls": "native"}, "model": {"template": "plain"}}, "template 'chat'"),
+        ({"multi_turn": {"tools": ["a:b"], "environment": "a:c"}}, "keep one of them"),
         (
-            {"hints": {"name": "sage"}, "play": {"environment": "a:b"}},
-            r"\[hints\] with \[play\]",
+            {"hints": {"name": "sage"}, "multi_turn": {"environment": "a:b"}},
+            r"\[hints\] with \[multi_turn\]",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from tests.hints.groups import SOLUTION, task
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.lm.scripted import ScriptedLM
-from tfgrpo.rl.checkpoints.loaded_model import Parts, load_parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.rollouts.hint_setup import FILE, policy_lm, prepare
 from tfgrpo.rl.trainer import Trainer
@@ -92,7 +92,7 @@ def test_the_log_of_a_step_tells_the_parse_rate(tmp_path: Path, teacher: list[st
 
 
 @pytest.fixture
-def real_parts(tmp_path: Path) -> Parts:
+def real_parts(tmp_path: Path) -> LoadedModel:
     (tmp_path / "model").mkdir()
     write_model(tmp_path / "model")
     settings = tmp_path / "model" / "config.json"
@@ -102,7 +102,7 @@ def real_parts(tmp_path: Path) -> Parts:
 
 
 def test_the_policy_writes_and_what_cannot_be_read_is_cut(
-    tmp_path: Path, real_parts: Parts
+    tmp_path: Path, real_parts: LoadedModel
 ) -> None:
     config = config_of(tmp_path / "run", writer="self", retries=1, writer_tokens=4)
     made, scheduler = prepare(config, TASKS, real_parts)
@@ -114,7 +114,9 @@ def test_the_policy_writes_and_what_cannot_be_read_is_cut(
     assert {t.metadata["hints_source"] for t in made} == {"reference"}
 
 
-async def test_the_policy_as_a_text_model_answers_alike_for_equal_seeds(real_parts: Parts) -> None:
+async def test_the_policy_as_a_text_model_answers_alike_for_equal_seeds(
+    real_parts: LoadedModel,
+) -> None:
     from tfgrpo.messages import Message
     from tfgrpo.protocols import Request, Sampling
 

@@ -24,7 +24,7 @@ from tfgrpo.hints.sage import Sage
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.scheduler import GroupRequest, OnDone
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutMaker
+from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import score_rows
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
@@ -80,10 +80,10 @@ class ByLevel:
 
 def roll(
     hints: HintScheduler | None, tasks: list[Task]
-) -> tuple[list[RolloutGroup], Scripted, RolloutMaker]:
+) -> tuple[list[RolloutGroup], Scripted, SingleTurnMaker]:
     prompter = Prompter(CharTokenizer(), context_tokens=4096)
     generator = Scripted()
-    maker = RolloutMaker(
+    maker = SingleTurnMaker(
         generator, prompter, ByLevel(prompter, tasks), Sampling(max_tokens=4), policy_id="p"
     )
     return maker.make(tasks, G, seed=3, hints=hints), generator, maker
@@ -155,7 +155,7 @@ def test_evaluation_prompts_hold_no_hint() -> None:
     roll(sage, TASKS)
     one = task("a", hints=["a secret"])
     prompter = Prompter(CharTokenizer(), context_tokens=4096)
-    maker = RolloutMaker(
+    maker = SingleTurnMaker(
         Scripted(), prompter, ByLevel(prompter, [one]), Sampling(max_tokens=4), policy_id="p"
     )
     (group,) = maker.make([one], 1, seed=0)
@@ -205,10 +205,10 @@ class Always:
 
 def roll_plans(
     *rounds: list[HintPlan], context_tokens: int = 4096
-) -> tuple[RolloutGroup, Plans, RolloutMaker, Scripted]:
+) -> tuple[RolloutGroup, Plans, SingleTurnMaker, Scripted]:
     prompter = Prompter(CharTokenizer(), context_tokens=context_tokens)
     generator, plans = Scripted(), Plans(*rounds)
-    maker = RolloutMaker(generator, prompter, Always(), Sampling(max_tokens=4), policy_id="p")
+    maker = SingleTurnMaker(generator, prompter, Always(), Sampling(max_tokens=4), policy_id="p")
     (group,) = maker.make([task()], G, seed=3, hints=plans)
     return group, plans, maker, generator
 
@@ -279,17 +279,17 @@ def test_a_climb_whose_next_hint_is_too_long_accepts_and_counts_the_visit() -> N
     verifier = ByLevel(prompter, [one])
     short = Prompter(CharTokenizer(), context_tokens=len(prompter.ids(one)) + 40)
     sage = Sage()
-    maker = RolloutMaker(Scripted(), short, verifier, Sampling(max_tokens=4), policy_id="p")
+    maker = SingleTurnMaker(Scripted(), short, verifier, Sampling(max_tokens=4), policy_id="p")
     (group,) = maker.make([one], G, seed=0, hints=sage)
     assert maker.figures.hints_too_long == 1
     assert level_of(group.context.of_kind("hint")[0]) == 1
     assert sage.record.of("d").visits == 1
 
 
-def real_maker(tasks: list[Task]) -> RolloutMaker:
+def real_maker(tasks: list[Task]) -> SingleTurnMaker:
     prompter = Prompter(CharTokenizer(), context_tokens=128)
     generator = GroupGenerator(tiny_decoder(), eos_ids=(2,), max_rows=8, fixed_rows=True)
-    return RolloutMaker(
+    return SingleTurnMaker(
         generator, prompter, ByLevel(prompter, tasks), Sampling(max_tokens=6), policy_id="p"
     )
 

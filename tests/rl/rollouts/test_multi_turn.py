@@ -18,11 +18,11 @@ from tfgrpo.messages import Message
 from tfgrpo.policies.tools import tool
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.monitoring.metrics import group_figures
-from tfgrpo.rl.rollouts.factory import Counted, maker_of, own_generator
-from tfgrpo.rl.rollouts.multi_turn import PlayMaker
+from tfgrpo.rl.rollouts.factory import CountingGenerator, maker_of, own_generator
+from tfgrpo.rl.rollouts.multi_turn import MultiTurnMaker
 from tfgrpo.rl.rollouts.plugins import tools_of
 from tfgrpo.rl.rollouts.single_turn import Prompter
-from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, ToolEnvironment, TurnText
+from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText, TurnTools
 from tfgrpo.rl.rollouts.turns import TurnLimits, row_of
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
@@ -100,16 +100,16 @@ async def slow(seconds: float) -> str:
     return "done"
 
 
-def player(generator: Any, make_environment: Any = None, **limits: int) -> PlayMaker:
+def player(generator: Any, make_environment: Any = None, **limits: int) -> MultiTurnMaker:
     tokenizer = ChatTokenizer()
     tools = {t.spec.name: t for t in (tool(add), tool(slow))}
-    return PlayMaker(
+    return MultiTurnMaker(
         generator,
         Prompter(tokenizer, context_tokens=5000),
         Says(),
         Sampling(max_tokens=200),
         make_environment=make_environment
-        or (lambda task: ToolEnvironment(tools, timeout_s=0.2, max_chars=100)),
+        or (lambda task: TurnTools(tools, timeout_s=0.2, max_chars=100)),
         turn_text=TurnText(tokenizer, template="chat", eos_ids=(2,)),
         limits=TurnLimits(**{"max_turns": 4, "max_tokens": 5000} | limits),
         policy_id="p",
@@ -202,7 +202,7 @@ def test_native_calls_go_through_the_models_own_template() -> None:
     maker = player(Script(said, ANSWER))
     maker._prompter = Prompter(tokenizer, context_tokens=5000)
     maker._turn_text = TurnText(tokenizer, template="chat", eos_ids=(2,))
-    maker._make_environment = lambda task: ToolEnvironment(
+    maker._make_environment = lambda task: TurnTools(
         tools, native=True, timeout_s=1.0, max_chars=100
     )
     (group, _) = maker.make(TASKS, 1, seed=1)
@@ -218,7 +218,7 @@ def test_native_calls_go_through_the_models_own_template() -> None:
     assert text.startswith("<add><slow>")
     assert ChatTokenizer().decode([*row.prompt_ids, *row.suffix_ids]) == text + ANSWER
     assert rollout.metadata == {"tool_calls": 2, "invalid_actions": 0} and rollout.reward == 1.0
-    with pytest.raises(ConfigError, match=r"knows no tools; set play\.calls = 'text'"):
+    with pytest.raises(ConfigError, match=r"knows no tools; set multi_turn\.calls = 'text'"):
         OffersTools(ChatTokenizer(), tools)
 
 
@@ -289,7 +289,7 @@ class Parity:
 
 
 SECTIONS: dict[str, Any] = {
-    "play": {"environment": f"{HERE}:Parity", "max_tokens": 90},
+    "multi_turn": {"environment": f"{HERE}:Parity", "max_tokens": 90},
     "rollout": {"max_tokens": 6, "stop": list("ACEGIKMOQSUWYacegikmoqsuwy")},
     "optimiser": {"micro_batch_tokens": 400},
 }
@@ -369,10 +369,12 @@ def test_held_out_tasks_are_played_too(tmp_path: Path) -> None:
 
 
 def test_tools_stand_in_the_prompt_and_end_turns(tmp_path: Path) -> None:
-    config = tiny_config(tmp_path, play={"tools": [f"{HERE}:echo"]})
+    config = tiny_config(tmp_path, multi_turn={"tools": [f"{HERE}:echo"]})
     parts = tiny_parts()
-    maker = maker_of(config, parts, EvenTokens(), Counted(own_generator(config, parts)), None)
-    assert isinstance(maker, PlayMaker)
+    maker = maker_of(
+        config, parts, EvenTokens(), CountingGenerator(own_generator(config, parts)), None
+    )
+    assert isinstance(maker, MultiTurnMaker)
     assert "echo: Say it again." in maker._prompter._system
     assert maker._sampling.stop == (STOP,)
 
@@ -391,7 +393,7 @@ def test_tools_stand_in_the_prompt_and_end_turns(tmp_path: Path) -> None:
 )
 def test_wrong_tools_are_named(tmp_path: Path, tools: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        tools_of(tiny_config(tmp_path, play={"tools": tools}).play)
+        tools_of(tiny_config(tmp_path, multi_turn={"tools": tools}).multi_turn)
 
 
 def test_a_config_file_alone_trains_with_an_environment_beside_it(tmp_path: Path) -> None:
@@ -431,7 +433,7 @@ stop = {json.dumps(list("acegikmoqsuwyACEGIKMOQSUWY"))}
 names = ["tool_cost"]
 [credit]
 name = "gigpo"
-[play]
+[multi_turn]
 environment = "my_room_for_play:Room"
 max_tokens = 60
 [optimiser]

@@ -79,7 +79,7 @@ def test_rewards_are_reshaped_in_order_before_the_advantage(tmp_path: Path) -> N
             "names": ["overlong_soft", "length_target"],
             "options": {"overlong_soft": {"buffer": 2.0}, "length_target": {"alpha": 0.1}},
         },
-        columns={"target_R": "task:wanted"},
+        features={"target_R": "task:wanted"},
         loss={"advantage": "dr_grpo"},
     )
     groups = [group(rollout(0, 1.0, (1,)), rollout(1, 1.0, (1, 2, 3)), wanted=2)]
@@ -132,7 +132,7 @@ def test_step_credit_sees_states_by_observation_or_by_history(tmp_path: Path) ->
         step_R=[np.arange(3)] * 3,
         state_keys_R=[("s", "a", "b"), ("s", "c", "b"), ("s", "a", "b")],
     )
-    made = maker(tmp_path, play=section, credit={"name": "gigpo", "options": {"gamma": 0.5}})
+    made = maker(tmp_path, multi_turn=section, credit={"name": "gigpo", "options": {"gamma": 0.5}})
     rows, _ = made.rows([group(*walks)], 0)
     expected = rows_of(wanted, CREDIT["gigpo"].fn(wanted, gamma=0.5))
     assert [r.advantage for r in rows] == [pytest.approx(e) for e in expected]

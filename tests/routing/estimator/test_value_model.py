@@ -14,7 +14,7 @@ from tfgrpo.routing.backtest.metrics import area, brier
 from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, ValueModel, mixture_weights
-from tfgrpo.routing.records import Outcome
+from tfgrpo.routing.records import SuccessCount
 
 
 def _parts(seed=0, n=450):
@@ -49,8 +49,8 @@ def test_the_order_of_the_context_changes_nothing_at_all():
 
 def test_counts_equal_repeated_single_trials():
     model = ValueModel(HashedNgrams(64))
-    counted = [Outcome(f"task {i}", "m", float(i % 3), 4.0) for i in range(30)]
-    bits = [Outcome(f"task {i}", "m", float(t < i % 3)) for i in range(30) for t in range(4)]
+    counted = [SuccessCount(f"task {i}", "m", float(i % 3), 4.0) for i in range(30)]
+    bits = [SuccessCount(f"task {i}", "m", float(t < i % 3)) for i in range(30) for t in range(4)]
     a, b = model.state(counted).predict(["task 3"]), model.state(bits).predict(["task 3"])
     assert a.mean[0] == pytest.approx(b.mean[0], abs=1e-12)
 
@@ -66,7 +66,7 @@ def test_an_empty_context_gives_a_wide_prior_and_says_so():
 @pytest.mark.parametrize("success", [0.0, 1.0])
 @pytest.mark.parametrize("n", [1, 5, 40])
 def test_a_context_of_one_class_is_smoothed_and_flagged(success, n):
-    rows = [Outcome(f"task number {i}", "m", success) for i in range(n)]
+    rows = [SuccessCount(f"task number {i}", "m", success) for i in range(n)]
     e = ValueModel(HashedNgrams(64)).state(rows).predict(["task number 3", "task number 77"])
     assert np.all((e.mean > 0.005) & (e.mean < 0.995))
     assert set(e.coverage) <= {"thin", "far"}
@@ -111,8 +111,8 @@ def test_a_strange_prompt_is_far():
 
 
 def test_old_outcomes_fade():
-    old = [Outcome(f"task {i}", "m", 0.0, at=0.0) for i in range(30)]
-    new = [Outcome(f"job {i}", "m", 1.0, at=100.0) for i in range(30)]
+    old = [SuccessCount(f"task {i}", "m", 0.0, at=0.0) for i in range(30)]
+    new = [SuccessCount(f"job {i}", "m", 1.0, at=100.0) for i in range(30)]
     model = ValueModel(HashedNgrams(64))
     fresh = model.state(old + new, half_life=5.0).predict(["task 3"]).mean[0]
     stale = model.state(old + new).predict(["task 3"]).mean[0]

@@ -10,10 +10,10 @@ import pytest
 
 from tests.benchmarks.environments import blocksworld, shared
 from tfgrpo.errors import ConfigError
-from tfgrpo.search import BestFirst, Fold, Node, Outcome, explore
+from tfgrpo.search import BestFirst, Node, SearchState, StepResult, explore
 from tfgrpo.search.graph import check_heuristic, to_networkx
 from tfgrpo.search.node import NO_PARTS, NodeScore, Proposal
-from tfgrpo.search.state import Visit
+from tfgrpo.search.state import VisitResult
 from tfgrpo.search.views import tree_rows
 
 Edges = dict[str, list[tuple[str, str, float]]]
@@ -36,11 +36,13 @@ def is_goal(state: str) -> bool:
     return state.startswith("goal")
 
 
-def run(edges: Edges, algorithm: BestFirst, to_go: Any = lambda s: 0.0, **options: Any) -> Fold:
+def run(
+    edges: Edges, algorithm: BestFirst, to_go: Any = lambda s: 0.0, **options: Any
+) -> SearchState:
     return explore("root", successors(edges), algorithm, is_goal=is_goal, to_go=to_go, **options)
 
 
-def cost(fold: Fold) -> float:
+def cost(fold: SearchState) -> float:
     node = fold.tree[fold.algorithm.best(fold.tree)]
     assert node.is_goal
     return node.g
@@ -121,12 +123,12 @@ def test_anytime_search_ends_with_the_optimum_after_a_first_goal() -> None:
 
 def test_a_bounded_open_list_drops_the_worst_and_says_how_many() -> None:
     algorithm = BestFirst.astar(max_open=20)
-    fold = Fold(algorithm)
+    fold = SearchState(algorithm)
     work = fold.select()
     assert work is not None
     proposals = [Proposal(f"x{i}") for i in range(30)]
     costs = random.Random(0).sample(range(30), 30)
-    fold.commit(work, Visit(proposals=proposals, scores=[NodeScore(float(c)) for c in costs]))
+    fold.commit(work, VisitResult(proposals=proposals, scores=[NodeScore(float(c)) for c in costs]))
     assert sorted(n.g for n in fold.tree.with_status("open")) == [float(i) for i in range(20)]
     assert algorithm.pruned_open == len(fold.tree.with_status("pruned")) == 10
 
@@ -198,7 +200,7 @@ class EagerBestFirst(BestFirst):
 
 @pytest.mark.parametrize("options", [{}, {"weight": 3.0, "anytime": True}, {"max_open": 25}])
 def test_children_kept_as_numbers_make_the_same_tree_as_nodes(options: dict[str, Any]) -> None:
-    folds = [Fold(BestFirst.astar(**options)), Fold(EagerBestFirst.astar(**options))]
+    folds = [SearchState(BestFirst.astar(**options)), SearchState(EagerBestFirst.astar(**options))]
     for fold in folds:
         rng = random.Random(7)
         for turn in range(120):
@@ -211,39 +213,39 @@ def test_children_kept_as_numbers_make_the_same_tree_as_nodes(options: dict[str,
             scores = [
                 NodeScore(rng.random(), rng.random(), rng.random(), parts, [turn]) for _ in names
             ]
-            fold.commit(work, Visit(proposals=proposals, scores=scores))
+            fold.commit(work, VisitResult(proposals=proposals, scores=scores))
     lazy, eager = folds
     unmade = len(lazy.tree) - sum(1 for _ in lazy.tree.touched())
     assert unmade > 20 and sum(1 for _ in eager.tree.touched()) == len(eager.tree)
     assert lazy.algorithm.best(lazy.tree) == eager.algorithm.best(eager.tree)
     assert tree_rows(lazy.tree) == tree_rows(eager.tree)
-    assert [n.memo for n in lazy.tree] == [n.memo for n in eager.tree]
+    assert [n.scorer_state for n in lazy.tree] == [n.scorer_state for n in eager.tree]
     assert lazy.tree[-1] is lazy.tree[len(lazy.tree) - 1]
 
 
 def test_a_cost_that_is_no_number_is_refused() -> None:
     for cost in (-1.0, float("nan")):
-        fold = Fold(BestFirst.astar())
+        fold = SearchState(BestFirst.astar())
         work = fold.select()
         assert work is not None
         with pytest.raises(ConfigError, match="at least 0"):
-            fold.commit(work, Visit(proposals=[Proposal("a")], scores=[NodeScore(cost)]))
+            fold.commit(work, VisitResult(proposals=[Proposal("a")], scores=[NodeScore(cost)]))
 
 
 @pytest.mark.parametrize("is_goal", [True, False])
 def test_a_finished_path_has_nothing_to_go_whatever_the_scorer_guessed(is_goal: bool) -> None:
-    fold = Fold(BestFirst.greedy())
+    fold = SearchState(BestFirst.greedy())
     work = fold.select()
     assert work is not None
-    outcomes: list[Outcome | None] = [
-        Outcome("end", is_terminal=True, is_goal=is_goal),
-        Outcome("half"),
+    outcomes: list[StepResult | None] = [
+        StepResult("end", is_terminal=True, is_goal=is_goal),
+        StepResult("half"),
     ]
     scores = [NodeScore(1.0, 5.0), NodeScore(1.0, 2.0)]
     proposals = [Proposal("finish"), Proposal("go")]
-    fold.commit(work, Visit(proposals=proposals, outcomes=outcomes, scores=scores))
+    fold.commit(work, VisitResult(proposals=proposals, outcomes=outcomes, scores=scores))
     assert [n.h for n in fold.tree][1:] == [0.0, 2.0]
     work = fold.select()
     assert work is not None and fold.tree[work.node].action == "finish"
-    fold.commit(work, Visit())
+    fold.commit(work, VisitResult())
     assert fold.algorithm.finished(fold.tree) == ("goal" if is_goal else "")

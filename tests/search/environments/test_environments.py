@@ -17,14 +17,14 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.search import (
     DeepcopyEnvironment,
     ImmutableEnvironment,
-    Outcome,
     ReplayEnvironment,
+    StepResult,
     action_key,
     call,
 )
 from tfgrpo.search.environments.cached import CachedEnvironment
 from tfgrpo.search.environments.tools import ToolEnvironment, specs_from_openai, stateful_tool
-from tfgrpo.search.environments.undo_log import Journal, JournalEnvironment
+from tfgrpo.search.environments.undo_log import UndoLog, UndoLogEnvironment
 
 NO_DATA = not shared("data", "search", "taubench_airline").exists()
 
@@ -46,7 +46,7 @@ START: dict[str, Any] = {"box": {"n": 0, "seen": []}}
 
 def make(kind: str) -> Any:
     if kind == "journal":
-        return JournalEnvironment(START, count)
+        return UndoLogEnvironment(START, count)
     return DeepcopyEnvironment(START, count)
 
 
@@ -117,7 +117,7 @@ def test_a_journal_is_everywhere_what_a_deep_copy_would_be(
     steps: list[tuple[int, tuple[str, str, int]]],
 ) -> None:
     start: dict[str, Any] = {"table": {"a": 1}, "rows": {"list": [3, 1]}}
-    journal = Journal(start)
+    journal = UndoLog(start)
     versions, plain = [journal.here], [copy.deepcopy(start)]
     for pick, operation in steps:
         at = pick % len(versions)
@@ -137,7 +137,7 @@ def test_a_journal_is_everywhere_what_a_deep_copy_would_be(
 
 def test_a_journal_refuses_what_it_cannot_follow() -> None:
     with pytest.raises(TypeError, match="DeepcopyEnvironment"):
-        Journal({"table": {"x": object()}})
+        UndoLog({"table": {"x": object()}})
 
 
 @pytest.mark.skipif(NO_DATA, reason="shared data are absent")
@@ -170,13 +170,13 @@ class Counter:
         Counter.opened += 1
         self.value = 0
 
-    async def act(self, action: Any) -> Outcome:
+    async def act(self, action: Any) -> StepResult:
         if action["name"] == "look":
-            return Outcome(observation=str(self.value))
+            return StepResult(observation=str(self.value))
         if action["arguments"]["n"] > 50:
-            return Outcome(error="too much")
+            return StepResult(error="too much")
         self.value += action["arguments"]["n"]
-        return Outcome(observation=str(self.value))
+        return StepResult(observation=str(self.value))
 
     async def close(self) -> None:
         self.value = -1
@@ -218,19 +218,19 @@ class Shop:
     async def start(self) -> int:
         return 3
 
-    async def apply(self, handle: int, action: Any) -> Outcome:
+    async def apply(self, handle: int, action: Any) -> StepResult:
         name = action["name"]
         self.runs.append(name)
         await asyncio.sleep(0)
         if name == "stock":
-            return Outcome(handle, f"{handle} left", str(handle))
+            return StepResult(handle, f"{handle} left", str(handle))
         if name == "double":
-            return Outcome(handle, str(2 * action["arguments"]["x"]), str(handle))
+            return StepResult(handle, str(2 * action["arguments"]["x"]), str(handle))
         if name == "flaky":
             self.fails -= 1
             if self.fails >= 0:
-                return Outcome(error="try again")
-        return Outcome(handle - 1, "bought", str(handle - 1))
+                return StepResult(error="try again")
+        return StepResult(handle - 1, "bought", str(handle - 1))
 
     def fork(self, handle: int) -> int:
         return handle

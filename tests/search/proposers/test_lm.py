@@ -14,7 +14,7 @@ from tfgrpo.protocols import Completion, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.search import (
-    Chains,
+    BestOfN,
     DepthFirst,
     LookaheadRollouts,
     Node,
@@ -23,7 +23,7 @@ from tfgrpo.search import (
     TextEnvironment,
     ToolChainScorer,
     Tree,
-    Work,
+    VisitRequest,
     call,
     search_tree,
 )
@@ -137,9 +137,9 @@ async def test_dfsdt_shows_the_model_what_it_tried() -> None:
 
     class Deep(TextEnvironment):
         async def apply(self, handle: Any, action: Any) -> Any:
-            from tfgrpo.search import Outcome
+            from tfgrpo.search import StepResult
 
-            return Outcome((), is_terminal=True, is_goal=False)
+            return StepResult((), is_terminal=True, is_goal=False)
 
     lm = ScriptedLM(script)
     await search_tree(
@@ -235,10 +235,10 @@ async def test_a_vote_over_model_answers_converges() -> None:
         Task("t", "2+2?"),
         LMExpander(ScriptedLM("Answer: 4")),
         TextEnvironment(),
-        algorithm=Chains.self_consistency(20, confidence=0.9),
+        algorithm=BestOfN.self_consistency(20, confidence=0.9),
         scorer=ToolChainScorer(),
         budget=Budget(expansions=50),
     )
     assert result.stop_reason == "converged"
     assert result.plan == ["Answer: 4"]
-    assert Work(0).k == 0
+    assert VisitRequest(0).k == 0

@@ -49,7 +49,7 @@ from tfgrpo.rollout import Rollout, RolloutGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class LibraryProposal:
     """What one step proposes and how it came about."""
 
     before: Library
@@ -134,7 +134,7 @@ class Critic:
 
     async def propose(
         self, groups: Sequence[RolloutGroup], library: Library, *, step: int | None = None
-    ) -> Proposal:
+    ) -> LibraryProposal:
         """Return the library that these groups speak for.
 
         Raises:
@@ -304,7 +304,7 @@ class _Step:
         """Offer worked examples of the step's groups."""
         self.edits.extend(exemplar_edits(teaching, self.library, self.settings))
 
-    def finish(self, teaching: Teaching, step: int) -> Proposal:
+    def finish(self, teaching: Teaching, step: int) -> LibraryProposal:
         """Apply what is left and close the books."""
         repairs = self.settings.repairs
         applied = self.library.apply(
@@ -320,7 +320,7 @@ class _Step:
         counts = EditCounts.of(outcomes)
         assert counts.proposed == counts.applied + counts.merged + counts.rejected
         has_news = any(o.result != "rejected" for o in applied.outcomes)
-        return Proposal(
+        return LibraryProposal(
             before=self.library,
             library=applied.library if has_news else self.library,
             outcomes=outcomes,
@@ -359,7 +359,7 @@ def _message(teaching: Teaching, counts: EditCounts) -> str:
     )
 
 
-def stalled(steps: Sequence[Proposal], limit: int = 3) -> str:
+def stalled(steps: Sequence[LibraryProposal], limit: int = 3) -> str:
     """Return why to stop when the last `limit` steps all came to nothing usable, or nothing.
 
     Steps without an informative group say nothing about the critic and do not count.

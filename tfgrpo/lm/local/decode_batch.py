@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.lm.local.kv_slots import GROWTH, SlotCache
-from tfgrpo.lm.local.rows import Row
+from tfgrpo.lm.local.rows import DecodeRow
 
 if TYPE_CHECKING:
     import torch
@@ -31,12 +31,12 @@ class Batch:
         self._grouped = grouped
         self._cache_word = _cache_word(model)
         self._cache = SlotCache(model)
-        self.slots: list[Row | None] = []
+        self.slots: list[DecodeRow | None] = []
         self.last: list[int] = []
         self._start: list[int] = []
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[DecodeRow]:
         """The live rows."""
         return [r for r in self.slots if r is not None]
 
@@ -55,7 +55,7 @@ class Batch:
             self.last = [self.last[i] for i in live]
             self._start = [self._start[i] - first for i in live]
 
-    def join(self, rows: Sequence[Row]) -> tuple[list[int], torch.Tensor]:
+    def join(self, rows: Sequence[DecodeRow]) -> tuple[list[int], torch.Tensor]:
         """Read the prompts of new rows; returns their places and logits."""
         import torch
 
@@ -76,7 +76,7 @@ class Batch:
             self.slots[slot] = row
         return slots, torch.stack([logits[r.prompt] for r in rows])
 
-    def _places(self, rows: Sequence[Row]) -> list[int]:
+    def _places(self, rows: Sequence[DecodeRow]) -> list[int]:
         """Make room for rows: free places first, then new ones; columns for the longest prompt."""
         longest = max(len(r.prompt) for r in rows)
         live = [i for i, r in enumerate(self.slots) if r is not None]

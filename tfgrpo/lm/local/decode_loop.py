@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfgrpo.lm.local.counter_rng import draw_tokens, uniforms
 from tfgrpo.lm.local.decode_batch import Batch
 from tfgrpo.lm.local.gqa_attention import use_grouped_attention
-from tfgrpo.lm.local.rows import Row, RowSource
+from tfgrpo.lm.local.rows import DecodeRow, RowSource
 from tfgrpo.protocols import Generated, Sampling
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class HFGenerator:
         """Return n continuations a prompt; see `Generator`."""
         limit = sampling.max_tokens or 512
         rows = [
-            Row(tuple(prompt), seed, sampling, limit, tag=(p, g))
+            DecodeRow(tuple(prompt), seed, sampling, limit, tag=(p, g))
             for p, (prompt, its_seeds) in enumerate(zip(token_ids, seeds, strict=True))
             for g, seed in enumerate(list(its_seeds)[:n])
         ]
@@ -83,7 +83,7 @@ class HFGenerator:
 
         with torch.inference_mode():
             batch = Batch(self._model, grouped=self._grouped)
-            waiting: deque[Row] = deque()
+            waiting: deque[DecodeRow] = deque()
             while True:
                 self._admit(batch, waiting, source)
                 if not batch.rows:
@@ -93,7 +93,7 @@ class HFGenerator:
                 if not waiting:
                     batch.shrink()
 
-    def _admit(self, batch: Batch, waiting: deque[Row], source: RowSource) -> None:
+    def _admit(self, batch: Batch, waiting: deque[DecodeRow], source: RowSource) -> None:
         """Fill free places with waiting rows; several prompts are read in one pass."""
         live = len(batch.rows)
         # Reading one prompt costs about a decode step: wait until an eighth of the places is free.
@@ -103,7 +103,7 @@ class HFGenerator:
             free = self._max_rows - len(batch.rows)
             if free > len(waiting):
                 waiting.extend(source.take(free - len(waiting)))
-            joining: list[Row] = []
+            joining: list[DecodeRow] = []
             longest = max((r.total for r in batch.rows), default=0)
             while waiting and len(joining) < free:
                 longest = max(longest, waiting[0].total)
@@ -158,7 +158,7 @@ class HFGenerator:
             else:
                 batch.last[slot] = token
 
-    def _finish(self, row: Row, token: int) -> Any:
+    def _finish(self, row: DecodeRow, token: int) -> Any:
         if token in self._eos:
             return "stop"
         if row.sampling.stop and self._decode is not None:
@@ -169,7 +169,7 @@ class HFGenerator:
 
     @staticmethod
     def _note_alternatives(
-        rows: Sequence[Row], logits: torch.Tensor, normaliser_B: torch.Tensor
+        rows: Sequence[DecodeRow], logits: torch.Tensor, normaliser_B: torch.Tensor
     ) -> None:
         for i, row in enumerate(rows):
             if row.sampling.top_logprobs:
@@ -179,14 +179,14 @@ class HFGenerator:
 
 
 class _ListSource:
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[DecodeRow]) -> None:
         self._rows = deque(rows)
         self.results: dict[Any, Generated] = {}
 
-    def take(self, count: int) -> list[Row]:
+    def take(self, count: int) -> list[DecodeRow]:
         return [self._rows.popleft() for _ in range(min(count, len(self._rows)))]
 
-    def finish(self, row: Row, generated: Generated) -> None:
+    def finish(self, row: DecodeRow, generated: Generated) -> None:
         self.results[row.tag] = generated
 
 

@@ -35,7 +35,7 @@ def default_threads() -> int:
 
 
 @dataclass(slots=True)
-class LoadedModel:
+class LocalModel:
     """Weights, tokenizer and where they came from."""
 
     model: Any
@@ -48,7 +48,7 @@ class LoadedModel:
 
 def load_model(
     name: str, *, device: str | None = None, dtype: str | None = None, threads: int | None = None
-) -> LoadedModel:
+) -> LocalModel:
     """Load weights: the embedded model, a folder, or a name on the hub (only when so named).
 
     Args:
@@ -86,7 +86,7 @@ def load_model(
             kind="not_found",
         ) from exc
     model.requires_grad_(False)
-    return LoadedModel(
+    return LocalModel(
         model,
         tokenizer,
         name,

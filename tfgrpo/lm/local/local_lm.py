@@ -23,9 +23,9 @@ from tfgrpo.errors import ConfigError, ProviderError, TfgrpoError
 from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.lm.local.decode_loop import HFGenerator
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
-from tfgrpo.lm.local.loading import LoadedModel, folder_mark, load_model, model_place
+from tfgrpo.lm.local.loading import LocalModel, folder_mark, load_model, model_place
 from tfgrpo.lm.local.request_queue import Job, JobQueue, JobSource, halt, run_batch
-from tfgrpo.lm.local.rows import Row, RowServer
+from tfgrpo.lm.local.rows import DecodeRow, RowServer
 from tfgrpo.lm.wire import split_thinking, timed_out
 from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request
 from tfgrpo.rollout import Usage
@@ -34,9 +34,10 @@ _JOIN_S = 0.003
 """How long an idle engine waits for requests that are made at the same moment."""
 
 
-def make_generator(loaded: LoadedModel, *, max_rows: int = 64) -> Generator:
+def make_generator(loaded: LocalModel, *, max_rows: int = 64) -> Generator:
     """Return what decodes: on a GPU the graph-replaying decoder of `rl.generation` where it is
-    installed, else the loop of `decode_loop`, which is as fast on a CPU. Both take rows in while others decode and hand every reply over as it ends."""
+    installed, else the loop of `decode_loop`, which is as fast on a CPU. Both take rows in while
+    others decode and hand every reply over as it ends."""
     if loaded.model.device.type == "cuda":
         make = _faster_generator()
         made = make(loaded.model, loaded.tokenizer, max_rows=max_rows) if make else None
@@ -83,7 +84,7 @@ class LocalLM:
         max_rows: int = 64,
         max_tokens: int = 512,
         threads: int | None = None,
-        loaded: LoadedModel | None = None,
+        loaded: LocalModel | None = None,
         generator: Generator | None = None,
         weights_id: str = "",
     ) -> None:
@@ -92,7 +93,7 @@ class LocalLM:
         if name != EMBEDDED and loaded is None:
             model_place(name)  # a wrong name is told now, not at the first call
         self._name = name
-        self._load: Callable[[], LoadedModel] = lambda: load_model(
+        self._load: Callable[[], LocalModel] = lambda: load_model(
             name, device=device, dtype=dtype, threads=threads
         )
         self._dtype_asked = dtype
@@ -129,7 +130,7 @@ class LocalLM:
         return True
 
     @property
-    def loaded(self) -> LoadedModel:
+    def loaded(self) -> LocalModel:
         """The weights; loads them if no call has."""
         self._prepare()
         assert self._loaded is not None
@@ -176,7 +177,7 @@ class LocalLM:
         pieces: asyncio.Queue[int | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def heard(row: Row) -> None:
+        def heard(row: DecodeRow) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, len(row.token_ids))
 
         (job,) = self._enqueue(request, prompt, [seed], on_token=heard)
@@ -238,7 +239,7 @@ class LocalLM:
         request: Request,
         prompt: tuple[int, ...],
         seeds: Sequence[int | None],
-        on_token: Callable[[Row], None] | None = None,
+        on_token: Callable[[DecodeRow], None] | None = None,
     ) -> list[Job]:
         assert self._loaded is not None
         room = self._loaded.context_tokens - len(prompt)
@@ -247,7 +248,7 @@ class LocalLM:
         loop = asyncio.get_running_loop()
         jobs = [
             Job(
-                Row(
+                DecodeRow(
                     prompt,
                     secrets.randbits(63) if seed is None else seed,
                     sampling,

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 
-from tfgrpo.lm.local.rows import Row
+from tfgrpo.lm.local.rows import DecodeRow
 from tfgrpo.protocols import Generated, Generator, Sampling
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Job:
     """One draw that somebody waits for."""
 
-    row: Row
+    row: DecodeRow
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Generated]
 
@@ -84,9 +84,9 @@ class JobSource:
 
     def take(
         self, count: int, *, like: Sampling | None = None, in_order: bool = False
-    ) -> list[Row]:
+    ) -> list[DecodeRow]:
         """Up to `count` rows that somebody still waits for; see `RowQueue`."""
-        rows: list[Row] = []
+        rows: list[DecodeRow] = []
         with self._queue.lock:
             others: deque[Job] = deque()
             while self._queue.jobs and len(rows) < count and not (in_order and others):
@@ -101,7 +101,7 @@ class JobSource:
             self._queue.jobs.extendleft(reversed(others))
         return rows
 
-    def finish(self, row: Row, generated: Generated) -> None:
+    def finish(self, row: DecodeRow, generated: Generated) -> None:
         """Hand a finished row over."""
         with self._queue.lock:
             job = self._queue.taken.pop(id(row), None)

@@ -13,7 +13,7 @@ from tfgrpo.protocols import Generated, Sampling
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class DecodeRow:
     """One continuation being made."""
 
     prompt: tuple[int, ...]
@@ -27,7 +27,7 @@ class Row:
     top: list[dict[int, float]] = field(default_factory=list)
     """Per token the `top_logprobs` likeliest ids, where the sampling asks for them."""
     is_cancelled: bool = False
-    on_token: Callable[[Row], None] | None = None
+    on_token: Callable[[DecodeRow], None] | None = None
     uniforms: Any = None
 
     @property
@@ -39,11 +39,11 @@ class Row:
 class RowSource(Protocol):
     """Where rows come from and go to."""
 
-    def take(self, count: int) -> list[Row]:
+    def take(self, count: int) -> list[DecodeRow]:
         """Return up to `count` waiting rows."""
         ...
 
-    def finish(self, row: Row, generated: Generated) -> None:
+    def finish(self, row: DecodeRow, generated: Generated) -> None:
         """Take a finished row."""
         ...
 
@@ -53,7 +53,7 @@ class RowQueue(RowSource, Protocol):
 
     def take(
         self, count: int, *, like: Sampling | None = None, in_order: bool = False
-    ) -> list[Row]:
+    ) -> list[DecodeRow]:
         """Return up to `count` waiting rows.
 
         Args:
