@@ -16,10 +16,11 @@ import re
 import sys
 
 from tfgrpo import ChatPolicy, Library, RolloutGroup, Task, sample_group
-from tfgrpo.experience import Critic, final_choice, gate_step, prompt_context, split_tasks
+from tfgrpo.experience import Critic, final_choice, gate_step, prompt_context
 from tfgrpo.protocols import Request
 from tfgrpo.sampling import GroupSpec
 from tfgrpo.statistics import Scores, paired_difference
+from tfgrpo.tasks import split_tasks
 from tfgrpo.testing import ScriptedLM
 from tfgrpo.verifiers import Exact
 

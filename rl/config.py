@@ -6,25 +6,20 @@ Does not know how a setting is used, except which of them contradict each other.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from tfgrpo.config.learn import _apply_override, _explain
+from tfgrpo.config.sections import Section, explain, load_toml
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.checkpoints.safe_loading import check_engine_options
 from tfgrpo.rl.formulas import requirements as supply
 from tfgrpo.rl.rollouts.replay_buffer import NO_RATIO
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """What is trained."""
 
     lm: str = "local:smollm2-135m"
@@ -46,7 +41,7 @@ class ModelConfig(_Section):
     """Recompute activations in the backward pass: less memory, a third more time."""
 
 
-class TasksConfig(_Section):
+class TasksConfig(Section):
     """What is practised and what is held out."""
 
     path: str = ""
@@ -55,7 +50,7 @@ class TasksConfig(_Section):
     """JSONL of evaluation tasks; never trained on, never hinted."""
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How groups are made."""
 
     tasks_per_step: int = Field(default=16, ge=1)
@@ -82,7 +77,7 @@ class RolloutConfig(_Section):
     drawn token alone can differ by a nat in bfloat16."""
 
 
-class LossConfig(_Section):
+class LossConfig(Section):
     """What is minimised."""
 
     name: str = "clip"
@@ -104,7 +99,7 @@ class LossConfig(_Section):
     normaliser."""
 
 
-class RewardsConfig(_Section):
+class RewardsConfig(Section):
     """How rewards are reshaped before advantages are taken."""
 
     names: tuple[str, ...] = ()
@@ -113,7 +108,7 @@ class RewardsConfig(_Section):
     """Options of each, by its name."""
 
 
-class CreditConfig(_Section):
+class CreditConfig(Section):
     """Advantages finer than a rollout; takes the place of `loss.advantage`."""
 
     name: str = ""
@@ -125,7 +120,7 @@ class CreditConfig(_Section):
     """Texts whose tokens count as planning (`hicra`)."""
 
 
-class MultiTurnConfig(_Section):
+class MultiTurnConfig(Section):
     """Rollouts of several turns; off while both `tools` and `environment` are empty."""
 
     tools: tuple[str, ...] = ()
@@ -147,7 +142,7 @@ class MultiTurnConfig(_Section):
         return bool(self.tools or self.environment)
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """What makes tokens."""
 
     kind: Literal["own", "vllm", "vllm-server"] = "own"
@@ -166,7 +161,7 @@ class EngineConfig(_Section):
     timeout_s: float = Field(default=600.0, gt=0)
 
 
-class CurriculumConfig(_Section):
+class CurriculumConfig(Section):
     """Which tasks are rolled, how often, and what is used again."""
 
     profile: int = Field(default=0, ge=0)
@@ -197,7 +192,7 @@ class CurriculumConfig(_Section):
     """Steps after which a kept group is forgotten."""
 
 
-class OptimiserConfig(_Section):
+class OptimiserConfig(Section):
     """How weights move."""
 
     steps: int = Field(default=100, ge=1)
@@ -220,7 +215,7 @@ class OptimiserConfig(_Section):
     """Tokens whose logits exist at once."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Where the run lives."""
 
     folder: str = "runs/train"
@@ -238,7 +233,7 @@ class RunConfig(_Section):
     tracker: Literal["", "wandb", "trackio"] = ""
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """Everything that a training run can be told."""
 
     model: ModelConfig = ModelConfig()
@@ -268,7 +263,7 @@ class TrainConfig(_Section):
         try:
             config = cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(_explain(exc, cls, source)) from None
+            raise ConfigError(explain(exc, cls, source)) from None
         config.check()
         return config
 
@@ -280,18 +275,11 @@ class TrainConfig(_Section):
             ConfigError: the file is absent, not TOML, or a key is wrong.
         """
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError(f"config file {str(path)!r} cannot be read: {exc.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
+        values = load_toml(path, overrides)
         for key in ("path", "held_out"):
             given = values.get("tasks", {}).get(key)
             if isinstance(given, str) and given:
                 values["tasks"][key] = str(path.parent / given)
-        for override in overrides:
-            _apply_override(values, override)
         return cls.from_mapping(values, str(path))
 
     def check(self) -> None:

@@ -6,25 +6,20 @@ known one. Does not know how a setting is used (`command.py`). Needs `pydantic`.
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from tfgrpo.config.learn import SamplingConfig
+from tfgrpo.config.sections import Section, explain, load_toml
 from tfgrpo.errors import ConfigError
 
 __all__ = ["SearchConfig", "read_config"]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(_Section):
+class ModelSection(Section):
     """Which model proposes, and how it is asked."""
 
     lm: str = "local:smollm2-135m"
@@ -40,7 +35,7 @@ class ModelSection(_Section):
     """Worked examples as turns, for models that learn by example only."""
 
 
-class SearchSection(_Section):
+class SearchSection(Section):
     """How the tree is grown."""
 
     algorithm: str = "astar"
@@ -59,7 +54,7 @@ class SearchSection(_Section):
     seed: int = 0
 
 
-class WorldSection(_Section):
+class WorldSection(Section):
     """Where actions happen: a Python factory or an MCP server; neither is reasoning in text."""
 
     python: str = ""
@@ -71,7 +66,7 @@ class WorldSection(_Section):
     timeout_s: float = 30.0
 
 
-class OutputSection(_Section):
+class OutputSection(Section):
     """What is kept."""
 
     groups: Path | None = None
@@ -86,7 +81,7 @@ class OutputSection(_Section):
     """Run folder that keeps calls, so that none is paid twice."""
 
 
-class BudgetSection(_Section):
+class BudgetSection(Section):
     """Limits of each task's search; see `tfgrpo.store.budget.Budget`."""
 
     cost_usd: float | None = None
@@ -100,7 +95,7 @@ class BudgetSection(_Section):
     seconds: float | None = None
 
 
-class SearchConfig(_Section):
+class SearchConfig(Section):
     """Everything `tfgrpo search` reads."""
 
     tasks: Path
@@ -120,16 +115,11 @@ def read_config(path: Path | str) -> SearchConfig:
         ConfigError: no file, no TOML, an unknown key or a wrong value; the message names each.
     """
     path = Path(path)
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"{path}: {exc.strerror}: give the path of a TOML file") from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} is no TOML: {exc}") from exc
+    values = load_toml(path)
     try:
         config = SearchConfig.model_validate(_with_folder(values, path.parent))
     except ValidationError as exc:
-        raise ConfigError(f"{path}: " + "; ".join(_explain(exc))) from exc
+        raise ConfigError(explain(exc, SearchConfig, str(path))) from None
     if config.world.python and config.world.mcp:
         raise ConfigError(f"{path}: [world] has both python and mcp: give one of them")
     return config
@@ -146,28 +136,4 @@ def _with_folder(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     world = found.get("world")
     if isinstance(world, dict) and ".py:" in str(world.get("python", "")):
         found["world"] = {**world, "python": str(folder / world["python"])}
-    return found
-
-
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "model": ModelSection,
-    "search": SearchSection,
-    "world": WorldSection,
-    "budget": BudgetSection,
-    "output": OutputSection,
-}
-
-
-def _explain(exc: ValidationError) -> list[str]:
-    found = []
-    for error in exc.errors():
-        where = ".".join(map(str, error["loc"]))
-        if error["type"] != "extra_forbidden":
-            found.append(f"{where}: {error['msg']} (given: {error['input']!r:.80})")
-            continue
-        section = _SECTIONS.get(str(error["loc"][0]), SearchConfig)
-        known = list(section.model_fields)
-        near = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-        found.append(f"unknown key {where!r}: {hint}")
     return found

@@ -131,7 +131,7 @@ from importlib.resources import files
 assert files("tfgrpo.report").joinpath("page.css").is_file()
 assert tfgrpo.prompts.load("lessons")
 from tfgrpo import ChatPolicy, Task, open_lm, sample_group
-from tfgrpo.learning.learn import run_sync
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import GroupSpec
 from tfgrpo.search import Node
 from tfgrpo.verifiers import Exact

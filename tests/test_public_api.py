@@ -18,7 +18,7 @@ import pytest
 import tfgrpo
 
 SIGNATURES = Path(__file__).parent / "public_signatures.txt"
-MOST_ROOT_NAMES = 25
+MOST_ROOT_NAMES = 30
 
 
 def packages() -> list[str]:

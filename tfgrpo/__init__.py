@@ -1,6 +1,7 @@
 """tfgrpo makes LLM agents better from a few dozen examples.
 
-A `RolloutGroup` is the rollouts of one task under one context; everything makes or eats groups.
+A `RolloutGroup` is the rollouts of one task under one context; everything produces or consumes
+groups.
 Names are loaded on first use, so that `import tfgrpo` costs nothing.
 """
 
@@ -21,14 +22,19 @@ if TYPE_CHECKING:
     from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy, ToolPolicy
     from tfgrpo.protocols import LM, Policy, Verifier
     from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
-    from tfgrpo.sampling import sample_group
+    from tfgrpo.runtime.event_loop import run_sync
+    from tfgrpo.sampling import GroupSpec, sample_group
+    from tfgrpo.verifiers import Exact, FunctionVerifier
 
 __all__ = [
     "LM",
     "ChatPolicy",
     "Config",
     "Context",
+    "Exact",
     "FunctionPolicy",
+    "FunctionVerifier",
+    "GroupSpec",
     "Library",
     "Policy",
     "Result",
@@ -45,6 +51,7 @@ __all__ = [
     "learn_async",
     "load_artefact",
     "open_lm",
+    "run_sync",
     "sample_group",
 ]
 
@@ -53,7 +60,10 @@ _HOME = {
     "ChatPolicy": "policies.chat",
     "Config": "config.learn",
     "Context": "context",
+    "Exact": "verifiers",
     "FunctionPolicy": "policies.chat",
+    "FunctionVerifier": "verifiers",
+    "GroupSpec": "sampling",
     "Library": "experience",
     "Policy": "protocols",
     "Result": "learning.result",
@@ -70,6 +80,7 @@ _HOME = {
     "learn_async": "learning.learn",
     "load_artefact": "experience",
     "open_lm": "lm",
+    "run_sync": "runtime.event_loop",
     "sample_group": "sampling",
 }
 
@@ -78,3 +89,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tfgrpo' has no attribute {name!r}")
     return getattr(import_module(f"tfgrpo.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

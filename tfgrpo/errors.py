@@ -54,6 +54,10 @@ class ConfigError(TfgrpoError, ValueError):
     """A user's setting, file or argument is wrong; nothing has been spent."""
 
 
+class ChangedSettingsError(ConfigError):
+    """A run is opened with other settings than it was made with."""
+
+
 class ProviderError(TfgrpoError, RuntimeError):
     """One call to an LM failed.
 

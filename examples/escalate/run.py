@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfgrpo import Config, learn
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.escalate import Escalated, EscalateSettings, escalate
 from tfgrpo.learning.progress import PlainView, QuietView
 from tfgrpo.report.advise import advise
 from tfgrpo.report.view import load_view
 from tfgrpo.runtime.import_string import add_module_folder
+from tfgrpo.tasks.files import read_tasks
 
 MESSAGES = Path(__file__).resolve().parents[1] / "customer_messages"
 SHORT = (

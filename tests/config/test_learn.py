@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfgrpo.config.learn import Config, check_names, read_tasks
+from tfgrpo.config.learn import Config
+from tfgrpo.config.sections import check_names
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.settings import Caps
+from tfgrpo.tasks.files import read_tasks
 
 
 def written(folder: Path, text: str) -> Path:

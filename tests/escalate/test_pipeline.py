@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.escalate.made import learnt, tasks, verifier, write_model
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.escalate import EscalateSettings, escalate, preview
 from tfgrpo.escalate import distil_stage as distilling
@@ -16,6 +15,7 @@ from tfgrpo.escalate.journal import EscalationJournal
 from tfgrpo.escalate.run_data import read_material
 from tfgrpo.rl.checkpoints.files import sha256
 from tfgrpo.store import Journal
+from tfgrpo.tasks.files import read_tasks
 
 pytestmark = pytest.mark.real
 

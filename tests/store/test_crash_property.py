@@ -24,6 +24,7 @@ from tests.store.driver import (
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.forking import fork_run
 from tfgrpo.store.journal import Journal
 
 CRASH = st.tuples(st.integers(1, 110), st.booleans())
@@ -168,7 +169,7 @@ def test_changed_settings_are_refused_by_name_and_a_fork_pays_for_the_difference
         name = {"verifier_id": "verifier"}.get(next(iter(change)), next(iter(change)))
         with pytest.raises(ConfigError, match=f"{name}: .* -> "):
             Journal.open(folder, config=changed.to_config())
-        with Journal.open(folder, config=changed.to_config(), fork=True) as store:
+        with fork_run(folder, changed.to_config()) as store:
             assert store.folder == folder.with_name("run-fork1")
             asyncio.run(learn(store, server, changed))
             forked = result_of(store)

@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.runtime.import_string import add_module_folder
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.tasks.files import read_tasks
 
 
 def escalate(
@@ -77,11 +77,11 @@ def escalate(
 
 def _extra(pairs: list[str]) -> dict[str, object]:
     """Read `name=value` pairs; a value is TOML, else a text."""
-    from tfgrpo.config.learn import _apply_override
+    from tfgrpo.config.sections import apply_override
 
     values: dict[str, object] = {}
     for pair in pairs:
-        _apply_override(values, pair)
+        apply_override(values, pair)
     return values
 
 

@@ -21,7 +21,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.lm import open_lm
@@ -43,6 +42,7 @@ from tfgrpo.search.scorers.toolchain import ToolChainScorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.search.views import to_ascii, to_html
 from tfgrpo.store.budget import Budget
+from tfgrpo.tasks.files import read_tasks
 
 __all__ = ["app", "run_config", "search_command"]
 

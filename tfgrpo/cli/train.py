@@ -48,13 +48,13 @@ def train(
 
 def run(settings: Any, on_step: Any) -> dict[str, Any]:
     """Train by settings and write the final model into `RUN/model`; return the evaluation."""
-    from tfgrpo.config.learn import read_tasks
     from tfgrpo.rl import distributed
     from tfgrpo.rl.checkpoints.export import write_card
     from tfgrpo.rl.monitoring.metrics import tensorboard_sink, tracker_sink
     from tfgrpo.rl.rollouts.hint_setup import prepare
     from tfgrpo.rl.rollouts.plugins import allocator_of, engine_of
     from tfgrpo.rl.trainer import Trainer, load_parts
+    from tfgrpo.tasks.files import read_tasks
     from tfgrpo.verifiers import make_verifier
 
     if not settings.tasks.path:

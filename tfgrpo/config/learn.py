@@ -8,28 +8,36 @@ Does not know: how a setting is used. Idea: httpx-like exact objects, readable e
 
 from __future__ import annotations
 
-import difflib
 import json
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tfgrpo.config.nudge import NudgeConfig
+from tfgrpo.config.sections import Section, explain, load_toml
 from tfgrpo.errors import ConfigError
-from tfgrpo.messages import Message, Role
 from tfgrpo.protocols import Limits, Sampling
-from tfgrpo.rollout import Task
+
+MAY_CHANGE = frozenset(
+    {
+        "budget",
+        "run.folder",
+        "run.concurrency",
+        "run.timeout_s",
+        "run.retry_deadline_s",
+        "run.probe",
+        "run.prices",
+        "policy.timeout_s",
+        "critic.timeout_s",
+        "judge.timeout_s",
+    }
+)
+"""Config keys that decide how a run is driven and not what it finds; a resume may change them."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SamplingConfig(_Section):
+class SamplingConfig(Section):
     """How one role draws tokens."""
 
     temperature: float | None = Field(default=None, ge=0)
@@ -53,7 +61,7 @@ class SamplingConfig(_Section):
         )
 
 
-class RoleConfig(_Section):
+class RoleConfig(Section):
     """The LM of one role."""
 
     lm: str = "local:smollm2-135m"
@@ -91,7 +99,7 @@ class CriticConfig(RoleConfig):
     lm: str = ""
 
 
-class TasksConfig(_Section):
+class TasksConfig(Section):
     """Where tasks come from and how they are split."""
 
     path: str = ""
@@ -107,7 +115,7 @@ class TasksConfig(_Section):
     seed: int = 0
 
 
-class LearnConfig(_Section):
+class LearnConfig(Section):
     """The loop."""
 
     preset: Literal["default", "paper-main", "paper-preview"] = "default"
@@ -137,7 +145,7 @@ class LearnConfig(_Section):
     """`hashed` n-grams, or the name of a sentence-transformers model."""
 
 
-class GateConfig(_Section):
+class GateConfig(Section):
     """The gate and the final proof."""
 
     enabled: bool = True
@@ -155,7 +163,7 @@ class GateConfig(_Section):
     """Draws a test task for each arm."""
 
 
-class BudgetConfig(_Section):
+class BudgetConfig(Section):
     """The hard cap on all spend, failed calls and retries included."""
 
     cost_usd: float | None = Field(default=None, gt=0)
@@ -165,7 +173,7 @@ class BudgetConfig(_Section):
     seconds: float | None = Field(default=None, gt=0)
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Where the run lives and how it is driven."""
 
     folder: str = Field(default="runs/learn", min_length=1)
@@ -180,8 +188,8 @@ class RunConfig(_Section):
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write."""
 
 
-class Config(_Section):
-    """Everything that a learning run can be told."""
+class Config(Section):
+    """All settings of a learning run."""
 
     run: RunConfig = RunConfig()
     tasks: TasksConfig = TasksConfig()
@@ -206,7 +214,7 @@ class Config(_Section):
         try:
             return cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(_explain(exc, cls, source)) from None
+            raise ConfigError(explain(exc, cls, source)) from None
 
     @classmethod
     def from_toml(cls, path: Path | str, overrides: Sequence[str] = ()) -> Self:
@@ -216,16 +224,7 @@ class Config(_Section):
             ConfigError: the file is absent, not TOML, or a key is wrong.
         """
         path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"no config file {str(path)!r}: `tfgrpo init` writes one to start from"
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
-        for override in overrides:
-            _apply_override(values, override)
+        values = load_toml(path, overrides)
         return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
 
     def to_json(self) -> dict[str, Any]:
@@ -235,23 +234,6 @@ class Config(_Section):
         return values
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ConfigError(f"override {override!r} is not of the form section.key=value")
-    try:
-        value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, last = key.strip().split(".")
-    place = values
-    for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
-            raise ConfigError(f"override {override!r}: {section!r} is not a section")
-    place[last] = value
-
-
 def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     tasks = values.get("tasks")
     if isinstance(tasks, dict):
@@ -259,109 +241,3 @@ def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
             if isinstance(tasks.get(key), str) and tasks[key]:
                 tasks[key] = str(folder / tasks[key])
     return values
-
-
-def _explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
-    lines = []
-    for error in exc.errors(include_url=False):
-        key = ".".join(str(part) for part in error["loc"])
-        if error["type"] == "extra_forbidden":
-            lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
-        else:
-            lines.append(f"{source}: {key} = {error['input']!r}: {error['msg']}")
-    return "\n".join(lines)
-
-
-def _nearest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    known = model
-    for part in loc[:-1]:
-        field = known.model_fields.get(str(part))
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return ""
-        known = field.annotation
-    names = sorted(known.model_fields)
-    close = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
-
-
-def check_names(given: Mapping[str, Any], record: type, where: str) -> None:
-    """Check that every key of `given` is a field of the dataclass `record`.
-
-    Raises:
-        ConfigError: an unknown key, with the nearest known one.
-    """
-    names = sorted(f.name for f in fields(record))
-    for key in given:
-        if key not in names:
-            close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
-            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
-
-
-def read_tasks(path: Path | str) -> list[Task]:
-    """Read tasks from JSONL: `task_id`, `prompt` (or `messages`), `reference`, `metadata`.
-
-    Raises:
-        ConfigError: no file, no rows, a line that is not an object, a missing or repeated id;
-            the message names file and line.
-    """
-    tasks: list[Task] = []
-    seen: dict[str, int] = {}
-    for number, row in _rows(Path(path)):
-        where = f"{str(path)!r} line {number}"
-        task_id = row.get("task_id", row.get("id"))
-        prompt = row.get("prompt", row.get("messages"))
-        if not isinstance(task_id, (str, int)) or task_id == "":
-            raise ConfigError(f"{where}: task_id is {task_id!r}: a non-empty text is needed")
-        task_id = str(task_id)
-        if task_id in seen:
-            raise ConfigError(
-                f"{where}: task_id {task_id!r} was used on line {seen[task_id]}: ids must be unique"
-            )
-        seen[task_id] = number
-        if isinstance(prompt, list):
-            prompt = tuple(_turn(turn, where) for turn in prompt)
-        if not prompt or not isinstance(prompt, (str, tuple)):
-            raise ConfigError(f"{where}: prompt is {prompt!r}: a text or a list of turns is needed")
-        metadata = row.get("metadata") or {}
-        if not isinstance(metadata, dict):
-            raise ConfigError(f"{where}: metadata is {metadata!r}: an object is needed")
-        tasks.append(Task(task_id, prompt, row.get("reference"), metadata))
-    if not tasks:
-        raise ConfigError(f"{str(path)!r} holds no tasks: one JSON object a line is needed")
-    return tasks
-
-
-def _turn(value: Any, where: str) -> Message:
-    role = value.get("role") if isinstance(value, dict) else None
-    content = value.get("content") if isinstance(value, dict) else None
-    if role not in get_args(Role) or not isinstance(content, (str, type(None))):
-        raise ConfigError(
-            f"{where}: turn {value!r:.100} is not an object with a role "
-            f"({', '.join(get_args(Role))}) and a text as content"
-        )
-    try:
-        return Message.from_dict(value)
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise ConfigError(f"{where}: turn {value!r:.100}: {type(exc).__name__}: {exc}") from exc
-
-
-def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"no task file {str(path)!r}") from None
-    except (UnicodeDecodeError, IsADirectoryError) as exc:
-        raise ConfigError(f"{str(path)!r} cannot be read as UTF-8 text: {exc}") from exc
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold U+2028
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as exc:
-            raise ConfigError(f"{str(path)!r} line {number} is not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise ConfigError(f"{str(path)!r} line {number} is not a JSON object: {line!r:.100}")
-        yield number, row

@@ -9,11 +9,9 @@ Does not know the command line. Source: own.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +30,7 @@ from tfgrpo.learning.components import RunComponents
 from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed
+from tfgrpo.runtime.event_loop import off_loop
 from tfgrpo.statistics import Scores
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ def preview(run: Path | str, settings: EscalateSettings | None = None, **parts: 
         ConfigError: the run cannot be used, or names no model with weights.
         StoreError: there is no run.
     """
-    return _off_loop(lambda: _preview(run, settings or EscalateSettings(), parts))
+    return off_loop(lambda: _preview(run, settings or EscalateSettings(), parts))
 
 
 def _preview(run: Path | str, settings: EscalateSettings, parts: dict[str, Any]) -> Preview:
@@ -86,7 +85,7 @@ def escalate(
     """
     chosen = settings or EscalateSettings()
     place = Path(folder) if folder else Path(run) / "escalate"
-    return _off_loop(lambda: _escalate(run, chosen, place, say or _quiet, verifier, tasks))
+    return off_loop(lambda: _escalate(run, chosen, place, say or _quiet, verifier, tasks))
 
 
 def _escalate(
@@ -331,13 +330,3 @@ def _plain_verifier(material: Material) -> Verifier:
 def _quiet(line: str) -> None:
     """Show nothing."""
     del line
-
-
-def _off_loop(work: Callable[[], T]) -> T:
-    """Run blocking work here, or in a thread where an event loop runs already (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return work()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()

@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tfgrpo.config.learn import _explain
+from tfgrpo.config.sections import explain
 from tfgrpo.errors import ConfigError
 
 Say = Callable[[str], None]
@@ -64,4 +64,4 @@ class EscalateSettings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(_explain(exc, cls, "escalate")) from None
+            raise ConfigError(explain(exc, cls, "escalate")) from None

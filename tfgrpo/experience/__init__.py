@@ -24,7 +24,6 @@ from tfgrpo.experience.library import EMPTY_LIBRARY, Library
 from tfgrpo.experience.prompt_context import prompt_context
 from tfgrpo.experience.select import HashedNgrams, SentenceEmbedder, TopK
 from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
-from tfgrpo.tasks.splits import Overlap, Splits, overlaps, split_tasks
 
 __all__ = [
     "EMPTY_LIBRARY",
@@ -42,13 +41,11 @@ __all__ = [
     "Guards",
     "HashedNgrams",
     "Library",
-    "Overlap",
     "LibraryProposal",
     "Provenance",
     "RejectedEdits",
     "Repairs",
     "SentenceEmbedder",
-    "Splits",
     "Teaching",
     "TopK",
     "Value",
@@ -57,11 +54,9 @@ __all__ = [
     "final_choice",
     "gate_step",
     "load_artefact",
-    "overlaps",
     "preset",
     "prompt_context",
     "smaller_sets",
-    "split_tasks",
     "stalled",
     "teaching_groups",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tfgrpo.config.learn import _explain
+from tfgrpo.config.sections import explain
 from tfgrpo.errors import ConfigError
 from tfgrpo.hints.adhint import AdHint
 from tfgrpo.hints.bread import Bread
@@ -273,4 +273,4 @@ def _section(config: Mapping[str, Any]) -> _Section:
     try:
         return section.model_validate(dict(config))
     except ValidationError as exc:
-        raise ConfigError(_explain(exc, section, "hints")) from None
+        raise ConfigError(explain(exc, section, "hints")) from None

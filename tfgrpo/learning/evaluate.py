@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.config.learn import Config, read_tasks
+from tfgrpo.config.learn import Config
 from tfgrpo.experience import Artefact, load_artefact
 from tfgrpo.learning.components import RunComponents
-from tfgrpo.learning.learn import Overrides, make_sampler, open_run, run_sync
+from tfgrpo.learning.learn import Overrides, make_sampler, open_run
 from tfgrpo.learning.progress import QuietView
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import GroupSpec
 from tfgrpo.statistics import Interval, Scores, paired_difference
 from tfgrpo.statistics.verdict import Verdict, judge_gain
+from tfgrpo.tasks.files import read_tasks
 
 __all__ = ["Evaluation", "evaluate", "evaluate_async"]
 

@@ -24,7 +24,6 @@ from tfgrpo.experience import (
     LibraryProposal,
     RejectedEdits,
     SentenceEmbedder,
-    Splits,
     TopK,
     final_choice,
     gate_step,
@@ -36,6 +35,7 @@ from tfgrpo.rollout import Task
 from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Scores, gate_level
 from tfgrpo.store import Journal
+from tfgrpo.tasks import Splits
 
 EMPTY = "empty"
 

@@ -7,15 +7,15 @@ command line. Source: own.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tfgrpo.config.learn import Config
-from tfgrpo.experience import Critic, ExperienceSettings, Guards, Splits
+from tfgrpo.config.learn import MAY_CHANGE, Config
+from tfgrpo.errors import ChangedSettingsError
+from tfgrpo.experience import Critic, ExperienceSettings, Guards
 from tfgrpo.learning.components import OpenLM, RunComponents
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast
@@ -27,12 +27,15 @@ from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_schedu
 from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import Sampler, SampleSettings, Stop
 from tfgrpo.store import Budget, Journal
+from tfgrpo.store.forking import fork_run
 from tfgrpo.store.prices import PriceTable
+from tfgrpo.tasks import Splits
 from tfgrpo.tasks.run_tasks import read_run_tasks
 
-T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,16 @@ def open_run(
         "content": digest([t.to_dict() for t in tasks], 16),
         "traces_content": digest([g.group_id for g in traces], 16),
     }
-    return Journal.open(config.run.folder, create=True, config=values, fork=fork, budget=budget)
+    folder = Path(config.run.folder)
+    try:
+        return Journal.open(
+            folder, create=True, config=values, budget=budget, may_change=MAY_CHANGE
+        )
+    except ChangedSettingsError as exc:
+        if not fork:
+            raise
+        log.info("forking %s: %s", folder, exc)
+    return fork_run(folder, values, budget=budget)
 
 
 def make_sampler(
@@ -197,16 +209,6 @@ def _with_best_reward(settings: ExperienceSettings, sampler: Sampler) -> Experie
     return replace(settings, exemplar_reward=best)
 
 
-def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine to its end, also where a loop is already running (a notebook)."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: asyncio.run(make())).result()
-
-
 __all__ = [
     "Overrides",
     "dry_run",
@@ -214,5 +216,4 @@ __all__ = [
     "learn_async",
     "make_sampler",
     "open_run",
-    "run_sync",
 ]

@@ -30,7 +30,6 @@ from tfgrpo.experience import (
     ExperienceSettings,
     FinalChoice,
     LibraryProposal,
-    Splits,
     Value,
     stalled,
 )
@@ -44,6 +43,7 @@ from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
 from tfgrpo.store import Journal
+from tfgrpo.tasks import Splits
 
 
 @dataclass(frozen=True, slots=True)

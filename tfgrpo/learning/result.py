@@ -18,7 +18,6 @@ from tfgrpo.experience import (
     Card,
     ExperienceSettings,
     Library,
-    Splits,
     export_artefact,
 )
 from tfgrpo.learning.components import sampling_of
@@ -30,6 +29,7 @@ from tfgrpo.statistics import Interval, mean_interval, min_detectable
 from tfgrpo.statistics.verdict import Verdict, judge_gain
 from tfgrpo.store import Journal
 from tfgrpo.store.fold import SpendRow
+from tfgrpo.tasks import Splits
 from tfgrpo.tasks.contamination import find_leaks
 
 __all__ = ["Result", "make_result", "write_artefact"]

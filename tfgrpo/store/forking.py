@@ -12,13 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
-
-if TYPE_CHECKING:
-    from tfgrpo.store.journal import Journal
+from tfgrpo.store.journal import FILE, Journal
 
 _COPIED = (
     "INSERT INTO completions (key, call, finish, body, digest)"
@@ -42,8 +40,6 @@ def fork_run(
 
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
-    from tfgrpo.store.journal import FILE, Journal
-
     number = 1
     while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():
         number += 1

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.errors import ChangedSettingsError, StoreError
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import canonical_json, jsonable
 from tfgrpo.store import fold as folding
@@ -45,25 +45,10 @@ from tfgrpo.store.lock import RunLock
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FILE", "MAY_CHANGE", "Journal"]
+__all__ = ["FILE", "Journal"]
 
 FILE = "run.db"
 """Name of the journal in a run's folder."""
-MAY_CHANGE = frozenset(
-    {
-        "budget",
-        "run.folder",
-        "run.concurrency",
-        "run.timeout_s",
-        "run.retry_deadline_s",
-        "run.probe",
-        "run.prices",
-        "policy.timeout_s",
-        "critic.timeout_s",
-        "judge.timeout_s",
-    }
-)
-"""Config keys that decide how a run is driven and not what it finds; a resume may change them."""
 
 
 class Journal:
@@ -105,11 +90,10 @@ class Journal:
         *,
         create: bool = False,
         config: Mapping[str, Any] | None = None,
-        fork: bool = False,
         readonly: bool = False,
         budget: Budget | None = None,
         durable: bool = False,
-        may_change: Collection[str] = MAY_CHANGE,
+        may_change: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> Journal:
         """Open a run's journal, or make one.
@@ -120,8 +104,6 @@ class Journal:
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
                 must equal the kept ones, except for `may_change`; a run without a single reply
                 or graded rollout takes any settings.
-            fork: where they differ, make a new run beside this one (`NAME-fork1`, …) that takes
-                over every finished call and rollout under its content key.
             readonly: look only; takes no lock, so it works beside a running process.
             budget: the limits of the ledger; spend of earlier sessions counts against them.
             durable: survive the loss of power, at 150 µs instead of 25 µs a transaction.
@@ -130,7 +112,7 @@ class Journal:
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
-            ConfigError: the config differs from the kept one; the message shows how.
+            ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
         path = Path(folder)
         ledger = Ledger(budget or Budget(), clock=clock)
@@ -141,23 +123,17 @@ class Journal:
         store = cls._open_locked(path, ledger, durable=durable)
         try:
             changed = store._changes(config, may_change)
-            if changed and not fork:
-                raise ConfigError(
+            if changed:
+                raise ChangedSettingsError(
                     f"run {str(path)!r} was made with other settings:\n  "
                     + "\n  ".join(changed)
                     + "\nuse them again, choose another folder, or fork the run (--fork)"
                 )
-            if not changed:
-                store._keep_config(config)
-                return store
+            store._keep_config(config)
+            return store
         except BaseException:
             store.close()
             raise
-        store.close()
-        log.info("forking %s: %s", path, "; ".join(changed))
-        from tfgrpo.store.forking import fork_run  # forking opens stores itself
-
-        return fork_run(path, config or {}, budget=budget, durable=durable, clock=clock)
 
     @classmethod
     def _open_locked(cls, path: Path, ledger: Ledger, *, durable: bool) -> Journal:

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfgrpo.config.learn import Config, read_tasks
+from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience import Splits, split_tasks
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.store import read_groups
 from tfgrpo.tasks.contamination import find_leaks, refuse_contaminated
+from tfgrpo.tasks.files import read_tasks
+from tfgrpo.tasks.splits import Splits, split_tasks
 
 __all__ = ["RunTasks", "read_run_tasks"]
 

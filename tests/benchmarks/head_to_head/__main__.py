@@ -30,10 +30,10 @@ from tests.benchmarks.head_to_head.rivals import run_rival
 from tests.benchmarks.head_to_head.server import HARD_LIMIT, Bench
 from tests.benchmarks.head_to_head.table import write_page
 from tests.benchmarks.record import record
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.lm import open_lm
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference, seeds_difference
+from tfgrpo.tasks.files import read_tasks
 
 COMMAND = "python -m tests.benchmarks.head_to_head"
 MAX_VOTES = 16

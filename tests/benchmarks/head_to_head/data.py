@@ -10,9 +10,9 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfgrpo.config.learn import read_tasks
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.tasks.files import read_tasks
 from tfgrpo.verifiers import Exact
 
 TASKS = Path(__file__).parents[3] / "examples" / "customer_messages" / "tasks.jsonl"

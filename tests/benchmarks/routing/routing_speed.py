@@ -87,7 +87,7 @@ def main() -> None:
         "batch_of_64_one_model_ms": round(float(np.median(batch)), 2),
         "benchmark_cpu_s": measured,
         "weights_kb": round(
-            len(files("tfgrpo.routing").joinpath("network.npz").read_bytes()) / 1000, 1
+            len(files("tfgrpo.routing.estimator").joinpath("network.npz").read_bytes()) / 1000, 1
         ),
         "train_cpu_s": training["train_cpu_s"],
     }

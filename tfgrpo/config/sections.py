@@ -1,0 +1,113 @@
+"""Sections of a config: reading TOML, overrides, and mistakes explained by the nearest known key.
+
+Does not know which settings exist. Source: own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tfgrpo.errors import ConfigError
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def load_toml(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the values of a TOML file with `section.key=value` overrides applied.
+
+    Raises:
+        ConfigError: the file is absent, cannot be read or is not TOML, or an override is wrong.
+    """
+    path = Path(path)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no config file {str(path)!r}: `tfgrpo init` writes one to start from"
+        ) from None
+    except OSError as exc:
+        raise ConfigError(
+            f"config file {str(path)!r} cannot be read: {exc.strerror}; give the path of a TOML "
+            "file"
+        ) from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
+    for override in overrides:
+        apply_override(values, override)
+    return values
+
+
+def apply_override(values: dict[str, Any], override: str) -> None:
+    """Set `section.key=value` in nested values; a value is TOML, else a text.
+
+    Raises:
+        ConfigError: no `=`, or a section that is a value.
+    """
+    key, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"override {override!r} is not of the form section.key=value")
+    try:
+        value = tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    place = values
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"override {override!r}: {section!r} is not a section")
+    place[last] = value
+
+
+def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
+    """Return one line per mistake: key, value, what is allowed, the nearest known key."""
+    lines = []
+    for error in exc.errors(include_url=False):
+        key = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
+        else:
+            lines.append(f"{source}: {key} = {error['input']!r}: {error['msg']}")
+    return "\n".join(lines)
+
+
+def _nearest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    known = model
+    for part in loc[:-1]:
+        field = known.model_fields.get(str(part))
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
+            return ""
+        known = field.annotation
+    return f"; {nearest_of(str(loc[-1]), known.model_fields)}"
+
+
+def nearest_of(name: str, known: Iterable[str]) -> str:
+    """Return "did you mean …?" for the nearest known name, else the list of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}"
+
+
+def check_names(given: Mapping[str, Any], record: type, where: str) -> None:
+    """Check that every key of `given` is a field of the dataclass `record`.
+
+    Raises:
+        ConfigError: an unknown key, with the nearest known one.
+    """
+    names = sorted(f.name for f in fields(record))
+    for key in given:
+        if key not in names:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest_of(key, names)}")
