@@ -170,6 +170,7 @@ async def _search_task(
             execution=section.execution,
             merge=section.merge,
             verify=section.verify,
+            verifier_timeout_s=section.verifier_timeout_s,
             patience=section.patience,
             seed=section.seed,
         ),
@@ -255,6 +256,7 @@ async def _group(
         policy_id=f"search:{config.search.algorithm}:{config.model.lm}",
         seed=config.search.seed,
         include_failed=True,
+        verifier_timeout_s=config.search.verifier_timeout_s,
     )
 
 
