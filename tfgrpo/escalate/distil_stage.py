@@ -41,6 +41,7 @@ from tfgrpo.rl.distillation.rows import (
 )
 from tfgrpo.rollout import Rollout, RolloutGroup, Step
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.files import write_whole
 from tfgrpo.sampling import judge
 from tfgrpo.statistics import Scores, mean_interval
 
@@ -331,6 +332,4 @@ def dealt(context: Context, n: int) -> list[Context]:
 def write_json(path: Path, row: Any) -> None:
     """Write JSON so that the file appears whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(row, indent=1) + "\n")

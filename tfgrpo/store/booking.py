@@ -19,7 +19,7 @@ from operator import index
 from typing import Any
 
 from tfgrpo.errors import ConfigError, ProviderError
-from tfgrpo.rollout import Usage
+from tfgrpo.rollout import MOST_TOKENS, Usage
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.store.budget import Ledger
 from tfgrpo.store.calls import CallEnd
@@ -28,7 +28,6 @@ from tfgrpo.store.prices import Price, price_help
 __all__ = [
     "ASSUMED_REPLY_TOKENS",
     "LearntBound",
-    "MOST_TOKENS",
     "MOST_USD",
     "WorstCase",
     "book_failure",
@@ -42,8 +41,6 @@ __all__ = [
 
 ASSUMED_REPLY_TOKENS = 4096
 """Reply length of the worst case where the request sets no `max_tokens`."""
-MOST_TOKENS = 20_000_000
-"""Largest count of tokens of one class in one call that is believed; no model's window is near."""
 MOST_USD = 100_000.0
 """Largest cost of one call that is believed."""
 _REJECTED = frozenset(
