@@ -170,6 +170,7 @@ async def search(
         policy_id=policy_id or f"search:{_name_of(result)}",
         seed=settings.seed,
         include_failed=include_failed,
+        verifier_timeout_s=settings.verifier_timeout_s,
     )
     memory: PlanMemory | None = options.get("memory")
     if memory is not None:

@@ -50,6 +50,8 @@ class SearchSection(Section):
     execution: Literal["lazy", "eager"] = "lazy"
     merge: Literal["off", "sound", "any"] = "off"
     verify: Literal["after", "during"] = "after"
+    verifier_timeout_s: float = 120.0
+    """Wall time of one verification, seconds."""
     patience: int | None = None
     seed: int = 0
 

@@ -30,6 +30,11 @@ LOG_VERSION = 1
 Event = Mapping[str, Any]
 
 
+def _opener(path: str, flags: int) -> int:
+    """Open a log for its owner alone, and never through a link."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+
+
 class EventLog(Protocol):
     """Where events go, in order."""
 
@@ -77,7 +82,7 @@ class FileLog:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) != len(data):
-            with open(self.path, "r+b") as file:
+            with open(self.path, "r+b", opener=_opener) as file:
                 file.truncate(len(whole))
         try:
             events = [json.loads(line) for line in whole.splitlines() if line.strip()]
@@ -95,7 +100,7 @@ class FileLog:
         try:
             if self._file is None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "a", encoding="ascii")  # noqa: SIM115 - held open
+                self._file = open(self.path, "a", encoding="ascii", opener=_opener)  # noqa: SIM115 - held open
             self._file.write(line + "\n")
             self._file.flush()
             if self._sync:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
-from tfgrpo.errors import ConfigError, VerifierError, boundary
+from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage, group_id_of
+from tfgrpo.sampling import judge
 from tfgrpo.search.node import Node
 from tfgrpo.search.paths import rollout_of
 from tfgrpo.search.settings import SearchResult
@@ -39,6 +40,7 @@ async def group_of(
     seed: int = 0,
     scope: str = "search",
     include_failed: bool = False,
+    verifier_timeout_s: float = 120.0,
 ) -> RolloutGroup:
     """Return the finished paths as a group; where there is none, the best unfinished one.
 
@@ -47,6 +49,7 @@ async def group_of(
 
     Args:
         include_failed: also take the paths that ended in a failed action, as `policy_failed`.
+        verifier_timeout_s: wall time of one verification, seconds.
     """
     tree, task = result.fold.tree, result.task
     group_id = group_id_of(task, context, policy_id, seed=seed, scope=scope)
@@ -59,7 +62,7 @@ async def group_of(
     rollouts: list[Rollout] = []
     for index, end in enumerate(ends):
         rollout = _rollout(result, end, index, group_id, booked, rollouts)
-        rollouts.append(await _graded(rollout, end, task, verifier))
+        rollouts.append(await _graded(rollout, end, task, verifier, verifier_timeout_s))
     metadata = {
         "stage": "search",
         "stop_reason": result.stop_reason,
@@ -111,7 +114,9 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
     return count
 
 
-async def _graded(rollout: Rollout, end: Node, task: Task, verifier: Verifier | None) -> Rollout:
+async def _graded(
+    rollout: Rollout, end: Node, task: Task, verifier: Verifier | None, timeout_s: float
+) -> Rollout:
     if end.status == "dead":
         return rollout.failed("policy_failed", end.error)
     if end.status != "terminal":
@@ -121,11 +126,7 @@ async def _graded(rollout: Rollout, end: Node, task: Task, verifier: Verifier | 
             return rollout
         reward = end.reward if end.reward is not None else float(end.is_goal)
         return rollout.graded(Score(reward, "environment"))
-    try:
-        with boundary(VerifierError, f"verifier {verifier.verifier_id}"):
-            return rollout.graded(await verifier.score(rollout, task))
-    except VerifierError as exc:
-        return rollout.failed("verifier_failed", str(exc))
+    return await judge(rollout, task, verifier, timeout_s=timeout_s)
 
 
 def _rest(result: SearchResult, booked: set[int]) -> Usage:

@@ -19,6 +19,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.runtime.files import write_whole
 from tfgrpo.search.node import action_name, call
 
 __all__ = ["Plan", "PlanMemory", "actions_of", "shared_length"]
@@ -128,7 +129,7 @@ class PlanMemory:
         rows = [{"names": list(p.names), "task_ids": list(p.task_ids)} for p in self]
         settings = {"min_length": self.min_length, "max_plans": self.max_plans}
         text = json.dumps({"version": 1, **settings, "plans": rows}, indent=1)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_whole(Path(path), text + "\n")
 
     @classmethod
     def load(cls, path: str | Path, *, name_of: Callable[[Any], str] = action_name) -> PlanMemory:

@@ -32,6 +32,8 @@ class SearchSettings:
     verify: Literal["after", "during"] = "after"
     """Whether a verifier may steer the search. `during` uses the answer key while searching: right
     for making training data, never for a benchmark."""
+    verifier_timeout_s: float = 120.0
+    """Wall time of one verification, seconds."""
     patience: int | None = None
     """Stop after this many expansions without a better best node."""
     max_failures: int = 8

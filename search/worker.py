@@ -21,12 +21,12 @@ from tfgrpo.errors import (
     ProviderError,
     StoreError,
     TfgrpoError,
-    VerifierError,
     boundary,
 )
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.sampling import judge
 from tfgrpo.search.algorithms.protocol import VisitRequest
 from tfgrpo.search.environments.protocol import Environment, StepResult
 from tfgrpo.search.event_log import EventLog
@@ -221,18 +221,16 @@ class Worker:
         if visit.reward is not None or "verify" in visit.gave_up:
             return
         tree = self.fold.tree
-        rollout = rollout_of(self.task, tree, node, outcome=visit.outcome)
-        try:
-            with boundary(VerifierError, f"verifier {self.verifier.verifier_id}"):
-                score = await self.verifier.score(rollout, self.task)
-        except (ConfigError, StoreError, BudgetError):
-            raise
-        except TfgrpoError as exc:
+        attempt = rollout_of(self.task, tree, node, outcome=visit.outcome)
+        judged = await judge(
+            attempt, self.task, self.verifier, timeout_s=self.settings.verifier_timeout_s
+        )
+        if judged.reward is None:
             visit.gave_up |= {"verify"}
-            self.write(ticket, "unverified", error=str(exc))
+            self.write(ticket, "unverified", error=judged.error)
             return
-        visit.reward = score.reward
-        self.write(ticket, "verified", reward=score.reward)
+        visit.reward = judged.reward
+        self.write(ticket, "verified", reward=judged.reward)
 
     async def _execute(self, ticket: Ticket, parent_id: int, action: Any) -> StepResult:
         if self.environment.effects(action) == "irreversible" and not self._may_run_anything():

@@ -62,7 +62,9 @@ class ProviderError(TfgrpoError, RuntimeError):
     """One call to an LM failed.
 
     `retry_after_s` is the server's own hint in seconds, if it gave one; `status` the HTTP
-    status, if there was one.
+    status, if there was one. The other three say what it cost: `was_sent` is False where no byte
+    of the request left (None: unknown), `had_output` is True where a reply had begun, `spent` is
+    the `tfgrpo.rollout.Usage` that the server reported before it broke off.
     """
 
     def __init__(
@@ -72,11 +74,17 @@ class ProviderError(TfgrpoError, RuntimeError):
         kind: ProviderFailure,
         status: int | None = None,
         retry_after_s: float | None = None,
+        was_sent: bool | None = None,
+        had_output: bool = False,
+        spent: object | None = None,
     ) -> None:
         super().__init__(message)
         self.kind: ProviderFailure = kind
         self.status = status
         self.retry_after_s = retry_after_s
+        self.was_sent = was_sent
+        self.had_output = had_output
+        self.spent = spent
 
     @property
     def is_fatal(self) -> bool:
@@ -89,20 +97,15 @@ class ProviderError(TfgrpoError, RuntimeError):
         return self.kind in _RETRYABLE
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (
-            _rebuild_provider_error,
-            (type(self), str(self), self.kind, self.status, self.retry_after_s),
-        )
+        return _rebuild_provider_error, (type(self), str(self), dict(self.__dict__))
 
 
 def _rebuild_provider_error(
-    cls: type[ProviderError],
-    message: str,
-    kind: ProviderFailure,
-    status: int | None,
-    retry_after_s: float | None,
+    cls: type[ProviderError], message: str, state: dict[str, Any]
 ) -> ProviderError:
-    return cls(message, kind=kind, status=status, retry_after_s=retry_after_s)
+    error = cls(message, kind=state["kind"])
+    error.__dict__.update(state)
+    return error
 
 
 class PolicyError(TfgrpoError, RuntimeError):

@@ -50,6 +50,9 @@ verifier has judged (yet)."""
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
+MOST_TOKENS = 20_000_000
+"""Largest count of tokens of one class in one call that is believed; no model's window is near."""
+
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 

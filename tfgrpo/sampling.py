@@ -310,7 +310,15 @@ class Sampler:
     async def _do(self, unit: _Unit, state: _RunState) -> None:
         group = unit.group
         for rollout in await self._attempt(unit):
-            finished = await self._judge(rollout, group.task)
+            finished = rollout
+            if self._verifier is not None:
+                finished = await judge(
+                    rollout,
+                    group.task,
+                    self._verifier,
+                    timeout_s=self._settings.verifier_timeout_s,
+                    on_truncated=self._settings.on_truncated,
+                )
             if self._recorder is not None:
                 self._recorder.record_rollout(
                     finished, group_id=group.group_id, verifier_id=self.verifier_id
@@ -366,27 +374,6 @@ class Sampler:
             for k, rollout in enumerate(made)
         ]
 
-    async def _judge(self, rollout: Rollout, task: Task) -> Rollout:
-        if rollout.outcome != "ungraded" or self._verifier is None:
-            return rollout
-        if rollout.is_truncated and self._settings.on_truncated == "exclude":
-            return rollout.failed("truncated", "the reply hit its token limit")
-        scope = CallScope("judge", task.task_id, rollout.rollout_id, rollout.sample_index)
-        where = f"verifier {self._verifier.verifier_id!r} on rollout {rollout.rollout_id!r}"
-        try:
-            async with asyncio.timeout(self._settings.verifier_timeout_s):
-                with call_scope(scope), boundary(VerifierError, where):
-                    return rollout.graded(await self._verifier.score(rollout, task))
-        except TimeoutError:
-            limit = self._settings.verifier_timeout_s
-            return rollout.failed("verifier_failed", f"{where}: no score within {limit:g} s")
-        except VerifierError as exc:
-            return rollout.failed("verifier_failed", str(exc))
-        except ProviderError as exc:
-            if exc.is_fatal:
-                raise
-            return rollout.failed("verifier_failed", f"{where}: {exc}")
-
     def _watch(self, rollout: Rollout) -> None:
         """Raise when the run cannot work; one graded rollout proves that it can."""
         kind = rollout.metadata.get("provider_kind")
@@ -421,6 +408,49 @@ class Sampler:
     def _record(self, group: _OpenGroup) -> None:
         if self._recorder is not None:
             self._recorder.record_group(self._group(group))
+
+
+async def judge(
+    rollout: Rollout,
+    task: Task,
+    verifier: Verifier,
+    *,
+    timeout_s: float = 120.0,
+    on_truncated: OnTruncated = "grade",
+) -> Rollout:
+    """Return the rollout with its score, or with the outcome that says why it has none.
+
+    The one way from an attempt to its reward, for sampling, training, search and escalation. An
+    attempt that has an outcome already comes back as it is. No score in time, a verifier that
+    raises, and a judge's LM that fails for this one call are `verifier_failed`, never a reward of
+    0 and never the end of a run.
+
+    Args:
+        timeout_s: wall time of this verification, seconds.
+        on_truncated: `exclude` makes an attempt that hit its token limit `truncated`, ungraded.
+
+    Raises:
+        ProviderError: no call of the judge's LM can succeed (key, model, credit).
+        BudgetError, ConfigError, StoreError: the run cannot go on.
+    """
+    if rollout.outcome != "ungraded":
+        return rollout
+    if rollout.is_truncated and on_truncated == "exclude":
+        return rollout.failed("truncated", "the reply hit its token limit")
+    scope = CallScope("judge", task.task_id, rollout.rollout_id, rollout.sample_index)
+    where = f"verifier {verifier.verifier_id!r} on rollout {rollout.rollout_id!r}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            with call_scope(scope), boundary(VerifierError, where):
+                return rollout.graded(await verifier.score(rollout, task))
+    except TimeoutError:
+        return rollout.failed("verifier_failed", f"{where}: no score within {timeout_s:g} s")
+    except VerifierError as exc:
+        return rollout.failed("verifier_failed", str(exc))
+    except ProviderError as exc:
+        if exc.is_fatal:
+            raise
+        return rollout.failed("verifier_failed", f"{where}: {exc}")
 
 
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")

@@ -138,8 +138,8 @@ FULL_DISK = """
     from tfgrpo.lm.scripted import ScriptedLM
     from tfgrpo.messages import Message
     from tfgrpo.protocols import Request
-    from tfgrpo.store import JournaledLM, RunStore
-    store = RunStore.open(sys.argv[1])
+    from tfgrpo.store import JournaledLM, Journal
+    store = Journal.open(sys.argv[1])
     lm = ScriptedLM(lambda request, seed: f"{seed} " + "long " * 20000)
     journaled = JournaledLM(lm, store)
     resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
@@ -180,18 +180,18 @@ def test_f26_a_read_only_folder_is_one_clear_line_before_any_call(tmp_path: Path
     code = """
         import os, sys
         from tfgrpo.errors import StoreError
-        from tfgrpo.store import RunStore
-        RunStore.open(sys.argv[1] + "/old", create=True).close()
+        from tfgrpo.store import Journal
+        Journal.open(sys.argv[1] + "/old", create=True).close()
         os.chmod(sys.argv[1] + "/old", 0o555); os.chmod(sys.argv[1] + "/old/run.db", 0o444)
         os.chmod(sys.argv[1] + "/old/lock", 0o444); os.chmod(sys.argv[1], 0o555)
         import tfgrpo.store.database, tfgrpo.store.fold  # loaded while still allowed
         os.setgid(65534); os.setuid(65534)
         for name in ("new", "old"):
             try:
-                RunStore.open(sys.argv[1] + "/" + name, create=True)
+                Journal.open(sys.argv[1] + "/" + name, create=True)
             except StoreError as exc:
                 print(str(exc).count(chr(10)), exc)
-        with RunStore.open(sys.argv[1] + "/old", readonly=True) as store:
+        with Journal.open(sys.argv[1] + "/old", readonly=True) as store:
             print("read", store.state().rollouts)
     """
     for parent in tmp_path.parents:
@@ -220,8 +220,8 @@ def test_f26_a_tight_umask_and_no_home_work(tmp_path: Path) -> None:
     code = """
         import os, sys
         os.umask(0o077)
-        from tfgrpo.store import RunStore
-        with RunStore.open(sys.argv[1], create=True) as store:
+        from tfgrpo.store import Journal
+        with Journal.open(sys.argv[1], create=True) as store:
             store.record_decision("x", 1)
         print(oct(os.stat(sys.argv[1] + "/run.db").st_mode & 0o777))
     """
@@ -256,8 +256,8 @@ def test_f28_a_second_opener_is_told_who_has_the_run_and_harms_nothing(tmp_path:
 def test_f28_a_second_process_is_told_and_a_dead_owner_is_followed(tmp_path: Path) -> None:
     code = """
         import sys, time
-        from tfgrpo.store import RunStore
-        store = RunStore.open(sys.argv[1], create=True)
+        from tfgrpo.store import Journal
+        store = Journal.open(sys.argv[1], create=True)
         store.record_decision("owner", 1)
         print("open", flush=True)
         time.sleep(60)

@@ -7,9 +7,7 @@ exit code come from one object. Does not know how a report is made. Source: own.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +17,7 @@ import typer
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.report.advise import advise as advise_on
 from tfgrpo.report.view import load_view
+from tfgrpo.runtime.files import write_whole
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.statistics.verdict import Rule, make_rule
 
@@ -125,17 +124,10 @@ def _render(
 
 def _write(target: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, target)
+        write_whole(target, text)
     except OSError as exc:
-        with suppress(OSError):
-            part.unlink()
         raise StoreError(
             f"cannot write {str(target)!r}: {exc.strerror}; choose another --out"
         ) from exc

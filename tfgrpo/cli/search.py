@@ -28,6 +28,7 @@ from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, ToolSpec, Verifier
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.files import write_whole
 from tfgrpo.search.api import make_algorithm, search_tree
 from tfgrpo.search.config import SearchConfig, WorldSection, read_config
 from tfgrpo.search.environments.mcp import McpEnvironment
@@ -170,6 +171,7 @@ async def _search_task(
             execution=section.execution,
             merge=section.merge,
             verify=section.verify,
+            verifier_timeout_s=section.verifier_timeout_s,
             patience=section.patience,
             seed=section.seed,
         ),
@@ -255,6 +257,7 @@ async def _group(
         policy_id=f"search:{config.search.algorithm}:{config.model.lm}",
         seed=config.search.seed,
         include_failed=True,
+        verifier_timeout_s=config.search.verifier_timeout_s,
     )
 
 
@@ -296,7 +299,7 @@ def _keep(config: SearchConfig, found: Found, memory: PlanMemory) -> None:
                 result.fold.tree, best=result.best.id, title=result.task.task_id, facts=facts
             )
             path = output.views / f"{_file_name(result.task)}.html"
-            path.write_text(page, encoding="utf-8")
+            write_whole(path, page)
 
 
 def _file_name(task: Task) -> str:

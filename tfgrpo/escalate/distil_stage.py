@@ -39,9 +39,10 @@ from tfgrpo.rl.distillation.rows import (
     rows_of_groups,
     verified,
 )
-from tfgrpo.rl.rollouts.single_turn import judge
 from tfgrpo.rollout import Rollout, RolloutGroup, Step
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.files import write_whole
+from tfgrpo.sampling import judge
 from tfgrpo.statistics import Scores, mean_interval
 
 DRAWING = ("nudge", "icpo")
@@ -278,7 +279,7 @@ def exemplar_groups(material: Material, verifier: Verifier) -> list[RolloutGroup
         task = by_id[sources[0]]
         reply = Message("assistant", replies[0].content)
         attempt = Rollout(f"exemplar-{entry.experience_id}", task.task_id, steps=(Step(reply),))
-        judged = asyncio.run(judge(attempt, task, verifier.score, 120.0))
+        judged = asyncio.run(judge(attempt, task, verifier))
         found.append(
             RolloutGroup(f"exemplar-{entry.experience_id}", task, (judged,), Context(), "exemplar")
         )
@@ -331,6 +332,4 @@ def dealt(context: Context, n: int) -> list[Context]:
 def write_json(path: Path, row: Any) -> None:
     """Write JSON so that the file appears whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_whole(path, json.dumps(row, indent=1) + "\n")

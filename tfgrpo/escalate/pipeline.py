@@ -31,6 +31,7 @@ from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed
 from tfgrpo.runtime.event_loop import off_loop
+from tfgrpo.runtime.files import write_whole
 from tfgrpo.statistics import Scores
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ class _Escalation:
             seconds={name: round(s, 1) for name, s in self._seconds.items()},
         )
         write_json(self._folder / "escalate.json", result.to_dict())
-        (self._folder / "escalate.md").write_text(result.markdown(), encoding="utf-8")
+        write_whole(self._folder / "escalate.md", result.markdown())
         return result
 
     def _train(self) -> _Trained:
@@ -215,7 +216,7 @@ class _Escalation:
             self._material.practice, self._material.practice_groups, self._full_marks
         )
         text = "".join(canonical_json(s.marked().to_dict()) + "\n" for s in states)
-        (self._folder / "tasks.jsonl").write_text(text, encoding="utf-8")
+        write_whole(self._folder / "tasks.jsonl", text)
 
     def _base(self, student: Student) -> dict[str, tuple[float, ...]]:
         gate = self._material.gate

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfgrpo.rollout import Usage
+from tfgrpo.rollout import MOST_TOKENS, Usage
 
 
 def normalise_usage(
@@ -38,7 +38,41 @@ def normalise_usage(
     prompt, prompt_sure = _prompt_classes(row, prompt_chars)
     completion, completion_sure = _completion_classes(row, reply_chars)
     sure = prompt_sure and completion_sure and _total_fits(row, sum(prompt), sum(completion))
+    sure = sure and not any(_is_absurd(part) for part in (row, *map(row.get, _DETAILS)))
     return Usage(*prompt, *completion, calls=calls, cost_usd=None, is_estimated=not sure)
+
+
+_DETAILS = (
+    "prompt_tokens_details",
+    "input_tokens_details",
+    "completion_tokens_details",
+    "output_tokens_details",
+)
+_COUNTS = frozenset(
+    [
+        "prompt_tokens",
+        "input_tokens",
+        "completion_tokens",
+        "output_tokens",
+        "total_tokens",
+        "cached_tokens",
+        "cache_read_tokens",
+        "cache_write_tokens",
+        "cache_creation_tokens",
+        "cache_read_input_tokens",
+        "cache_creation_input_tokens",
+        "prompt_cache_hit_tokens",
+        "reasoning_tokens",
+    ]
+)
+
+
+def _is_absurd(row: Any) -> bool:
+    """Tell whether a count is there that cannot be one: negative, broken, or beyond belief."""
+    if not isinstance(row, Mapping):
+        return False
+    given = (name for name in _COUNTS if row.get(name) is not None)
+    return any(_count(row, name) is None for name in given)
 
 
 def estimate_tokens(utf8_bytes: int) -> int:
@@ -47,14 +81,14 @@ def estimate_tokens(utf8_bytes: int) -> int:
 
 
 def _count(row: Any, *names: str) -> int | None:
-    """The first of the named fields that is a whole, non-negative number."""
+    """The first of the named fields that is a whole number from 0 to `MOST_TOKENS`."""
     if not isinstance(row, Mapping):
         return None
     for name in names:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        if math.isfinite(value) and value >= 0 and value == int(value):
+        if 0 <= value <= MOST_TOKENS and value == int(value):  # False for NaN and infinities
             return int(value)
     return None
 

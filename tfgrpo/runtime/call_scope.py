@@ -6,6 +6,7 @@ verifiers need no extra argument. Does not know what the stages mean. Source: ow
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -48,3 +49,35 @@ class call_scope:
 
     def __exit__(self, *_: object) -> None:
         _SCOPE.reset(self._token)
+
+
+_EXTRA: ContextVar[Callable[[], None] | None] = ContextVar("tfgrpo_extra_call", default=None)
+
+
+class extra_calls:
+    """Run a block in which `count_extra_call` asks `allow` first; `allow` raises to forbid it."""
+
+    __slots__ = ("_allow", "_token")
+
+    def __init__(self, allow: Callable[[], None]) -> None:
+        self._allow = allow
+
+    def __enter__(self) -> None:
+        self._token = _EXTRA.set(self._allow)
+
+    def __exit__(self, *_: object) -> None:
+        _EXTRA.reset(self._token)
+
+
+def count_extra_call() -> None:
+    """Ask whoever counts calls before a request is sent once more inside one `LM.complete`.
+
+    An LM that learns from a refusal (a parameter that its server does not take) sends again without
+    leaving `complete`; so that no cap on calls is passed, it says so here.
+
+    Raises:
+        BudgetError: no further call is allowed.
+    """
+    allow = _EXTRA.get()
+    if allow is not None:
+        allow()

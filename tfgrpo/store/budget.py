@@ -125,7 +125,7 @@ class Ledger:
         """Hold amounts at their worst case until they are settled or released.
 
         `depth` and `seconds` are compared with their limits and not held. Every reservation, also
-        one without `seconds`, is refused once the time is up.
+        one that does not name it, is refused once the time is up or a cap has been passed.
 
         Raises:
             BudgetError: an amount would pass a limit here or further up; nothing is held then.
@@ -206,17 +206,17 @@ class Ledger:
 
     def _fits_spent(self, amounts: Mapping[str, float]) -> bool:
         for name, limit in self._limits.items():
-            if name in amounts and self._spent[name] + _units(amounts[name]) > limit:
+            if self._spent[name] + _units(amounts.get(name, 0.0)) > limit:
                 return False
         return self.budget.seconds is None or self.elapsed_s < self.budget.seconds
 
     def _check(self, amounts: Mapping[str, float], held: Mapping[str, int]) -> None:
         for name, limit in self._limits.items():
             units = held.get(name, 0)
-            if name not in held or self._spent[name] + self._reserved[name] + units <= limit:
+            if self._spent[name] + self._reserved[name] + units <= limit:
                 continue
             raise BudgetError(
-                f"budget {name}: {amounts[name]:.12g} asked, {self._left(name):.12g} of "
+                f"budget {name}: {amounts.get(name, 0.0):.12g} asked, {self._left(name):.12g} of "
                 f"{getattr(self.budget, name):.12g} left ({self._spent[name] / _UNIT:.12g} spent, "
                 f"{self._reserved[name] / _UNIT:.12g} reserved); raise the cap to go on",
                 resource=name,
@@ -285,6 +285,20 @@ class Reservation:
             raise ConfigError("this reservation is closed: settle or release it once")
         self._is_open = False
         self._ledger._close(self._held, self._held | units, actual.get("depth", self._depth))
+
+    def extend(self, **amounts: float) -> None:
+        """Hold more under the same reservation.
+
+        Raises:
+            BudgetError: it would pass a limit; what was held stays held.
+            ConfigError: already settled or released, an unknown resource or a bad amount.
+        """
+        if not self._is_open:
+            raise ConfigError("this reservation is closed: settle or release it once")
+        more = self._ledger.reserve(**amounts)
+        more._is_open = False
+        for name, units in more._held.items():
+            self._held[name] = self._held.get(name, 0) + units
 
     def release(self) -> None:
         """Give everything back; nothing happens when it is closed already."""

@@ -110,6 +110,13 @@ class CallJournal:
         Raises:
             StoreError: it could not be written, so the call must not be sent.
         """
+        if self._writer.is_full or self._writer.failure is not None:
+            self._writer.flush()  # what was paid for first; raises while the disk is full
+            if self._writer.is_full:
+                raise StoreError(
+                    f"the disk of {str(self._writer.path.parent)!r} is full: what was paid for is "
+                    "kept and no new call is made. Free some space and run again"
+                )
         call = self._next_call
         self._next_call += 1
         row: Statement = (

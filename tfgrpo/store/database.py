@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import sqlite3
 import threading
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import StoreError
+
+log = logging.getLogger(__name__)
 
 APPLICATION_ID = 0x54464752
 """`TFGR`: marks a file as a run's journal."""
@@ -221,6 +224,91 @@ def check_file(connection: sqlite3.Connection, path: Path, *, thorough: bool) ->
             )
 
 
+_BAD_ROW = (
+    sqlite3.IntegrityError,
+    sqlite3.InterfaceError,
+    sqlite3.ProgrammingError,
+    sqlite3.DataError,
+    OverflowError,
+    TypeError,
+    ValueError,
+)
+"""What a row does that no journal can hold: a number beyond 64 bits, a type that SQLite has not, a
+reference to a row that was set aside."""
+_NOT_THE_DISK = (*_BAD_ROW, sqlite3.OperationalError)
+
+
+def _told(statement: Statement, exc: Exception) -> str:
+    sql, values = statement
+    shown = ", ".join(repr(v)[:40] for v in values[:4])
+    return f"{' '.join(sql.split())[:60]} ({shown}, …): {type(exc).__name__}: {exc}"
+
+
+def _aside(statement: Statement, exc: Exception) -> Statement:
+    words = statement[0].split("INTO")[-1].split()
+    why = "could not be written: " + _told(statement, exc)
+    return (
+        "INSERT INTO set_aside VALUES (?, ?, ?)",
+        (words[0].partition("(")[0] if words else "", 0, why.encode("utf-8", "replace").decode()),
+    )
+
+
+def _is_full(exc: Exception) -> bool:
+    name = getattr(exc, "sqlite_errorname", "") or ""
+    return name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
+
+
+RESERVED_BYTES = 16_000_000
+"""Disk space held while a run goes on, so that replies in flight are kept when it is full."""
+
+
+def reserve_space(folder: Path) -> Path:
+    """Hold `RESERVED_BYTES` of disk in a file of the folder; the next opener takes over what a
+    killed process left.
+
+    Raises:
+        StoreError: there is not so much room; nothing has been paid for.
+    """
+    path = folder / "reserve"
+    with store_errors(path, "reserve space at"):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, RESERVED_BYTES)
+            elif os.fstat(handle).st_size < RESERVED_BYTES:
+                os.write(handle, bytes(RESERVED_BYTES))
+        except OSError as exc:
+            path.unlink(missing_ok=True)
+            if exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        finally:
+            os.close(handle)
+    return path
+
+
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags of every file that is opened in a run's folder: a link there is never followed."""
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Refuse a run folder whose files are links, or that belongs to somebody else.
+
+    Raises:
+        StoreError: naming the link, or the owner.
+    """
+    for name in names:
+        if (folder / name).is_symlink():
+            raise StoreError(
+                f"{str(folder / name)!r} is a link; a run's files are never links. Remove it, or "
+                "choose another folder"
+            )
+    if hasattr(os, "getuid") and os.getuid() and folder.stat().st_uid not in (os.getuid(), 0):
+        raise StoreError(
+            f"run folder {str(folder)!r} belongs to another user (uid {folder.stat().st_uid}): "
+            "choose a folder of your own"
+        )
+
+
 class Writer:
     """The one way to write to a journal; safe from any thread.
 
@@ -229,11 +317,18 @@ class Writer:
     disk space saves results that were paid for.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, reserve: Path | None = None
+    ) -> None:
         self.connection = connection
         self.path = path
         self.rows = 0
         """Rows committed by this writer."""
+        self.failure: StoreError | None = None
+        """Why the newest write failed; None after one that did not."""
+        self.is_full = False
+        """True once the reserved space had to be given up: nothing new may be paid for."""
+        self._reserve = reserve
         self._lock = threading.RLock()
         self._queue: list[Statement] = []
         """Rows handed over and not written, in order."""
@@ -307,15 +402,55 @@ class Writer:
                 return
             batch, self._queue = self._queue, []
             try:
-                with store_errors(self.path, "write to"):
-                    self._write(batch)
+                self._save(batch)
             except StoreError as exc:
                 self._queue = batch + self._queue
+                self.failure = exc
                 self._resolve(exc)
                 raise
+            self.failure = None
             self._resolve(None)
             if self.rows >= self._checkpoint_at:
                 self._wake_keeper()
+
+    def _save(self, batch: list[Statement]) -> None:
+        """Write a batch; rows that no journal can hold are set aside and named, never the rest.
+
+        Raises:
+            StoreError: the disk or the file is at fault; nothing of the batch is written.
+        """
+        with store_errors(self.path, "write to"):
+            try:
+                self._write(batch)
+                return
+            except _NOT_THE_DISK as exc:
+                if isinstance(exc, sqlite3.OperationalError):
+                    if not self._make_room(exc):
+                        raise
+                    self._write(batch)
+                    return
+            for statement in batch:
+                try:
+                    self._write([statement])
+                except _BAD_ROW as exc:
+                    self._write([_aside(statement, exc)])
+                    log.error(
+                        "%s: a row cannot be kept and is set aside: %s",
+                        self.path,
+                        _told(statement, exc),
+                    )
+
+    def _make_room(self, exc: Exception) -> bool:
+        """Give up the reserved space where the disk is full; False where there is none."""
+        if self._reserve is None or not _is_full(exc):
+            return False
+        self._reserve, reserve = None, self._reserve
+        self.is_full = True
+        reserve.unlink(missing_ok=True)
+        log.error(
+            "%s: the disk is full; what was paid for is kept, nothing new is asked", self.path
+        )
+        return True
 
     def drop(self, statements: Sequence[Statement]) -> None:
         """Take rows back that could not be written yet."""
@@ -326,6 +461,13 @@ class Writer:
     def read(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a query over what is in the file."""
         with self._lock, store_errors(self.path, "read"):
+            try:
+                return self.connection.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as exc:
+                if "decode to UTF-8" not in str(exc):
+                    raise
+            # A flipped bit in a text: read on, its digest tells which row it is.
+            self.connection.text_factory = lambda raw: raw.decode("utf-8", "surrogateescape")
             return self.connection.execute(sql, values).fetchall()
 
     def copy_from(self, source: Path, statements: Iterable[str]) -> None:
@@ -351,6 +493,8 @@ class Writer:
             try:
                 self.flush()
             finally:
+                if self._reserve is not None:
+                    self._reserve.unlink(missing_ok=True)
                 with store_errors(self.path, "close"):
                     self.connection.close()
 

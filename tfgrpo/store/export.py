@@ -13,6 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,8 +97,9 @@ def _whole_file(target: Path) -> Iterator[Path]:
 
     The file is its owner's alone: prompts and answers may be private.
     """
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:40]}.")
+    os.close(handle)
+    part = Path(name)
     try:
         yield part
         with part.open("rb") as file:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfgrpo.rollout import Usage
-from tfgrpo.store.codec import from_column, unpack
+from tfgrpo.rollout import MOST_TOKENS, Usage
+from tfgrpo.store.checked_values import DAMAGED, Values
+from tfgrpo.store.codec import from_column
 from tfgrpo.store.database import Writer
 
 __all__ = ["RunState", "SpendRow", "fold"]
@@ -79,8 +80,8 @@ class RunState:
     """How many decisions of each kind are recorded."""
 
 
-def fold(writer: Writer) -> RunState:
-    """Return the state of a journal."""
+def fold(writer: Writer, values: Values) -> RunState:
+    """Return the state of a journal; a damaged library gives way to the newest sound one."""
     sessions, ended = writer.read(
         "SELECT count(DISTINCT session), count(CASE event WHEN 'close' THEN 1 END) FROM sessions"
         " WHERE session < (SELECT max(session) FROM sessions)"
@@ -89,9 +90,7 @@ def fold(writer: Writer) -> RunState:
         "SELECT outcome, count(*), sum(truncated) FROM rollouts WHERE rollout IN"
         " (SELECT max(rollout) FROM rollouts GROUP BY rollout_id, verifier_id) GROUP BY outcome"
     )
-    library = writer.read(
-        "SELECT version_id, body, digest FROM libraries ORDER BY library DESC LIMIT 1"
-    )
+    version, library = _newest_library(writer, values)
     return RunState(
         spend=tuple(fold_spend(writer)),
         seconds=elapsed_seconds(writer),
@@ -101,10 +100,27 @@ def fold(writer: Writer) -> RunState:
         outcomes={outcome: n for outcome, n, _ in outcomes},
         truncated=sum(t or 0 for _, _, t in outcomes),
         groups=writer.read("SELECT count(DISTINCT group_id) FROM groups")[0][0],
-        library_id=from_column(library[0][0]) if library else "",
-        library=unpack(library[0][1], library[0][2]) if library else None,
+        library_id=version,
+        library=library,
         decisions=dict(writer.read("SELECT kind, count(*) FROM decisions GROUP BY kind")),
     )
+
+
+def _newest_library(writer: Writer, values: Values) -> tuple[str, Any]:
+    for (row,) in writer.read("SELECT library FROM libraries ORDER BY library DESC"):
+        sql = "SELECT version_id, body, digest FROM libraries WHERE library = ?"
+        name, body, mark = writer.read(sql, (row,))[0]
+        value = values.get("libraries", row, body, mark)
+        if value is not DAMAGED:
+            return from_column(name), value
+    return "", None
+
+
+_BELIEVED = "(r.cost_usd IS NULL OR r.cost_usd BETWEEN 0 AND 1e9) AND " + " AND ".join(
+    f"typeof(r.{name}) = 'integer' AND r.{name} BETWEEN 0 AND {16 * MOST_TOKENS}"
+    for name in ("calls", "uncached", "cache_read", "cache_write", "text", "reasoning")
+)
+"""What a result's counts must be to be added up; another one counts at its worst case."""
 
 
 def fold_spend(writer: Writer) -> list[SpendRow]:
@@ -115,10 +131,13 @@ def fold_spend(writer: Writer) -> list[SpendRow]:
     """
     sums: dict[tuple[str, str], _Sums] = {}
     rows = writer.read(
-        "SELECT c.stage, c.model, coalesce(r.kind, 'none'), coalesce(r.estimated, 0), count(*),"
-        " sum(r.calls), sum(r.uncached), sum(r.cache_read), sum(r.cache_write), sum(r.text),"
-        " sum(r.reasoning), sum(r.cost_usd), count(r.cost_usd), sum(r.duration_s),"
-        " sum(c.prompt_tokens), sum(c.completion_tokens), sum(c.cost_usd), count(c.cost_usd)"
+        "SELECT c.stage, c.model,"
+        f" CASE WHEN r.call IS NOT NULL AND NOT ({_BELIEVED}) THEN 'absurd'"
+        " ELSE coalesce(r.kind, 'none') END AS how, coalesce(r.estimated, 0), count(*),"
+        " total(r.calls), total(r.uncached), total(r.cache_read), total(r.cache_write),"
+        " total(r.text), total(r.reasoning), total(r.cost_usd), count(r.cost_usd),"
+        " total(r.duration_s), total(c.prompt_tokens), total(c.completion_tokens),"
+        " total(c.cost_usd), count(c.cost_usd)"
         " FROM calls c LEFT JOIN results r ON r.call = c.call GROUP BY 1, 2, 3, 4"
     )
     for stage, model, kind, estimated, n, *amounts in rows:
@@ -140,7 +159,8 @@ class _Sums:
     def add(self, kind: str, is_estimated: bool, n: int, amounts: list[Any]) -> None:
         calls, *tokens = (int(a or 0) for a in amounts[:6])
         cost, priced, duration_s = amounts[6] or 0.0, amounts[7], amounts[8] or 0.0
-        prompt, completion, worst, worst_priced = amounts[9:]
+        worst, worst_priced = amounts[11:]
+        prompt, completion = int(amounts[9]), int(amounts[10])
         self.duration_s += duration_s
         if kind in SETTLED:
             uncached, read, write, text, reasoning = tokens

@@ -81,7 +81,7 @@ class GroupJournal:
         return None
 
     def record_rollout(self, rollout: Rollout, *, group_id: str, verifier_id: str) -> None:
-        """See `RunStore.record_rollout`."""
+        """See `Journal.record_rollout`."""
         row = self._rollout_row(rollout, group_id, verifier_id)
         if row is not None:
             self._writer.put_this_turn([*self._extra_rows(), row])

@@ -36,7 +36,9 @@ from tfgrpo.store.database import (
     check_file,
     connect,
     create_file,
+    refuse_links,
     refuse_network_disk,
+    reserve_space,
     store_errors,
 )
 from tfgrpo.store.fold import RunState, SpendRow
@@ -49,6 +51,7 @@ __all__ = ["FILE", "Journal"]
 
 FILE = "run.db"
 """Name of the journal in a run's folder."""
+_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
 
 
 class Journal:
@@ -142,16 +145,18 @@ class Journal:
             if not path.exists():
                 path.mkdir(parents=True, mode=0o700)
             refuse_network_disk(path)
+            refuse_links(path, *_FILES)
             lock = RunLock(path / "lock")
         try:
             existed = file.exists()
+            reserve = reserve_space(path)
             if not existed:
                 create_file(file)
             with store_errors(file, "open"):
                 connection = connect(file, durable=durable)
             try:
                 check_file(connection, file, thorough=lock.was_killed)
-                return cls(path, Writer(connection, file), lock, ledger, resumed=existed)
+                return cls(path, Writer(connection, file, reserve), lock, ledger, resumed=existed)
             except BaseException:
                 connection.close()
                 raise
@@ -163,6 +168,7 @@ class Journal:
     def _open_readonly(cls, path: Path, ledger: Ledger) -> Journal:
         file = path / FILE
         with store_errors(file, "open"):
+            refuse_links(path, *_FILES)
             connection = connect(file, readonly=True)
         try:
             check_file(connection, file, thorough=False)
@@ -218,8 +224,12 @@ class Journal:
         )
         if not rows:
             return None
-        config: dict[str, Any] = json.loads(rows[0][0])
-        return config
+        try:
+            config = json.loads(rows[0][0])
+        except ValueError as exc:
+            log.warning("%s: the kept settings are damaged (%s)", self.folder / FILE, exc)
+            return None
+        return config if isinstance(config, dict) else None
 
     @property
     def damaged(self) -> list[str]:
@@ -321,7 +331,7 @@ class Journal:
     def state(self) -> RunState:
         """Return what the journal adds up to."""
         self._flush_hits()
-        return folding.fold(self._writer)
+        return folding.fold(self._writer, self._values)
 
     def _flush_hits(self) -> None:
         if self._can_write:

@@ -15,18 +15,29 @@ import asyncio
 import copy
 import json
 import logging
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from tfgrpo.errors import BudgetError, ConfigError, ProviderError
+from tfgrpo.errors import BudgetError, ProviderError
+from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.rollout import Usage
-from tfgrpo.runtime.call_scope import CallScope, current_scope
+from tfgrpo.runtime.call_scope import CallScope, current_scope, extra_calls
 from tfgrpo.runtime.canonical import jsonable
-from tfgrpo.runtime.redaction import redact, redact_known
+from tfgrpo.runtime.redaction import redact_known
+from tfgrpo.store.booking import (
+    LearntBound,
+    WorstCase,
+    book_failure,
+    book_replies,
+    checked_usage,
+    require_price,
+    settlement,
+    with_cost,
+    worst_case,
+)
 from tfgrpo.store.budget import Reservation
 from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, Flight
@@ -36,12 +47,6 @@ from tfgrpo.store.prices import Price, PriceTable
 
 log = logging.getLogger(__name__)
 
-ASSUMED_REPLY_TOKENS = 4096
-"""Reply length of the worst case where the request sets no `max_tokens`."""
-_REJECTED = frozenset(
-    {"auth", "not_found", "quota", "rate_limit", "overloaded", "context_too_long", "bad_request"}
-)
-_NEVER_CONNECTED = ("ConnectError", "ConnectTimeout")
 _BYTES_A_TOKEN = 4
 _TOKENS_A_MESSAGE = 8
 
@@ -84,13 +89,9 @@ class JournaledLM:
         """The newest request that was sized, by its key, and the tokens of its prompt."""
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
+        self._bound = LearntBound()
+        require_price(store.ledger, self._price, lm.model_id)
         if self._price is None:
-            if store.ledger.budget.cost_usd is not None:
-                raise ConfigError(
-                    f"the budget limits money, but the price of {lm.model_id!r} is unknown: give "
-                    "run.prices for it (input and output in dollars per million tokens), or limit "
-                    "calls or tokens instead"
-                )
             log.info("the price of %s is unknown: its cost is shown as unknown", lm.model_id)
 
     @property
@@ -216,41 +217,74 @@ class JournaledLM:
         return replies
 
     async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
-        start = self._worst_case(asked, draws)
-        amounts = _worst_amounts(start)
+        n, limit = len(draws), asked.request.sampling.max_tokens
+        plain = worst_case(asked.prompt_tokens, limit, n, self._price)
+        prompt, completion = self._bound.widen(plain.prompt_tokens, plain.completion_tokens // n)
+        worst = worst_case(prompt, completion, n, self._price)
         try:
-            reservation = self._store.ledger.reserve(**amounts)
+            reservation = self._store.ledger.reserve(**worst.amounts)
         except BudgetError:
-            reservation = await self._reserve_later(amounts)
+            reservation = await self._reserve_later(worst.amounts)
         calls = self._store.calls
         calls.began()
         try:
-            number = await calls.start(start)
-            return await self._send(asked.request, draws, number, reservation)
+            number = await calls.start(self._start(asked, draws, worst))
+            return await self._send(asked.request, draws, number, reservation, plain)
         finally:
             reservation.release()
             calls.ended()
 
+    def _start(self, asked: _Asked, draws: Sequence[_Draw], worst: WorstCase) -> CallStart:
+        return CallStart(
+            key=draws[0].key,
+            stage=asked.scope.stage,
+            model=self._lm.model_id,
+            rollout_id=asked.scope.rollout_id,
+            n=len(draws),
+            prompt_tokens=worst.prompt_tokens,
+            completion_tokens=worst.completion_tokens,
+            cost_usd=worst.cost_usd,
+        )
+
     async def _send(
-        self, request: Request, draws: Sequence[_Draw], number: int, reservation: Reservation
+        self,
+        request: Request,
+        draws: Sequence[_Draw],
+        number: int,
+        reservation: Reservation,
+        plain: WorstCase,
     ) -> list[Completion]:
         calls, n = self._store.calls, len(draws)
         began = self._clock()
+        extra = 0
         end: CallEnd | None = None
+
+        def one_more() -> None:
+            nonlocal extra
+            reservation.extend(calls=1)
+            extra += 1
+
         try:
-            replies = await self._lm.complete(request, n, [d.seed for d in draws])
+            with extra_calls(one_more):
+                replies = await self._lm.complete(request, n, [d.seed for d in draws])
             if not replies:
                 raise ProviderError(f"{self.model_id} returned no reply", kind="bad_reply")
-            kept = [self._priced(reply) for reply in replies[:n]]
-            usage = kept[0].usage
-            for reply in kept[1:]:
-                usage += reply.usage
-            if usage.calls == 0:
-                usage = replace(usage, calls=1)
-            end = CallEnd("ok", usage, self._clock() - began, len(kept), kept[0].model)
+            kept = [self._kept(reply, plain, n, i == 0) for i, reply in enumerate(replies[:n])]
+            end = book_replies(
+                [reply.usage for reply in kept],
+                duration_s=self._clock() - began,
+                model=kept[0].model,
+                extra_calls=extra,
+            )
         except ProviderError as exc:
-            end = _failed_end(exc, self._clock() - began)
-            reservation.settle(**_settled(end, reservation))
+            seconds = self._clock() - began
+            end = book_failure(exc, duration_s=seconds, price=self._price, extra_calls=extra)
+            reservation.settle(**settlement(end, reservation.amounts))
+            await calls.end(number, end)
+            raise
+        except BudgetError as exc:  # the LM was refused a further call: what was sent was refused
+            end = CallEnd("rejected", Usage(calls=1 + extra), self._clock() - began, error=str(exc))
+            reservation.settle(**settlement(end, reservation.amounts))
             await calls.end(number, end)
             raise
         finally:
@@ -258,40 +292,42 @@ class JournaledLM:
                 ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
                 reservation.settle()
                 calls.end_soon(number, ended)
-        reservation.settle(**_settled(end, reservation))
+        reservation.settle(**settlement(end, reservation.amounts))
+        self._learn(plain, end)
         pairs = [(draw.key, reply) for draw, reply in zip(draws, kept)]
         await calls.end(number, end, pairs)
         if self._shared is not None:
             self._shared.keep(pairs)
         return kept
 
-    def _priced(self, reply: Completion) -> Completion:
-        """Return the reply with its cost, and without any secret of this process."""
-        usage = reply.usage
-        cost = usage.cost_usd or None if self._price is None else self._price.cost_usd(usage)
-        if cost != usage.cost_usd:
-            reply = replace(reply, usage=replace(usage, cost_usd=cost))
-        text, reasoning = redact_known(reply.text), redact_known(reply.reasoning)
-        if text != reply.text or reasoning != reply.reasoning:
-            reply = replace(reply, text=text, reasoning=reasoning)
-        return reply
+    def _learn(self, plain: WorstCase, end: CallEnd) -> None:
+        if self._bound.observe((plain.prompt_tokens, plain.completion_tokens), end.usage):
+            log.warning(
+                "%s: a call used %d + %d tokens where at most %d + %d were expected; the worst "
+                "case of later calls grows with it, so a cap can be passed by the calls in flight",
+                self.model_id,
+                end.usage.prompt_tokens,
+                end.usage.completion_tokens,
+                plain.prompt_tokens,
+                plain.completion_tokens,
+            )
 
-    def _worst_case(self, asked: _Asked, draws: Sequence[_Draw]) -> CallStart:
-        price, n, prompt = self._price, len(draws), asked.prompt_tokens
-        most = asked.request.sampling.max_tokens
-        if most is None:
-            longest = price.max_output_tokens if price is not None else None
-            most = min(ASSUMED_REPLY_TOKENS, longest or ASSUMED_REPLY_TOKENS)
-        return CallStart(
-            key=draws[0].key,
-            stage=asked.scope.stage,
-            model=self._lm.model_id,
-            rollout_id=asked.scope.rollout_id,
-            n=n,
-            prompt_tokens=prompt,
-            completion_tokens=most * n,
-            cost_usd=None if price is None else price.worst_usd(prompt, most * n),
-        )
+    def _kept(self, reply: Completion, plain: WorstCase, n: int, is_first: bool) -> Completion:
+        """Return the reply with believable usage and its cost, and without any secret of this
+        process."""
+        size = estimate_reply_tokens(reply)
+        usage = checked_usage(reply.usage, plain.prompt_tokens if is_first else 0, size)
+        usage = with_cost(usage, self._price)
+        changes: dict[str, Any] = {} if usage == reply.usage else {"usage": usage}
+        for name in ("text", "reasoning", "model"):
+            value = getattr(reply, name)
+            clean = redact_known(value)
+            if clean != value:
+                changes[name] = clean
+        calls = tuple(_clean_call(call) for call in reply.tool_calls)
+        if calls != reply.tool_calls:
+            changes["tool_calls"] = calls
+        return replace(reply, **changes) if changes else reply
 
     async def _reserve_later(self, amounts: dict[str, float]) -> Reservation:
         """Hold the worst case; wait while only the worst cases of calls in flight stand in the way.
@@ -324,57 +360,14 @@ class _Asked(NamedTuple):
     scope: CallScope
 
 
-def _worst_amounts(start: CallStart) -> dict[str, float]:
-    """Return what a call may spend at most."""
-    amounts: dict[str, float] = {
-        "calls": 1,
-        "prompt_tokens": start.prompt_tokens,
-        "completion_tokens": start.completion_tokens,
-    }
-    if start.cost_usd is not None:
-        amounts["cost_usd"] = start.cost_usd
-    return amounts
+def _clean_call(call: ToolCall) -> ToolCall:
+    return replace(call, name=redact_known(call.name), arguments=redact_known(call.arguments))
 
 
-def _settled(end: CallEnd, reservation: Reservation) -> dict[str, float]:
-    """Return what a call spends of its reservation."""
-    if end.kind == "unsettled":
-        return {}  # all that was held
-    usage = end.usage
-    spent: dict[str, float] = {
-        "calls": usage.calls,
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-    }
-    if usage.cost_usd is not None:
-        spent["cost_usd"] = usage.cost_usd
-    elif "cost_usd" in reservation.amounts:
-        spent["cost_usd"] = 0.0
-    return spent
-
-
-def _failed_end(exc: ProviderError, duration_s: float) -> CallEnd:
-    if _never_connected(exc):
-        kind, usage = "not_sent", Usage()
-    elif exc.kind in _REJECTED or (exc.kind == "refused" and exc.status is not None):
-        kind, usage = "rejected", Usage(calls=1)
-    else:
-        kind, usage = "unsettled", Usage()
-    return CallEnd(kind, usage, duration_s, failure=exc.kind, error=redact(str(exc))[:1000])
-
-
-def _never_connected(exc: ProviderError) -> bool:
-    """Tell whether a failure is one before any byte of the request was sent."""
-    cause: BaseException | None = exc
-    for _ in range(8):
-        if cause is None:
-            return False
-        if isinstance(cause, (ConnectionRefusedError, socket.gaierror)):
-            return True
-        if type(cause).__name__ in _NEVER_CONNECTED:
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
+def estimate_reply_tokens(reply: Completion) -> int:
+    """Return how many tokens a reply has, by its bytes / 4."""
+    texts = [reply.text, reply.reasoning, *(c.name + c.arguments for c in reply.tool_calls)]
+    return -(-sum(len(t.encode("utf-8", "replace")) for t in texts) // _BYTES_A_TOKEN)
 
 
 def estimate_prompt_tokens(request: Request, lm: object = None) -> int:

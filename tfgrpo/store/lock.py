@@ -10,6 +10,7 @@ Does not know what is protected. Source: own.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import StoreError
+from tfgrpo.store.database import NO_FOLLOW
 
 if sys.platform == "win32":
     import msvcrt
@@ -49,7 +51,15 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
+        except OSError as exc:
+            if exc.errno != errno.ELOOP:
+                raise
+            raise StoreError(
+                f"{str(path)!r} is a link; a run's files are never links. Remove it, or choose "
+                "another folder"
+            ) from exc
         if not _try_lock(handle):
             owner = _read(handle)
             os.close(handle)

@@ -22,7 +22,7 @@ from typing import Any, Self
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
 
-__all__ = ["FREE", "Price", "PriceTable"]
+__all__ = ["FREE", "Price", "PriceTable", "price_help"]
 
 _OWN_MACHINE = ("local:", "scripted:", "vllm:")
 _SNAPSHOT = re.compile(r"-(?:\d{4}-\d{2}-\d{2}|\d{8})$")
@@ -112,13 +112,18 @@ class PriceTable:
     def find(self, model_id: str) -> Price | None:
         """Return the price of a model given as a spec string, or None where it is unknown.
 
-        A model behind a URL of the user's has a price only where the config gives one: the name
-        alone does not say who bills.
+        A spec matches with or without its options (`?api_key_env=…`), on either side. A model
+        behind a URL of the user's has a price only where the config gives one: the name alone does
+        not say who bills.
         """
         bare = bare_name(model_id)
-        for name in (model_id, bare):
+        for name in (model_id, without_query(model_id), bare):
             if name in self._own:
                 return self._own[name]
+        for name, price in self._own.items():
+            if without_query(name) == without_query(model_id):
+                return price
+        model_id = without_query(model_id)
         if model_id.startswith(_OWN_MACHINE):
             return FREE
         if not model_id.startswith(("openai:", "litellm:")):
@@ -132,12 +137,39 @@ class PriceTable:
         return None
 
 
+def price_help(model_id: str) -> str:
+    """Return how to give a model's price, as TOML that can be copied.
+
+    >>> print(price_help("http://h/v1?api_key_env=K#m"))
+    set run.prices in the config, as TOML:
+    [run.prices."http://h/v1#m"]
+    input = 1.25   # dollars per million tokens
+    output = 10.0
+    """
+    name = json.dumps(without_query(model_id), ensure_ascii=False)
+    return (
+        f"set run.prices in the config, as TOML:\n[run.prices.{name}]\n"
+        "input = 1.25   # dollars per million tokens\noutput = 10.0"
+    )
+
+
+def without_query(model_id: str) -> str:
+    """Return a spec without its options, whether they stand in the URL or at the end.
+
+    >>> without_query("http://h/v1?api_key_env=K#m"), without_query("openai:gpt-5?stream=false")
+    ('http://h/v1#m', 'openai:gpt-5')
+    """
+    head, mark, model = model_id.partition("#")
+    return head.partition("?")[0].rstrip("/") + mark + model.partition("?")[0]
+
+
 def bare_name(model_id: str) -> str:
     """Return the model's name without backend and address.
 
     >>> bare_name("http://127.0.0.1:8000/v1#qwen"), bare_name("litellm:xai/grok-4")
     ('qwen', 'xai/grok-4')
     """
+    model_id = without_query(model_id)
     if "#" in model_id:
         return model_id.rsplit("#", 1)[1]
     return model_id.partition(":")[2] or model_id
