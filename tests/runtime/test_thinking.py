@@ -66,6 +66,7 @@ def completed(text):
             "5",
         ),
         ("analysisSo 5?assistantfinal4", "4", "So 5?"),
+        ("5?<|end|><|start|>assistant<|channel|>final<|message|>4", "4", "5?"),
         ("[THINK]cut", "", "cut"),
     ],
 )  # fmt: skip
@@ -82,7 +83,7 @@ def test_marks_of_published_models_are_read(text, answer, thought):
         'Write "</think>" at the end.',
         "```python\nre.sub('<think>.*?</think>', '', text)\n```",
         "See [1] and [think tank](http://x).",
-        "I think that is 4.",
+        "I think that is 4.<|end|>",
         "a < think > b? No: a<b.",
     ],
 )
@@ -101,7 +102,7 @@ def test_blocks_of_any_marks_in_any_order_leave_the_answer(blocks, answer, gap):
     assert not has_open_thinking(text)
 
 
-@given(st.lists(st.tuples(pairs, words), max_size=3), words, pairs, words)
+@given(st.lists(st.tuples(pairs, words), max_size=3), words, st.sampled_from(PAIRS[:-1]), words)
 def test_a_closing_mark_alone_ends_the_thinking_before_it(blocks, thought, pair, answer):
     text = "".join(f"{o}{t}{c}" for (o, c), t in blocks) + thought + pair[1] + answer
     assert split_thinking(text)[0] == answer.lstrip()

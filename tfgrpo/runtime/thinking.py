@@ -159,6 +159,9 @@ def _walk(text: str, marks: list[_Mark], code: list[tuple[int, int]]) -> _Readin
         if is_talk:
             number += 1
             continue
+        if mark.kind == "channel" and not mark.is_open and not text.startswith("<|", mark.end):
+            number += 1  # also the end of a turn in other templates
+            continue
         if not mark.is_open:
             # Whatever stands before a closing mark alone was thought; the prompt opened it.
             reading.think("".join(reading.visible) + text[at : mark.start])
