@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, get_args
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.runtime.canonical import digest, jsonable
+from tfgrpo.runtime.thinking import without_thinking
 
 __all__ = [
     "Message",
@@ -310,8 +311,8 @@ class Rollout:
 
     @property
     def answer(self) -> str:
-        """The text of the last action; empty when there is none."""
-        return self.steps[-1].action.content if self.steps else ""
+        """The text of the last action after its thinking; empty when there is none."""
+        return without_thinking(self.steps[-1].action.content) if self.steps else ""
 
     @property
     def messages(self) -> tuple[Message, ...]:

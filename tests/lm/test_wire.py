@@ -1,9 +1,10 @@
 import pytest
 
-from tfgrpo.lm.wire import ChoiceParts, loads, message_json, request_json, split_thinking
+from tfgrpo.lm.wire import ChoiceParts, loads, message_json, request_json
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.thinking import split_thinking
 
 
 def done(*deltas, finish="stop", **choice):

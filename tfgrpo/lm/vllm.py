@@ -16,10 +16,11 @@ from tfgrpo.errors import MissingExtraError, ProviderError
 from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
 from tfgrpo.lm.local.embedded import embedded_folder
-from tfgrpo.lm.wire import split_thinking, timed_out
+from tfgrpo.lm.wire import timed_out
 from tfgrpo.protocols import Completion, Finish, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.redaction import redact
+from tfgrpo.runtime.thinking import split_thinking
 
 
 class VllmLM:
@@ -173,7 +174,7 @@ class VllmLM:
         out = made.outputs[0]
         ids = tuple(out.token_ids)
         finish: Finish = "length" if out.finish_reason == "length" else "stop"
-        answer, thought = split_thinking(out.text, finish=finish)
+        answer, thought = split_thinking(out.text)
         tools: tuple[Any, ...] = ()
         if request.tools and request.tool_choice != "none":
             answer, tools = chat.tool_calls(answer)

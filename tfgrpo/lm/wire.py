@@ -17,10 +17,8 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Finish, Request
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.thinking import split_thinking
 
-_THINK = re.compile(r"\A\s*<(think|thinking|reasoning)>(.*?)</\1>\s*", re.DOTALL)
-_OPEN_THINK = re.compile(r"\A\s*<(think|thinking|reasoning)>(.*)\Z", re.DOTALL)
-_CLOSE_ONLY = re.compile(r"\A(.*?)</(?:think|thinking)>\s*", re.DOTALL)
 _FINISHES: Mapping[str, Finish] = {
     "stop": "stop",
     "eos": "stop",
@@ -109,29 +107,6 @@ def _tool_choice(choice: str) -> Any:
     if choice in ("auto", "none", "required"):
         return choice
     return {"type": "function", "function": {"name": choice}}
-
-
-def split_thinking(text: str, *, finish: Finish = "stop") -> tuple[str, str]:
-    """Return (answer, thinking) of a reply whose thinking stands in tags at its start.
-
-    An unclosed tag means the reply was cut while thinking: there is no answer. A closing tag alone
-    (the opening one was part of the prompt) ends the thinking. Tags later in the text are text.
-
-    >>> split_thinking("<think>2+2</think>\\n\\n4")
-    ('4', '2+2')
-    >>> split_thinking("<think>2+2 is", finish="length")
-    ('', '2+2 is')
-    """
-    match = _THINK.match(text)
-    if match:
-        return text[match.end() :], match[2].strip()
-    match = _OPEN_THINK.match(text)
-    if match:
-        return "", match[2].strip()
-    match = _CLOSE_ONLY.match(text)
-    if match and not re.search(r"<(?:think|thinking)>", match[1]):
-        return text[match.end() :], match[1].strip()
-    return text, ""
 
 
 def finish_of(value: Any, *, has_tool_calls: bool = False) -> Finish:
@@ -231,7 +206,7 @@ class ChoiceParts:
         calls = self.tool_calls()
         finish = finish_of(self.finish, has_tool_calls=bool(calls))
         refusal = "".join(self.refusal)
-        text, thought = split_thinking("".join(self.content), finish=finish)
+        text, thought = split_thinking("".join(self.content))
         if refusal and not text and not calls:
             text, finish = refusal, "content_filter"
         reasoning = "".join(self.reasoning) or thought

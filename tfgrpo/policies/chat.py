@@ -31,6 +31,7 @@ from tfgrpo.protocols import LM, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Step, Task, Usage
 from tfgrpo.runtime.call_scope import call_scope, current_scope
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.thinking import split_thinking
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 
 __all__ = ["ChatPolicy", "FunctionPolicy", "ToolPolicy"]
@@ -224,7 +225,8 @@ def _check_signature(fn: Callable[..., Any], policy_id: str) -> bool:
 
 def _rollout_from(made: Any, blank: Rollout, policy_id: str) -> Rollout:
     if isinstance(made, str):
-        return replace(blank, steps=(Step(Message("assistant", made)),))
+        answer, thought = split_thinking(made)
+        return replace(blank, steps=(Step(Message("assistant", answer, reasoning=thought)),))
     if isinstance(made, Message):
         return replace(blank, steps=(Step(made),))
     if isinstance(made, Rollout):

@@ -17,6 +17,7 @@ from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout
 from tfgrpo.runtime.canonical import canonical_json
 from tfgrpo.runtime.json_schema import check_arguments, json_equal, load_json
+from tfgrpo.runtime.thinking import without_thinking
 
 __all__ = [
     "CallMatch",
@@ -77,7 +78,7 @@ def calls_of(rollout: Rollout) -> tuple[ToolCall, ...]:
     for step in rollout.steps:
         if step.action.tool_calls:
             calls.extend(step.action.tool_calls)
-        elif (call := parse_action(step.action.content)) is not None:
+        elif (call := parse_action(without_thinking(step.action.content))) is not None:
             calls.append(call)
     return tuple(calls)
 

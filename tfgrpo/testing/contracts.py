@@ -19,6 +19,7 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Completion, HintScheduler, Policy, Request, Verifier
 from tfgrpo.rollout import OUTCOMES, Rollout, RolloutGroup, Score, Task
 from tfgrpo.runtime.canonical import canonical_json
+from tfgrpo.runtime.thinking import split_thinking
 
 _FINISHES = ("stop", "length", "tool_calls", "content_filter")
 
@@ -76,7 +77,7 @@ def _check_replies(replies: Sequence[Completion]) -> None:
     for reply in replies:
         _require(isinstance(reply.text, str), f"text {reply.text!r} is not a string")
         _require(reply.finish in _FINISHES, f"finish {reply.finish!r} is not one of {_FINISHES}")
-        _require("<think>" not in reply.text[:20], "4: thinking stands in the text")
+        _require(not split_thinking(reply.text)[1], "4: thinking stands in the text")
         if reply.logprobs is not None:
             _require(
                 all(math.isfinite(p) and p <= 1e-6 for p in reply.logprobs),

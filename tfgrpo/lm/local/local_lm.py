@@ -26,9 +26,10 @@ from tfgrpo.lm.local.embedded import NAME as EMBEDDED
 from tfgrpo.lm.local.loading import LocalModel, folder_mark, load_model, model_place
 from tfgrpo.lm.local.request_queue import Job, JobQueue, JobSource, halt, run_batch
 from tfgrpo.lm.local.rows import DecodeRow, RowServer
-from tfgrpo.lm.wire import split_thinking, timed_out
+from tfgrpo.lm.wire import timed_out
 from tfgrpo.protocols import Completion, Finish, Generated, Generator, Request
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.thinking import split_thinking
 
 _JOIN_S = 0.003
 """How long an idle engine waits for requests that are made at the same moment."""
@@ -313,7 +314,7 @@ class LocalLM:
         text, ids = chat.cut(made.token_ids, request.sampling.stop)
         finish: Finish = "stop" if len(ids) < len(made.token_ids) else made.finish
         tools: tuple[Any, ...] = ()
-        answer, thought = split_thinking(text, finish=finish)
+        answer, thought = split_thinking(text)
         if request.tools and request.tool_choice != "none":
             answer, tools = chat.tool_calls(answer)
         if tools and finish == "stop":
