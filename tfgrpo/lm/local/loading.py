@@ -64,6 +64,8 @@ def load_model(
         MissingExtraError: torch or transformers is not installed.
         ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
     """
+    # Read once, when torch loads its threads: one that waits must not keep a core from others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
