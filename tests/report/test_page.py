@@ -8,6 +8,7 @@ import hashlib
 import json
 import random
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -75,6 +76,20 @@ def test_the_policy_allows_our_script_by_its_hash_and_nothing_else(page: str) ->
     digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in policy[1].replace("&#x27;", "'")
     assert "default-src 'none'" in policy[1].replace("&#x27;", "'")
+
+
+def test_without_matplotlib_the_page_lacks_charts_alone_and_says_so_once(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    bare = render_page(made_run())
+    assert (page.count("<svg"), bare.count("<svg")) == (7, 0)
+    assert (page.count("tfgrpo[report]"), bare.count("tfgrpo[report]")) == (0, 1)
+    parsed, bare_parsed = Elements(), Elements()
+    parsed.feed(re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL))
+    bare_parsed.feed(bare)
+    tables = [sum(tag == "tr" for tag, _ in p.found) for p in (parsed, bare_parsed)]
+    assert tables[0] == tables[1] > 0
 
 
 def test_hostile_text_makes_no_element_and_no_attribute(page: str) -> None:

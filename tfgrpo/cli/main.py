@@ -98,6 +98,8 @@ def _root(
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(RedactingFilter())
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    # A model that is unpacked once makes a stranger wait: one line says for what.
+    logging.getLogger("tfgrpo.lm").setLevel(logging.DEBUG if debug else logging.INFO)
 
 
 _CODES: tuple[tuple[type[TfgrpoError], int], ...] = (

@@ -89,6 +89,9 @@ class ExperienceSettings:
     """False asks no critic at all: exemplars only."""
     lessons_per_group: int = 2
     """At most so many lessons a group (K)."""
+    give_up_after: int = 0
+    """Ask no further group of a step where none of the first so many replies can be read, for a
+    critic that may be too small; 0 asks about all."""
     max_words: int = 60
     """Longest lesson, in words."""
     summarise: Literal["auto", "always", "never"] = "auto"

@@ -165,11 +165,13 @@ class Learner:
         reasons = Counter(o.reason for o in outcomes)
         useless = ("unusable", "cut", "failed")
         unread = sum(p.calls.get(kind, 0) for p in self._proposals for kind in useless)
+        not_asked = sum(p.calls.get("not_asked", 0) for p in self._proposals)
         why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(2))
         self._notes.append(
             f"no lesson was fit to be tried: the critic proposed {len(outcomes)}"
             + (f" ({why})" if why else "")
             + (f", and {unread} of its replies were cut or could not be read" if unread else "")
+            + (f"; it was not asked about {not_asked} further groups" if not_asked else "")
         )
 
     def _batches(self) -> Iterable[tuple[int, Sequence[Task] | Sequence[RolloutGroup]]]:

@@ -2,23 +2,26 @@
 
 Every chart takes plain rows of the summary and returns an `<svg>` element as text. Colours are
 drawn as marker values and replaced by `var(--name)`, so that one chart serves light and dark.
-Texts stay text (no glyph outlines), escaped by matplotlib and free of its formula syntax.
+Texts stay text (no glyph outlines), escaped by matplotlib and free of its formula syntax. Where
+matplotlib is not installed every chart is an empty text, and the page does without.
 
 Does not know where the rows come from. Source: own.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.runtime.terminal import one_line
 
-__all__ = ["curve", "informative", "intervals", "spend", "tasks"]
+__all__ = ["are_possible", "curve", "informative", "intervals", "spend", "tasks"]
 
 _WIDTH_IN = 4.6
 _COLOURS: Mapping[str, str] = {
@@ -41,6 +44,25 @@ _KIND_COLOURS = {
 }
 
 
+_Rows = ParamSpec("_Rows")
+
+
+def are_possible() -> bool:
+    """True where matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _if_possible(draw: Callable[_Rows, str]) -> Callable[_Rows, str]:
+    """Make a chart an empty text where nothing can draw it."""
+
+    @functools.wraps(draw)
+    def drawn(*args: _Rows.args, **kwargs: _Rows.kwargs) -> str:
+        return draw(*args, **kwargs) if are_possible() else ""
+
+    return drawn
+
+
+@_if_possible
 def curve(points: Sequence[Mapping[str, Any]]) -> str:
     """Reward by step with intervals: practice, the library in use, each proposal and its fate."""
     steps = sorted({p["step"] for p in points})
@@ -71,6 +93,7 @@ def curve(points: Sequence[Mapping[str, Any]]) -> str:
         return finish()
 
 
+@_if_possible
 def intervals(
     rows: Sequence[tuple[str, Mapping[str, Any]]], *, title: str, xlabel: str, band: float | None
 ) -> str:
@@ -96,6 +119,7 @@ def intervals(
         return finish()
 
 
+@_if_possible
 def tasks(rows: Sequence[Mapping[str, Any]], most: int = 32) -> str:
     """Before and after a task; with more than `most` tasks those that changed the most."""
     known = [r for r in rows if r["difference"] is not None]
@@ -118,6 +142,7 @@ def tasks(rows: Sequence[Mapping[str, Any]], most: int = 32) -> str:
         return finish()
 
 
+@_if_possible
 def informative(rows: Sequence[Mapping[str, Any]]) -> str:
     """Share of practice groups by what they can teach, step by step."""
     with _axes("What practice groups can teach", "informative") as (axes, finish):
@@ -139,6 +164,7 @@ def informative(rows: Sequence[Mapping[str, Any]]) -> str:
         return finish()
 
 
+@_if_possible
 def spend(rows: Sequence[Mapping[str, Any]]) -> str:
     """Tokens by stage, prompt and completion."""
     totals: dict[str, list[int]] = {}

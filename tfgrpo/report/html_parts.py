@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfgrpo.report.html import Child, Html, h
+from tfgrpo.report.html import Child, Html, h, trusted
 
-__all__ = ["cell", "money", "number", "signed", "table", "tag", "tokens", "words"]
+__all__ = ["cell", "chart_card", "money", "number", "signed", "table", "tag", "tokens", "words"]
+
+
+def chart_card(title: str | None, svg: str) -> Html | None:
+    """Return a chart under its title; None where there is no chart."""
+    return h("div", title and h("h3", title), trusted(svg), class_="card") if svg else None
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Child]], numbers_from: int = 99) -> Html:

@@ -18,7 +18,7 @@ from typing import Any
 from tfgrpo.report import charts, sections
 from tfgrpo.report.embedded_groups import Islands, pack_groups
 from tfgrpo.report.html import Child, Html, h, trusted
-from tfgrpo.report.html_parts import cell, money, table, tokens
+from tfgrpo.report.html_parts import cell, chart_card, money, table, tokens
 from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import RunView
 from tfgrpo.report.wording import ARM_WORDS, best_of_lines, range_words, reward_words
@@ -35,6 +35,8 @@ _SECTIONS = (
     ("spend", "Spend"),
     ("advice", "Next"),
 )
+
+WITHOUT_CHARTS = "Charts need matplotlib: pip install 'tfgrpo[report]', then write the page again."
 
 
 def render_page(
@@ -138,13 +140,11 @@ def _result(s: Mapping[str, Any]) -> Html:
     if s["detectable"]:
         tiles.append(_tile(f"{s['detectable']:.3f}", "smallest effect found with 80% power"))
     tiles.append(_tile(tokens(s["spend"]["total"]), f"tokens · {money(s['spend']['total'])}"))
-    chart = None
+    chart = ""
     if s["gain"]:
         noise = s["noise"]["width"] if s["noise"] else None
-        chart = trusted(
-            charts.intervals(
-                [("gain", s["gain"])], title="Gain", xlabel="change of mean reward", band=noise
-            )
+        chart = charts.intervals(
+            [("gain", s["gain"])], title="Gain", xlabel="change of mean reward", band=noise
         )
     kept = "the library" if s["kept"] != "empty" else "no library"
     return h(
@@ -159,7 +159,7 @@ def _result(s: Mapping[str, Any]) -> Html:
             h("div", tiles, class_="tiles"),
             class_=f"card hero {verdict['status']}",
         ),
-        chart and h("div", chart, class_="card"),
+        chart_card(None, chart),
         id="result",
         class_="grid wide",
     )
@@ -202,4 +202,6 @@ def _warnings(s: Mapping[str, Any]) -> list[Child]:
     if s["damaged"]:
         lines = h("pre", "\n".join(s["damaged"][:50]))
         found.append(h("div", h("h3", "Damaged rows set aside"), lines, class_="card warn"))
+    if not charts.are_possible():
+        found.append(h("p", WITHOUT_CHARTS, class_="note"))
     return found

@@ -10,8 +10,18 @@ from typing import Any
 
 from tfgrpo.report import charts
 from tfgrpo.report.embedded_groups import Islands
-from tfgrpo.report.html import Child, Html, h, trusted
-from tfgrpo.report.html_parts import cell, money, number, signed, table, tag, tokens, words
+from tfgrpo.report.html import Child, Html, h
+from tfgrpo.report.html_parts import (
+    cell,
+    chart_card,
+    money,
+    number,
+    signed,
+    table,
+    tag,
+    tokens,
+    words,
+)
 from tfgrpo.report.wording import range_words
 
 __all__ = [
@@ -31,8 +41,7 @@ def curve(s: Mapping[str, Any]) -> Html:
     """Reward by step, what each proposal changed, what groups can teach."""
     cards: list[Child] = []
     if s["curve"]:
-        cards.append(h("div", h("h3", "Reward by step"), trusted(charts.curve(s["curve"])),
-                       class_="card"))  # fmt: skip
+        cards.append(chart_card("Reward by step", charts.curve(s["curve"])))
     gated = [
         (f"step {p['step']} {'✓' if p['accepted'] else '✗'} {p['what']}", p["difference"])
         for p in s["curve"]
@@ -42,11 +51,10 @@ def curve(s: Mapping[str, Any]) -> Html:
         chart = charts.intervals(
             gated[-16:], title="Proposals", xlabel="proposed − current on the gate tasks", band=None
         )
-        cards.append(h("div", h("h3", "What each proposal changed"), trusted(chart), class_="card"))
+        cards.append(chart_card("What each proposal changed", chart))
     if s["informative"]:
         chart = charts.informative(s["informative"])
-        cards.append(h("div", h("h3", "Share of groups that can teach"), trusted(chart),
-                       class_="card"))  # fmt: skip
+        cards.append(chart_card("Share of groups that can teach", chart))
     return h("div", cards or h("p", "No steps yet.", class_="note"), class_="grid")
 
 
@@ -77,7 +85,7 @@ def tasks(s: Mapping[str, Any]) -> Html:
     known = any(r["difference"] is not None for r in s["tasks"])
     return h(
         "div",
-        known and h("div", trusted(charts.tasks(s["tasks"])), class_="card"),
+        known and chart_card(None, charts.tasks(s["tasks"])),
         h(
             "details",
             h("summary", f"All {len(rows)} test tasks"),
@@ -113,7 +121,7 @@ def library(s: Mapping[str, Any]) -> Html:
         chart = charts.intervals(
             valued[:24], title="Value", xlabel="effect on the mean reward", band=None
         )
-        left = h("div", h("h3", "Value of each entry"), trusted(chart), class_="card")
+        left = chart_card("Value of each entry", chart)
         cards.append(h("div", left, _versions(s["versions"]), class_="grid"))
     else:
         cards.append(_versions(s["versions"]))
@@ -268,7 +276,7 @@ def spend(s: Mapping[str, Any]) -> Html:
     heads = ["stage", "model", "calls", "from cache", "failed", "prompt", "completion", "money"]
     booked = s["spend"]["booked"]
     cards: list[Child] = [
-        h("div", trusted(charts.spend(s["spend"]["rows"])), class_="card"),
+        chart_card(None, charts.spend(s["spend"]["rows"])),
         h(
             "div",
             table(heads, rows, numbers_from=2),

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tfgrpo.lm.local.embedded import embedded_folder
+
 PROMPTS, GROUP, NEW = 64, 8, 256
 TRL_PLAIN: dict[str, Any] = {
     "temperature": 1.0,
@@ -56,7 +58,7 @@ def model_folder(model: str) -> Path:
     overflow, and 0 · inf is what made gradients NaN.
     """
     if model == "smollm2":
-        return _embedded()
+        return embedded_folder()
     import torch
     import transformers
 
@@ -85,30 +87,6 @@ def model_folder(model: str) -> Path:
     made.cpu().save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
     (folder / "done").touch()
-    return folder
-
-
-def _embedded() -> Path:
-    """The embedded model as safetensors, made by whichever transformers is installed."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    from tfgrpo.lm.local.embedded import find_gguf
-
-    folder = Path(tempfile.gettempdir()) / "rl-h100-smollm2"
-    if not (folder / "done").exists():
-        source = find_gguf()
-        options: dict[str, Any] = {"gguf_file": source.name}
-        AutoTokenizer.from_pretrained(str(source.parent), **options).save_pretrained(folder)
-        made = AutoModelForCausalLM.from_pretrained(
-            str(source.parent),
-            dtype=torch.bfloat16,
-            quantization_config=GgufConfig(dequantize=True),
-            **options,
-        )
-        made.config.__dict__.pop("quantization_config", None)
-        made.save_pretrained(folder)
-        (folder / "done").touch()
     return folder
 
 

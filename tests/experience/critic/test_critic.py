@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,27 @@ async def test_a_critic_that_never_writes_json_costs_one_second_asking_and_no_cr
     assert lm.stages == ["contrast", "contrast"]
     assert proposal.calls["unusable"] == 1
     assert not proposal.has_change
+
+
+@pytest.mark.parametrize(
+    ("readable", "asked"), [((), {0, 1}), ((1,), {0, 1, 2, 3, 4}), ((4,), {0, 1})]
+)
+async def test_a_critic_is_given_up_when_none_of_its_first_replies_can_be_read(
+    readable: tuple[int, ...], asked: set[int]
+) -> None:
+    def reply(request: Request) -> str:
+        text = request.messages[0].content
+        (number,) = [i for i in range(5) if f"Question number {i}?" in text]
+        seen.add(number)
+        return lessons(f"Count the knots twice, rule {number}.") if number in readable else "Well."
+
+    seen: set[int] = set()
+    groups = [group(i, [1, 0], f"Question number {i}?") for i in range(5)]
+    settings = replace(LESSONS_ONLY, give_up_after=2)
+    proposal = await Critic(StagedLM(contrast=reply), settings).propose(groups, Library())
+    assert seen == asked
+    assert proposal.calls.get("not_asked", 0) == 5 - len(asked)
+    assert len(proposal.library) == len(asked.intersection(readable))
 
 
 async def test_a_useless_merge_reply_hands_over_to_the_deterministic_merge() -> None:

@@ -112,6 +112,50 @@ def test_batched_rows_equal_a_loop_without_cache(loaded, reference, max_rows):
             assert made[p][g].finish == ("stop" if ids[-1] == EOS else "length")
 
 
+INSTRUCTIONS = tuple(range(3, 33))
+SHARING = [
+    (*INSTRUCTIONS, 7),
+    (*INSTRUCTIONS, *range(40, 20, -1)),
+    (*INSTRUCTIONS[:25], 40, 41, 42),
+    INSTRUCTIONS,
+    (*INSTRUCTIONS, 9, 9, 9),
+]
+
+
+@pytest.mark.parametrize("max_rows", [1, 2, 3, 64])
+def test_prompts_that_begin_alike_are_read_on_behind_their_common_beginning(loaded, max_rows):
+    read = []
+    hook = loaded.model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: read.append(kwargs["input_ids"].shape), with_kwargs=True
+    )
+    sampling = Sampling(temperature=0.8, max_tokens=12)
+    made = generator(loaded, max_rows=max_rows).generate(
+        SHARING, 2, sampling, [[10 * p, 10 * p + 1] for p in range(len(SHARING))]
+    )
+    hook.remove()
+    for p, prompt in enumerate(SHARING):
+        for g in range(2):
+            ids, logps = slow(loaded, prompt, 10 * p + g, 12, 0.8)
+            assert made[p][g].token_ids == ids, (p, g)
+            assert made[p][g].logprobs == pytest.approx(logps, abs=1e-3)
+    if max_rows == 64:  # one join: the beginning alone, then the rests together
+        assert read[:2] == [(1, 25), (len(SHARING), 25)]
+
+
+def test_what_others_leave_free_is_asked_before_each_step(loaded):
+    before = torch.get_num_threads()
+    counts = iter([1, 2, 1, 2])
+    seen = []
+    hook = loaded.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
+    try:
+        own = generator(loaded, threads=lambda: next(counts))
+        own.generate([(5, 6)], 1, Sampling(temperature=0, max_tokens=3, extra={}), [[0]])
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 2]  # the prompt and the first step, then the second
+
+
 def test_greedy_rows_equal_transformers_generate(loaded):
     made = generator(loaded).generate(PROMPTS, 1, Sampling(temperature=0, max_tokens=20), [[0]] * 4)
     for prompt, (row,) in zip(PROMPTS, made, strict=True):

@@ -58,6 +58,10 @@ class CallBooks:
         self.counts[kind] += 1
         self.notes.append(CallNote(stage, where, problem))
 
+    def unread(self, stage: Stage) -> int:
+        """Return how many askings of a stage ended without a usable reply."""
+        return sum(note.stage == stage for note in self.notes)
+
 
 @dataclass(frozen=True, slots=True)
 class Where:

@@ -62,7 +62,8 @@ class LibraryProposal:
     evicted: tuple[Experience, ...] = ()
     notes: tuple[CallNote, ...] = ()
     calls: Mapping[str, int] = field(default_factory=dict)
-    """How often: `calls`, `calls:STAGE`, `cut`, `reasked`, `shortened`, `failed`, `unusable`."""
+    """How often: `calls`, `calls:STAGE`, `cut`, `reasked`, `shortened`, `failed`, `unusable`,
+    `not_asked` (groups that were given up)."""
     groups: int = 0
     informative: int = 0
     message: str = ""
@@ -190,7 +191,7 @@ class _Step:
 
     async def lessons(self, groups: Sequence[RolloutGroup]) -> None:
         """Ask for lessons of every group and bring them together."""
-        found = await together(self._group(g) for g in groups)
+        found = await self._asked(groups)
         checked = [self._checked(edit, foreign) for edits, foreign in found for edit in edits]
         proposals = numbered(edit for edit, _ in checked)
         verdicts = [verdict for _, verdict in checked]
@@ -204,6 +205,17 @@ class _Step:
         related = await self._related(live)
         self.edits.extend(held)
         self.take(await self._merged(related))
+
+    async def _asked(self, groups: Sequence[RolloutGroup]) -> list[tuple[list[Edit], Foreign]]:
+        """Ask about every group; about no more than the first `give_up_after` where not one of
+        their replies can be read."""
+        first = self.settings.give_up_after or len(groups)
+        found = await together(self._group(g) for g in groups[:first])
+        left, books = groups[first:], self._asker().books
+        if left and books.unread("contrast") == first:
+            books.counts["not_asked"] += len(left)
+            return found
+        return found + await together(self._group(g) for g in left)
 
     async def _group(self, group: RolloutGroup) -> tuple[list[Edit], Foreign]:
         rollouts = usable(group, self.settings)

@@ -1,7 +1,8 @@
 """The rows being decoded together: reading their prompts and stepping all of them by one position.
 
 A finished row's place is taken over by one that joins, and places are dropped once the larger half
-is free. A prompt that several rows share is read once.
+is free. A prompt that several rows share is read once, and so is the beginning that all prompts of
+a join share (instructions, worked examples).
 
 Does not know drawing, stop rules or where rows come from. Idea: continuous batching (Orca, Yu et
 al. 2022) in the small; own code.
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _PREFILL_TOKENS = 4096
+_LEAST_SHARED = 16
+"""Leading tokens that must be common to prompts before they are read on their own."""
 
 
 class Batch:
@@ -34,6 +37,8 @@ class Batch:
         self.slots: list[DecodeRow | None] = []
         self.last: list[int] = []
         self._start: list[int] = []
+        self._prefix: tuple[int, ...] = ()
+        self._prefix_layers: Any = None
 
     @property
     def rows(self) -> list[DecodeRow]:
@@ -62,8 +67,9 @@ class Batch:
         prompts = sorted({r.prompt for r in rows}, key=len)
         read: dict[tuple[int, ...], tuple[Any, int]] = {}
         logits: dict[tuple[int, ...], torch.Tensor] = {}
+        shared = self._shared_tokens(prompts)
         for chunk in _chunks(prompts):
-            layers, chunk_logits = self._prefill(chunk)
+            layers, chunk_logits = self._prefill(chunk, shared)
             for i, prompt in enumerate(chunk):
                 read[prompt] = (layers, i)
                 logits[prompt] = chunk_logits[i]
@@ -72,7 +78,7 @@ class Batch:
             layers, i = read[row.prompt]
             length = len(row.prompt)
             self._start[slot] = self._cache.length - length
-            self._cache.write(slot, layers, i, length)
+            self._cache.write(slot, layers, i, length, shared)
             self.slots[slot] = row
         return slots, torch.stack([logits[r.prompt] for r in rows])
 
@@ -93,23 +99,44 @@ class Batch:
             self.slots += [None] * (size - len(self.slots))
         return [i for i, r in enumerate(self.slots) if r is None][: len(rows)]
 
-    def _prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, torch.Tensor]:
+    def _shared_tokens(self, prompts: Sequence[tuple[int, ...]]) -> int:
+        """Return how many leading tokens of all prompts are read already; reads them if it pays."""
+        if not self._grouped:  # other attentions may look at a window only
+            return 0
+        low, high = min(prompts), max(prompts)
+        shared = min(_common(low, high), min(map(len, prompts)) - 1)
+        known = min(_common(self._prefix, low), shared)
+        if known >= _LEAST_SHARED and (2 * known >= shared or len(prompts) == 1):
+            return known
+        if shared < _LEAST_SHARED or len(prompts) == 1:
+            return 0
+        self._prefix_layers, _ = self._prefill([low[:shared]], 0)
+        self._prefix = low[:shared]
+        return shared
+
+    def _prefill(self, prompts: Sequence[tuple[int, ...]], shared: int) -> tuple[Any, torch.Tensor]:
+        """Read prompts behind their `shared` first tokens; returns layers whose columns are those,
+        then padding, then the rest, and the logits of each prompt's last token."""
         import torch
 
-        width = max(len(p) for p in prompts)
+        width = max(len(p) for p in prompts) - shared
         ids = torch.zeros((len(prompts), width), dtype=torch.long)
         mask = torch.zeros((len(prompts), width), dtype=torch.bool)
         for i, prompt in enumerate(prompts):
-            ids[i, width - len(prompt) :] = torch.tensor(prompt)
-            mask[i, width - len(prompt) :] = True
-        position = (mask.long().cumsum(-1) - 1).clamp_(min=0)
+            ids[i, width - len(prompt) + shared :] = torch.tensor(prompt[shared:])
+            mask[i, width - len(prompt) + shared :] = True
+        position = (mask.long().cumsum(-1) - 1).clamp_(min=0) + shared
         cache = _new_cache()
+        for i, layer in enumerate(self._prefix_layers if shared else ()):
+            both = (layer.keys[:, :, :shared], layer.values[:, :, :shared])
+            cache.update(*(x.expand(len(prompts), -1, -1, -1) for x in both), i)
         attention: torch.Tensor = mask
         if self._grouped:
             causal = torch.ones((width, width), dtype=torch.bool).tril_()
             attention = mask[:, None, None, :] & causal
             # A padding position attends to itself: a row of no keys would make NaNs.
             attention = attention | torch.eye(width, dtype=torch.bool)
+            attention = torch.nn.functional.pad(attention, (shared, 0), value=True)
         out = self._model(
             input_ids=ids.to(self._device),
             attention_mask=attention.to(self._device),
@@ -157,6 +184,12 @@ def _new_cache() -> Any:
     from transformers import DynamicCache
 
     return DynamicCache()
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return how many leading tokens are equal."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _chunks(prompts: Sequence[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:

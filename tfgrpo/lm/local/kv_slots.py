@@ -54,16 +54,21 @@ class SlotCache:
             for layer in self._layers:
                 layer.owner_length = self.length
 
-    def write(self, slot: int, layers: Any, i: int, length: int) -> None:
-        """Copy one read prompt, the last `length` columns of row i, before the write position."""
+    def write(self, slot: int, layers: Any, i: int, length: int, first: int = 0) -> None:
+        """Copy one read prompt of `length` columns before the write position: of row i the `first`
+        columns and, behind any padding, the last ones."""
         if self.cache is None:
             self.cache, self._layers = _slot_layers(
                 layers, self._places, self.capacity, lambda: self.length
             )
         for mine, read in zip(self._layers, layers, strict=True):
-            columns = slice(self.length - length, self.length)
-            mine.key_buffer[slot, :, columns] = read.keys[i, :, -length:]
-            mine.value_buffer[slot, :, columns] = read.values[i, :, -length:]
+            start, middle = self.length - length, self.length - length + first
+            for buffer, columns in (
+                (mine.key_buffer, read.keys),
+                (mine.value_buffer, read.values),
+            ):
+                buffer[slot, :, start:middle] = columns[i, :, :first]
+                buffer[slot, :, middle : self.length] = columns[i, :, first - length :]
 
 
 def _slot_layers(

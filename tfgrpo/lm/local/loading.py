@@ -9,13 +9,15 @@ Does not know requests, decoding or training. Source: own.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
-from tfgrpo.lm.local.embedded import embedded_folder, without_progress_bars
+from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.redaction import redact
 
@@ -62,6 +64,8 @@ def load_model(
         MissingExtraError: torch or transformers is not installed.
         ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
     """
+    # Read once, when torch loads its threads: one that waits must not keep a core from others.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -75,7 +79,7 @@ def load_model(
     try:
         # without an explicit False, transformers asks on the terminal whether to run foreign code
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        with without_progress_bars():
+        with _without_progress_bars():
             model = AutoModelForCausalLM.from_pretrained(
                 place, dtype=kind, trust_remote_code=False, use_safetensors=True
             )
@@ -94,6 +98,20 @@ def load_model(
         _context_tokens(model.config),
         _eos_ids(model, tokenizer),
     )
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing on standard error while it reads weights."""
+    from transformers.utils import logging as progress
+
+    showed_bars = progress.is_progress_bar_enabled()
+    progress.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if showed_bars:
+            progress.enable_progress_bar()
 
 
 def _dtype(torch: Any, name: str, device: str, dtype: str | None) -> Any:

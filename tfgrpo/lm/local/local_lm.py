@@ -23,6 +23,7 @@ from tfgrpo.errors import ConfigError, ProviderError, TfgrpoError
 from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.lm.local.decode_loop import HFGenerator
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
+from tfgrpo.lm.local.free_cores import FreeCores
 from tfgrpo.lm.local.loading import LocalModel, folder_mark, load_model, model_place
 from tfgrpo.lm.local.request_queue import Job, JobQueue, JobSource, halt, run_batch
 from tfgrpo.lm.local.rows import DecodeRow, RowServer
@@ -35,10 +36,12 @@ _JOIN_S = 0.003
 """How long an idle engine waits for requests that are made at the same moment."""
 
 
-def make_generator(loaded: LocalModel, *, max_rows: int = 64) -> Generator:
+def make_generator(
+    loaded: LocalModel, *, max_rows: int = 64, threads: Callable[[], int] | None = None
+) -> Generator:
     """Return what decodes: on a GPU the graph-replaying decoder of `rl.generation` where it is
     installed, else the loop of `decode_loop`, which is as fast on a CPU. Both take rows in while
-    others decode and hand every reply over as it ends."""
+    others decode and hand every reply over as it ends. `threads` is for the latter."""
     if loaded.model.device.type == "cuda":
         make = _faster_generator()
         made = make(loaded.model, loaded.tokenizer, max_rows=max_rows) if make else None
@@ -49,6 +52,7 @@ def make_generator(loaded: LocalModel, *, max_rows: int = 64) -> Generator:
         eos_ids=loaded.eos_ids,
         decode=loaded.tokenizer.decode,
         max_rows=max_rows,
+        threads=threads if loaded.model.device.type == "cpu" else None,
     )
 
 
@@ -70,7 +74,7 @@ class LocalLM:
         dtype: None is bfloat16 where the device multiplies it natively, else float32.
         max_rows: rows decoded at once.
         max_tokens: of a reply whose request sets none.
-        threads: of torch; None leaves torch's own choice.
+        threads: of torch; None takes, from step to step, the cores that others leave free.
         loaded: weights that somebody else loaded (a trainer's); then `name` is only a label.
         generator: what decodes; None asks `make_generator`.
         weights_id: part of the identity; change it when the weights were changed in place.
@@ -98,6 +102,7 @@ class LocalLM:
             name, device=device, dtype=dtype, threads=threads
         )
         self._dtype_asked = dtype
+        self._threads = FreeCores().count if threads is None and loaded is None else None
         self._max_rows = max_rows
         self._default_tokens = max_tokens
         self._loaded = loaded
@@ -218,7 +223,9 @@ class LocalLM:
             if self._loaded is None:
                 self._loaded = self._load()
             if self._generator is None:
-                self._generator = make_generator(self._loaded, max_rows=self._max_rows)
+                self._generator = make_generator(
+                    self._loaded, max_rows=self._max_rows, threads=self._threads
+                )
             self._format = ChatFormat(self._loaded.tokenizer, self._loaded.eos_ids)
 
     def _read(self, chat: ChatFormat, request: Request) -> tuple[int, ...]:
