@@ -25,12 +25,11 @@ from tfgrpo.search.driver import Driver
 from tfgrpo.search.environments.protocol import Environment, TextEnvironment
 from tfgrpo.search.event_log import EventLog
 from tfgrpo.search.groups import group_of
-from tfgrpo.search.node import Node
 from tfgrpo.search.plan_memory import PlanMemory
 from tfgrpo.search.proposers.expander import Expander
 from tfgrpo.search.scorers.scorer import Scorer
 from tfgrpo.search.scorers.toolchain import ToolChainScorer
-from tfgrpo.search.settings import SearchResult, SearchSettings
+from tfgrpo.search.settings import SearchJob, SearchResult, SearchSettings
 from tfgrpo.search.state import SearchState
 from tfgrpo.store.budget import Budget, Ledger
 
@@ -112,21 +111,19 @@ async def search_tree(
         goal_reward=high if high < float("inf") else max(low, 1.0),
     )
     fold.tree.root.h = 0.0
-    driver = Driver(
-        fold,
-        task=task,
-        expander=expander,
-        environment=environment if environment is not None else TextEnvironment(),
-        scorer=scorer if scorer is not None else ToolChainScorer(memory),
+    job = SearchJob(
+        task,
+        expander,
+        environment if environment is not None else TextEnvironment(),
+        scorer if scorer is not None else ToolChainScorer(memory),
         settings=settings,
         context=context,
-        ledger=ledger,
-        log=log,
         verifier=verifier,
+        log=log,
         cancel=cancel,
         on_commit=on_commit,
     )
-    return await driver.run()
+    return await Driver(fold, job, ledger).run()
 
 
 async def search(
@@ -134,20 +131,25 @@ async def search(
     expander: Expander,
     environment: Environment | None = None,
     *,
-    verifier: Verifier | None = None,
-    context: Context = EMPTY_CONTEXT,
-    policy_id: str = "",
+    algorithm: Algorithm | str = "astar",
+    scorer: Scorer | None = None,
+    memory: PlanMemory | None = None,
     settings: SearchSettings = _DEFAULT_SETTINGS,
+    budget: Budget | Ledger = _DEFAULT_BUDGET,
+    context: Context = EMPTY_CONTEXT,
+    verifier: Verifier | None = None,
+    log: EventLog | None = None,
+    policy_id: str = "",
     include_failed: bool = False,
-    **options: Any,
 ) -> RolloutGroup:
     """Search one task and return its finished paths as a group of rollouts.
 
     Verified plans enter `memory`, where one is given, after the search.
 
     Args:
+        policy_id: of the group; empty names the algorithm.
         include_failed: keep paths that ended in a failed action, for learning from contrast.
-        options: as for `search_tree`.
+        algorithm, scorer, settings, budget, context, log: as for `search_tree`.
 
     Raises:
         ProviderError: the model cannot be reached at all and nothing was found.
@@ -156,10 +158,14 @@ async def search(
         task,
         expander,
         environment,
-        verifier=verifier,
-        context=context,
+        algorithm=algorithm,
+        scorer=scorer,
+        memory=memory,
         settings=settings,
-        **options,
+        budget=budget,
+        context=context,
+        verifier=verifier,
+        log=log,
     )
     if result.error is not None and not result.fold.tree.with_status("terminal"):
         raise result.error
@@ -167,21 +173,11 @@ async def search(
         result,
         verifier=verifier,
         context=context,
-        policy_id=policy_id or f"search:{_name_of(result)}",
+        policy_id=policy_id or f"search:{type(result.fold.algorithm).__name__}",
         seed=settings.seed,
         include_failed=include_failed,
         verifier_timeout_s=settings.verifier_timeout_s,
     )
-    memory: PlanMemory | None = options.get("memory")
     if memory is not None:
         memory.add_group(group)
     return group
-
-
-def _name_of(result: SearchResult) -> str:
-    return type(result.fold.algorithm).__name__
-
-
-def solution(result: SearchResult) -> Node | None:
-    """Return the goal that was found, or None."""
-    return result.best if result.is_solved else None

@@ -19,32 +19,20 @@ Does not know algorithms, prompts or what tools do. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import asyncio
 
-from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError, StoreError, TfgrpoError
-from tfgrpo.protocols import Verifier
-from tfgrpo.rollout import Task, Usage
+from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.search.algorithms.protocol import VisitRequest
-from tfgrpo.search.environments.protocol import Environment
-from tfgrpo.search.event_log import EventLog
-from tfgrpo.search.proposers.expander import Expander
 from tfgrpo.search.reservations import Reservations
 from tfgrpo.search.resume import Pending, begin_or_replay
-from tfgrpo.search.scorers.scorer import Scorer
-from tfgrpo.search.settings import SearchResult, SearchSettings
+from tfgrpo.search.settings import SearchJob, SearchResult
 from tfgrpo.search.state import SearchState, VisitResult
 from tfgrpo.search.worker import Counts, Ticket, Worker, usage_rows
 from tfgrpo.store.budget import Budget, Ledger
 
-if TYPE_CHECKING:
-    import asyncio  # at run time only where a loop is running, which has loaded it already
-
 __all__ = ["Driver"]
-
-_DEFAULT_SETTINGS = SearchSettings()
 
 
 class Driver:
@@ -52,53 +40,20 @@ class Driver:
 
     Args:
         fold: the tree and the algorithm.
+        job: task, parts and settings.
         ledger: limits of this search. Where the LM keeps a ledger of its own (a journalled one
             does), don't make that ledger this one's parent, or calls count twice.
-        log: where events go; a log with events is continued.
-        verifier: judges finished paths during the search where the settings say so.
-        cancel: set it to stop with the best so far.
-        on_commit: called after each commit, for live views; must be quick.
     """
 
-    def __init__(
-        self,
-        fold: SearchState,
-        *,
-        task: Task,
-        expander: Expander,
-        environment: Environment,
-        scorer: Scorer,
-        settings: SearchSettings = _DEFAULT_SETTINGS,
-        context: Context = EMPTY_CONTEXT,
-        ledger: Ledger | None = None,
-        log: EventLog | None = None,
-        verifier: Verifier | None = None,
-        cancel: asyncio.Event | None = None,
-        on_commit: Callable[[SearchState], None] | None = None,
-    ) -> None:
-        import asyncio
-
-        self.fold, self.task, self.context = fold, task, context
-        self.expander, self.environment, self.scorer = expander, environment, scorer
-        self.settings, self.verifier = settings, verifier
+    def __init__(self, fold: SearchState, job: SearchJob, ledger: Ledger | None = None) -> None:
+        self.fold, self.job = fold, job
+        self.settings = job.settings
         self.ledger = ledger if ledger is not None else Ledger(Budget())
-        self.log = log
-        self._cancel, self._on_commit = cancel, on_commit
         self._check_merge()
         self._counts = Counts()
-        self._worker = Worker(
-            fold,
-            task=task,
-            expander=expander,
-            environment=environment,
-            scorer=scorer,
-            settings=settings,
-            context=context,
-            verifier=verifier,
-            log=log,
-            counts=self._counts,
-        )
+        self._worker = Worker(fold, job, self._counts)
         self._booking = Reservations(self.ledger, self._worker)
+        settings = job.settings
         deterministic = settings.mode == "deterministic"
         advised = settings.lookahead or fold.algorithm.lookahead
         self._width = max(1, advised) if deterministic else settings.concurrency
@@ -112,10 +67,10 @@ class Driver:
         self._error: TfgrpoError | None = None
 
     def _check_merge(self) -> None:
-        if self.settings.merge == "sound" and not self.scorer.is_additive:
+        if self.settings.merge == "sound" and not self.job.scorer.is_additive:
             raise ConfigError(
-                f"merge='sound' with {type(self.scorer).__name__}: its costs depend on the whole "
-                "path, so equal states may not be merged. Use merge='off', or merge='any' to "
+                f"merge='sound' with {type(self.job.scorer).__name__}: its costs depend on the "
+                "whole path, so equal states may not be merged. Use merge='off', or merge='any' to "
                 "accept the approximation"
             )
         self.fold.merge = self.settings.merge
@@ -130,7 +85,7 @@ class Driver:
         await self._begin()
         watcher = self._watch_cancel()
         try:
-            with call_scope(CallScope("search", self.task.task_id)):
+            with call_scope(CallScope("search", self.job.task.task_id)):
                 await self._loop()
         finally:
             if watcher is not None:
@@ -143,16 +98,16 @@ class Driver:
     async def _begin(self) -> None:
         root = self.fold.tree.root
         if root.state is None:
-            root.state = await self.environment.start()
-            root.state_key = self.environment.key(root.state)
+            root.state = await self.job.environment.start()
+            root.state_key = self.job.environment.key(root.state)
             if self.fold.merge != "off" and root.state_key is not None:
                 self.fold.tree.by_state.setdefault(root.state_key, 0)
         created = {
-            "task_id": self.task.task_id,
+            "task_id": self.job.task.task_id,
             "algorithm": type(self.fold.algorithm).__name__,
             "settings": self.settings.to_dict(),
         }
-        for pending in begin_or_replay(self.log, created, self.fold, self._replayed):
+        for pending in begin_or_replay(self.job.log, created, self.fold, self._replayed):
             ticket = self._ticket(pending.number, pending.work)
             ticket.visit = pending.visit
             try:
@@ -177,8 +132,8 @@ class Driver:
             if node.is_terminal and node.status in ("open", "in_flight"):
                 node.status = "terminal"
         reason = self._stop or fold.algorithm.finished(tree) or "exhausted"
-        if self.log is not None:
-            self.log.append({"event": "stop", "reason": reason})
+        if self.job.log is not None:
+            self.job.log.append({"event": "stop", "reason": reason})
         counters = {
             "visits": fold.commits,
             "expansions": fold.expansions,
@@ -193,20 +148,18 @@ class Driver:
         best = tree[fold.algorithm.best(tree)]
         spent = self.ledger.spent
         return SearchResult(
-            fold, self.task, reason, best, counts.usage, counters, spent, self._error
+            fold, self.job.task, reason, best, counts.usage, counters, spent, self._error
         )
 
     def _watch_cancel(self) -> asyncio.Task[None] | None:
-        import asyncio
-
-        if self._cancel is None:
+        if self.job.cancel is None:
             return None
 
         async def wait(event: asyncio.Event) -> None:
             await event.wait()
             self._halt("cancelled")
 
-        return asyncio.create_task(wait(self._cancel))
+        return asyncio.create_task(wait(self.job.cancel))
 
     def _halt(self, reason: str) -> None:
         """Stop selecting and stop what is running; what has been paid for is kept."""
@@ -217,8 +170,6 @@ class Driver:
         self._arrived.set()
 
     async def _stop_all(self) -> None:
-        import asyncio
-
         tasks = [t.task for t in self._open.values() if t.task is not None]
         for task in tasks:
             task.cancel()
@@ -261,8 +212,6 @@ class Driver:
         return None
 
     async def _wait(self) -> None:
-        import asyncio
-
         self._arrived.clear()
         left = self.ledger.remaining("seconds")
         try:
@@ -289,8 +238,8 @@ class Driver:
                     return
                 self._stop = f"budget: {exc.resource}"
                 self._put_back(ticket)
-                if self.log is not None:
-                    self.log.append({"event": "budget", "resource": exc.resource})
+                if self.job.log is not None:
+                    self.job.log.append({"event": "budget", "resource": exc.resource})
                 return
             self._next_number += 1
             self._worker.log_selected(ticket)
@@ -313,8 +262,6 @@ class Driver:
             node.status = "open"
 
     def _start(self, ticket: Ticket) -> None:
-        import asyncio
-
         self._open[ticket.number] = ticket
         self._next_number = max(self._next_number, ticket.number + 1)
         ticket.task = asyncio.create_task(self._run_visit(ticket))
@@ -329,13 +276,13 @@ class Driver:
         if not ticket.is_whole and visit.proposals is None and not visit.reward:
             self._put_back(ticket)  # stopped before anything came; the log keeps what did
             return
-        if ticket.is_whole and self.log is not None:
-            self.log.append({"event": "commit", "ticket": ticket.number})
+        if ticket.is_whole and self.job.log is not None:
+            self.job.log.append({"event": "commit", "ticket": ticket.number})
         self.fold.commit(ticket.work, visit)
         self._watch_failures(visit)
         self._watch_patience()
-        if self._on_commit is not None:
-            self._on_commit(self.fold)
+        if self.job.on_commit is not None:
+            self.job.on_commit(self.fold)
 
     def _count(self, ticket: Ticket) -> None:
         counts, visit = self._counts, ticket.visit

@@ -5,15 +5,26 @@ Does not know asyncio, models or tools. Source: own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.search.node import Node
 from tfgrpo.search.state import Merge, SearchState
 
-__all__ = ["SearchResult", "SearchSettings"]
+if TYPE_CHECKING:
+    import asyncio
+
+    from tfgrpo.protocols import Verifier
+    from tfgrpo.search.environments.protocol import Environment
+    from tfgrpo.search.event_log import EventLog
+    from tfgrpo.search.proposers.expander import Expander
+    from tfgrpo.search.scorers.scorer import Scorer
+
+__all__ = ["SearchJob", "SearchResult", "SearchSettings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,26 @@ class SearchSettings:
         names = ("samples", "mode", "lookahead", "execution", "merge", "verify", "patience")
         row = {name: getattr(self, name) for name in names}
         return row | {"seed": self.seed}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchJob:
+    """What one search works on and with."""
+
+    task: Task
+    expander: Expander
+    environment: Environment
+    scorer: Scorer
+    settings: SearchSettings = SearchSettings()
+    context: Context = EMPTY_CONTEXT
+    verifier: Verifier | None = None
+    """Judges finished paths during the search where the settings say so."""
+    log: EventLog | None = None
+    """Where events go; a log with events is continued."""
+    cancel: asyncio.Event | None = None
+    """Set it to stop with the best so far."""
+    on_commit: Callable[[SearchState], None] | None = None
+    """Called after each commit, for live views; must be quick."""
 
 
 @dataclass(frozen=True, slots=True)

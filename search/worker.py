@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfgrpo.context import Context
 from tfgrpo.errors import (
     BudgetError,
     ConfigError,
@@ -23,18 +22,15 @@ from tfgrpo.errors import (
     TfgrpoError,
     boundary,
 )
-from tfgrpo.protocols import Verifier
-from tfgrpo.rollout import Task, Usage
+from tfgrpo.rollout import Usage
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import judge
 from tfgrpo.search.algorithms.protocol import VisitRequest
-from tfgrpo.search.environments.protocol import Environment, StepResult
-from tfgrpo.search.event_log import EventLog
+from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.node import Node, Proposal, action_name
 from tfgrpo.search.paths import rollout_of
-from tfgrpo.search.proposers.expander import Expander
-from tfgrpo.search.scorers.scorer import Scorer, SearchContext
-from tfgrpo.search.settings import SearchSettings
+from tfgrpo.search.scorers.scorer import SearchContext
+from tfgrpo.search.settings import SearchJob
 from tfgrpo.search.state import SearchState, VisitResult
 from tfgrpo.store.budget import Reservation
 
@@ -80,33 +76,22 @@ class Worker:
     """Does the work of visits, one after another or many at once.
 
     Args:
+        fold: the tree and the algorithm.
+        job: task, parts and settings.
         counts: where repeated steps and cut proposals are counted.
     """
 
-    def __init__(
-        self,
-        fold: SearchState,
-        *,
-        task: Task,
-        expander: Expander,
-        environment: Environment,
-        scorer: Scorer,
-        settings: SearchSettings,
-        context: Context,
-        verifier: Verifier | None,
-        log: EventLog | None,
-        counts: Counts,
-    ) -> None:
-        self.fold, self.task, self.context = fold, task, context
-        self.expander, self.environment, self.scorer = expander, environment, scorer
-        self.settings, self.verifier, self.log = settings, verifier, log
+    def __init__(self, fold: SearchState, job: SearchJob, counts: Counts) -> None:
+        self.fold, self.job = fold, job
+        self.task, self.settings = job.task, job.settings
+        self.expander, self.environment, self.scorer = job.expander, job.environment, job.scorer
         self._counts = counts
 
     def context_of(self, ticket: Ticket, node: Node) -> SearchContext:
         return SearchContext(
             self.task,
             self.fold.tree,
-            self.context,
+            self.job.context,
             ticket.work._replace(k=ticket.k),
             0,
             ticket.first_sample,
@@ -216,14 +201,14 @@ class Worker:
 
     async def _verify(self, ticket: Ticket, node: Node) -> None:
         visit = ticket.visit
-        if self.verifier is None or self.settings.verify != "during":
+        if self.job.verifier is None or self.settings.verify != "during":
             return
         if visit.reward is not None or "verify" in visit.gave_up:
             return
         tree = self.fold.tree
         attempt = rollout_of(self.task, tree, node, outcome=visit.outcome)
         judged = await judge(
-            attempt, self.task, self.verifier, timeout_s=self.settings.verifier_timeout_s
+            attempt, self.task, self.job.verifier, timeout_s=self.settings.verifier_timeout_s
         )
         if judged.reward is None:
             visit.gave_up |= {"verify"}
@@ -282,8 +267,8 @@ class Worker:
         self.write(ticket, "selected", node=work.node, **extra)
 
     def write(self, ticket: Ticket, event: str, **fields: Any) -> None:
-        if self.log is not None:
-            self.log.append({"event": event, "ticket": ticket.number, **fields})
+        if self.job.log is not None:
+            self.job.log.append({"event": event, "ticket": ticket.number, **fields})
 
 
 def usage_rows(visit: VisitResult) -> dict[str, Any]:

@@ -447,8 +447,8 @@ async def judge(
         return rollout.failed("verifier_failed", f"{where}: no score within {timeout_s:g} s")
     except VerifierError as exc:
         return rollout.failed("verifier_failed", str(exc))
-    except ProviderError as exc:
-        if exc.is_fatal:
+    except TfgrpoError as exc:
+        if not isinstance(exc, (ProviderError, PolicyError)) or getattr(exc, "is_fatal", False):
             raise
         return rollout.failed("verifier_failed", f"{where}: {exc}")
 
