@@ -11,8 +11,9 @@ Names are loaded on first use. The core needs the standard library only; `lm_exp
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfgrpo.runtime.lazy import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.search.algorithms.ab_mcts import ABMCTS
@@ -112,15 +113,7 @@ _HOME = {
     "tree_advantages": "groups",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = _lazy_exports(__name__, _HOME)
 
 
 __all__ = [

@@ -167,6 +167,32 @@ class LM(Protocol):
         ...
 
 
+class LMWrapper:
+    """Base of an LM around another one: what it does not change is the wrapped LM's."""
+
+    def __init__(self, lm: LM) -> None:
+        self._lm = lm
+
+    @property
+    def model_id(self) -> str:
+        """The wrapped LM's."""
+        return self._lm.model_id
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """The wrapped LM's: wrapping changes no answer."""
+        return self._lm.identity
+
+    @property
+    def prefers_n(self) -> bool:
+        """The wrapped LM's."""
+        return self._lm.prefers_n
+
+    async def aclose(self) -> None:
+        """Close the wrapped LM."""
+        await self._lm.aclose()
+
+
 @runtime_checkable
 class Policy(Protocol):
     """Something that acts.

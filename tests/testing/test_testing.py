@@ -8,8 +8,8 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout, Score, Usage
 from tfgrpo.rollout import Task as ATask
+from tfgrpo.store.codec import completion_from_dict, completion_to_dict
 from tfgrpo.testing import ReplayLM, ScriptedLM, check_lm, check_policy, check_verifier
-from tfgrpo.testing.replay import completion_from_dict, completion_to_dict
 
 ASK = Request((Message("user", "hi"),))
 

@@ -5,8 +5,9 @@ Knows the core and `tfgrpo.rl`; neither knows this. Names are loaded on first us
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfgrpo.runtime.lazy import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.escalate.comparison import Table
@@ -25,8 +26,4 @@ _HOME = {
     "preview": "pipeline",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = _lazy_exports(__name__, _HOME)

@@ -10,16 +10,15 @@ Source: ADHint (arXiv 2512.13095), abstract and summaries.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import cut_before_leak
 from tfgrpo.hints.merge import mixed, side_by_side, with_advantages
 from tfgrpo.hints.metadata import share_of, solution_of
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -105,7 +104,7 @@ def consistency_weights_T(prefix_entropy_T: Sequence[float], continuation: float
     return [math.exp(-abs(h - continuation) / continuation) for h in prefix_entropy_T]
 
 
-class AdHint:
+class AdHint(RecordedScheduler):
     """A `HintScheduler` that rolls each task bare, then again from a prefix as long as it was hard.
 
     Both sets are trained side by side. A task that is never missed, or that has no solution, is
@@ -125,6 +124,8 @@ class AdHint:
     Raises:
         ConfigError: shares out of range.
     """
+
+    name = "adhint"
 
     def __init__(
         self,
@@ -187,23 +188,3 @@ class AdHint:
         draw = derive_seed("hint length", task.task_id, visit) % 2**20 / 2**20
         noise = self._noise * (2 * draw - 1)
         return hint_ratio(hard, w_min=self._w[0], w_max=self._w[1], noise=noise)
-
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "adhint", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "adhint"))

@@ -9,14 +9,13 @@ prefix is no harder; where chance breaks that, the result works but may not be t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.metadata import steps_of
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
 
@@ -84,7 +83,7 @@ def branch_plan(steps: Sequence[str], prefix: int, *, n: int | None = None) -> H
     )
 
 
-class Bread:
+class Bread(RecordedScheduler):
     """A `HintScheduler` that branches a failed task from the shortest prefix that works.
 
     Each try of a prefix is a whole group; the accepted one is the shortest prefix's, so it has one
@@ -97,6 +96,8 @@ class Bread:
         missing_is_error: a task without either is an error; False trains it bare.
         success_above: a rollout with a larger reward is a success.
     """
+
+    name = "bread"
 
     def __init__(
         self,
@@ -148,23 +149,3 @@ class Bread:
         for one in made[1:]:
             search = search.told(one.plan.level, succeeded=bool(self.record.successes(one.group)))
         return search
-
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "bread", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "bread"))

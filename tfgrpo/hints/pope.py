@@ -14,17 +14,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.prompts import render
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
 
-class Pope:
+class Pope(RecordedScheduler):
     """A `HintScheduler` over beginnings of solutions.
 
     Args:
@@ -35,6 +34,8 @@ class Pope:
         instruct: tell the policy to build on the beginning; False gives the beginning alone.
         success_above: a rollout with a larger reward is a success.
     """
+
+    name = "pope"
 
     def __init__(
         self,
@@ -81,26 +82,6 @@ class Pope:
         if not last.plan.is_bare:
             state.level = last.plan.level
         return last.group
-
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "pope", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "pope"))
 
     def _plans(self, task: Task) -> list[HintPlan]:
         plans = [p for p in self._plans_of(task) if p.level <= self._max_level]

@@ -9,18 +9,17 @@ checkpoint, hard tasks with 0 to 4 successes. A share of 0 as last stage trains 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import cut_before_leak
 from tfgrpo.hints.metadata import share_of, solution_of
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
 
-class Questa:
+class Questa(RecordedScheduler):
     """A `HintScheduler` with one share a stage.
 
     Args:
@@ -33,6 +32,8 @@ class Questa:
     Raises:
         ConfigError: shares or epochs of wrong number or order.
     """
+
+    name = "questa"
 
     def __init__(
         self,
@@ -92,26 +93,6 @@ class Questa:
         """Return the group."""
         self.record.close(made, made[-1].plan, made[-1].group)
         return made[-1].group
-
-    def epoch_end(self) -> None:
-        """Move on to the next stage where its epoch has come."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "questa", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "questa"))
 
 
 def is_kept(

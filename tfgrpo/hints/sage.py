@@ -20,11 +20,11 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
 
-class Sage:
+class Sage(RecordedScheduler):
     """A `HintScheduler` that climbs within a visit.
 
     Args:
@@ -38,6 +38,8 @@ class Sage:
             needed. Own.
         success_above: a rollout with a larger reward is a success.
     """
+
+    name = "sage"
 
     def __init__(
         self,
@@ -83,28 +85,8 @@ class Sage:
         self.record.close(made, chosen.plan, chosen.group).level = chosen.plan.level
         return chosen.group
 
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
 
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "sage", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "sage"))
-
-
-class SageLight:
+class SageLight(RecordedScheduler):
     """A `HintScheduler` that rolls once a visit and moves a task's level after each epoch.
 
     Args:
@@ -118,6 +100,8 @@ class SageLight:
     Raises:
         ConfigError: `lower_above` is below `raise_at`.
     """
+
+    name = "sage_light"
 
     def __init__(
         self,
@@ -171,23 +155,11 @@ class SageLight:
         self._top = {}
         self.record.epoch += 1
 
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON."""
-        return {
-            "name": "sage_light",
-            "record": self.record.to_dict(),
-            "this_epoch": dict(self._top),
-        }
+        return super().state_dict() | {"this_epoch": dict(self._top)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "sage_light"))
+        """Restore the state, the tasks of this epoch included."""
+        super().load_state_dict(state)
         self._top = dict(state["this_epoch"])

@@ -11,16 +11,15 @@ failures are pushed down because a hinted rollout succeeded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, Condition, HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.hints.merge import replace_k
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
 
@@ -53,7 +52,7 @@ def ladder(
     )
 
 
-class Scaf:
+class Scaf(RecordedScheduler):
     """A `HintScheduler` that puts the weakest-hinted success into a failed group.
 
     Rungs are `metadata.scaffold` (tiers of parts), else the task's plans, weakest first.
@@ -67,6 +66,8 @@ class Scaf:
         original_prompt: train the hinted success under the bare prompt (off-policy).
         success_above: a rollout with a larger reward is a success.
     """
+
+    name = "scaf"
 
     def __init__(
         self,
@@ -125,23 +126,3 @@ class Scaf:
             return ladder(task, tiers, original_prompt=self._original_prompt)
         condition: Condition = "original" if self._original_prompt else "as_rolled"
         return tuple(replace(p, n=1, condition=condition) for p in self._plans_of(task))
-
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "scaf", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "scaf"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tfgrpo.errors import StoreError
 from tfgrpo.hint_plan import HintPlan, PlannedGroup
@@ -151,6 +151,36 @@ def record_of(state: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         )
     record: Mapping[str, Any] = state["record"]
     return record
+
+
+class RecordedScheduler:
+    """What schedulers share: a `Record`, counted epochs, and a state that resumes.
+
+    `name` is the scheduler's own; a checkpoint of another one is refused.
+    """
+
+    name: ClassVar[str]
+    record: Record
+
+    def epoch_end(self) -> None:
+        """Count the epoch."""
+        self.record.epoch += 1
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures."""
+        return self.record.figures()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        return {"name": self.name, "record": self.record.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state.
+
+        Raises:
+            StoreError: the state is another scheduler's.
+        """
+        self.record = Record.from_dict(record_of(state, self.name))
 
 
 def reliance(hinted_logp_T: Sequence[float], bare_logp_T: Sequence[float]) -> float:

@@ -10,14 +10,13 @@ other are chosen (the highest wins) and how many rollouts each prefix gets are o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.merge import mixed
 from tfgrpo.hints.metadata import steps_of
-from tfgrpo.hints.state import Record, record_of
+from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
 
@@ -88,7 +87,7 @@ def step_plans(
     return tuple(plans)
 
 
-class StepHint:
+class StepHint(RecordedScheduler):
     """A `HintScheduler` that spreads a group over 0 to k steps of a solution.
 
     Steps are `metadata.steps` (cut by a teacher, see `cut_points`), else the solution's clauses.
@@ -101,6 +100,8 @@ class StepHint:
         missing_is_error: a task without either is an error; False trains it bare.
         success_above: a rollout with a larger reward is a success, in the figures.
     """
+
+    name = "stephint"
 
     def __init__(
         self,
@@ -143,23 +144,3 @@ class StepHint:
         group = mixed(made)
         self.record.close(made, made[-1].plan, group)
         return group
-
-    def epoch_end(self) -> None:
-        """Count the epoch."""
-        self.record.epoch += 1
-
-    def figures(self) -> dict[str, float]:
-        """Return the record's figures."""
-        return self.record.figures()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON."""
-        return {"name": "stephint", "record": self.record.to_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state.
-
-        Raises:
-            StoreError: the state is another scheduler's.
-        """
-        self.record = Record.from_dict(record_of(state, "stephint"))

@@ -11,11 +11,12 @@ all levels; plain labelled text, since small models rarely write valid JSON, is 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from tfgrpo.experience.replies import ReplyError, json_values, strip_thinking
 from tfgrpo.hint_plan import HintSource
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.hints.metadata import MetadataHints, solution_of
@@ -26,6 +27,14 @@ from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import derive_seed
 
 LEVELS = 3
+_NUMBERED = re.compile(
+    r"^[\s#*_>\[(<-]*(?:(?:level|hint|step|strategy)[\s_-]*(\d{1,2})[\s*_:.)>\]-]*"
+    r"|(\d{1,2})[\s*_]*[.):\]-][\s*_:.)-]*)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A label with its number, or a number with a dot or bracket behind it, as in a list."""
+_MOST_CHARACTERS = 2000
+"""Of one text; a longer one is no hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +67,77 @@ def parse_levels(reply: str) -> tuple[str, str, str] | None:
     Markdown around; a list numbered 1 to 3. Text around is ignored.
 
     >>> parse_levels("Sure!\\n**Level 1:** a\\n**Level 2:** b\\nmore\\n**Level 3:** c")
-    ('a', 'b\\nmore', 'c')
+    ('a', 'b more', 'c')
     >>> parse_levels('{"level_1": "a", "level_2": "b", "level_3": "c"}')
     ('a', 'b', 'c')
     >>> parse_levels("I cannot help.")
     """
-    for value in _json_values(reply):
-        found = _three(_texts_of(value))
+    try:
+        texts = read_texts(reply, LEVELS + 1)
+    except ReplyError:
+        return None
+    return (texts[0], texts[1], texts[2]) if len(texts) == LEVELS else None
+
+
+def read_texts(reply: str, most: int) -> tuple[str, ...]:
+    """Return at most `most` texts of a reply: a JSON list, or numbered or labelled parts.
+
+    Raises:
+        ReplyError: there is none.
+
+    >>> read_texts('Sure: {"hints": ["Add.", "Add two."]}', 3)
+    ('Add.', 'Add two.')
+    >>> read_texts("Level 1: Add.\\n\\n**2.** Add two.", 3)
+    ('Add.', 'Add two.')
+    """
+    listed, lines = _listed(reply), _numbered(strip_thinking(reply))
+    texts = listed if len(listed) >= len(lines) else lines  # brackets in prose are short lists
+    kept = [t for t in (" ".join(t.split()) for t in texts) if t and len(t) <= _MOST_CHARACTERS]
+    if not kept:
+        raise ReplyError("there is no JSON list of texts in it, and no numbered lines")
+    return tuple(kept[:most])
+
+
+def _listed(reply: str) -> list[str]:
+    try:
+        values = json_values(reply)
+    except ReplyError:
+        return []  # the numbered form is read next
+    for value in values:
+        found = _texts_in(value)
         if found:
             return found
-    for label in (r"(?:level|hint|step)[ _-]?", ""):
-        found = _three(_labelled(reply, label))
-        if found:
-            return found
-    return None
+    return []
+
+
+def _texts_in(value: Any) -> list[str]:
+    if isinstance(value, list):
+        rows = [r if isinstance(r, str) else _only_text(r) for r in value]
+        return [r for r in rows if r] if all(rows) else []
+    if isinstance(value, dict):
+        by_level = {m[0]: v for k, v in value.items() if (m := re.findall(r"\d+", str(k)))}
+        if len(by_level) == len(value) > 1:
+            return _texts_in([by_level[k] for k in sorted(by_level, key=int)])
+        lists = [v for v in value.values() if isinstance(v, list)]
+        return _texts_in(lists[0]) if len(lists) == 1 else _texts_in(list(value.values()))
+    return []
+
+
+def _only_text(row: Any) -> str:
+    """Return the one text of an object, such as {"level": 1, "hint": "Add."}."""
+    texts = [v for v in row.values() if isinstance(v, str)] if isinstance(row, dict) else []
+    return texts[0] if len(texts) == 1 else ""
+
+
+def _numbered(reply: str) -> list[str]:
+    """Return the parts under the numbers 1, 2, 3 …, in that order; closing tags are cut off."""
+    marks: list[re.Match[str]] = []
+    for mark in _NUMBERED.finditer(reply):
+        if int(mark[1] or mark[2]) == len(marks) + 1:
+            marks.append(mark)
+    ends = [*(m.start() for m in marks[1:]), len(reply)][: len(marks)]
+    parts = (reply[m.end() : end].strip() for m, end in zip(marks, ends, strict=True))
+    return [re.sub(r"</?\w+>\s*$", "", part).strip().strip("*_") for part in parts]
 
 
 async def write_hints(
@@ -142,7 +208,7 @@ def with_hints(task: Task, hints: Sequence[str], source: HintSource) -> Task:
 async def _ask(
     task: Task, lm: LM, sampling: Sampling, retries: int, seed: int, key: str
 ) -> tuple[int, tuple[str, str, str] | None]:
-    solution = solution_of(task, key) or _reference_text(task)
+    solution = solution_of(task, key) or reference_text(task)
     if not solution:
         return 0, None
     prompt = render("hint_write", task=task.text, solution=solution)
@@ -155,49 +221,8 @@ async def _ask(
     return retries + 1, None
 
 
-def _reference_text(task: Task) -> str:
+def reference_text(task: Task) -> str:
+    """Return a reference that can be told as text, or an empty one."""
     value = task.reference
-    return str(value) if isinstance(value, str | int | float) else ""
-
-
-def _json_values(reply: str) -> Iterator[object]:
-    decoder = json.JSONDecoder(strict=False)
-    for match in re.finditer(r"[\[{]", reply):
-        try:
-            yield decoder.raw_decode(reply, match.start())[0]
-        except json.JSONDecodeError:
-            continue  # lenient on purpose: the next bracket, then the plain forms, are tried
-
-
-def _texts_of(value: object) -> list[str]:
-    if isinstance(value, Mapping):
-        numbered = {m[0]: v for k, v in value.items() if (m := re.findall(r"[1-3]", str(k)))}
-        if set(numbered) == {"1", "2", "3"}:
-            return _texts_of([numbered[k] for k in "123"])
-        inner = [v for v in value.values() if isinstance(v, list | Mapping)]
-        return _texts_of(inner[0]) if len(inner) == 1 else _texts_of(list(value.values()))
-    if isinstance(value, list):
-        return [v for v in value if isinstance(v, str)]
-    return []
-
-
-def _labelled(reply: str, label: str) -> list[str]:
-    marks = []
-    at = 0
-    for number in "123":
-        # Without a word before it a number needs a dot or bracket behind it, as in a list.
-        end = r"(?:[\s*_:.)>\]-]+)" if label else r"(?:[.)][\s*_]*)"
-        pattern = re.compile(rf"^[\s#*_<\[-]*{label}{number}{end}", re.IGNORECASE | re.MULTILINE)
-        match = pattern.search(reply, at)
-        if match is None:
-            return []
-        marks.append(match)
-        at = match.end()
-    ends = [marks[1].start(), marks[2].start(), len(reply)]
-    parts = [reply[m.end() : end] for m, end in zip(marks, ends, strict=True)]
-    return [re.sub(r"</?\w+>\s*$", "", part.strip()).strip() for part in parts]
-
-
-def _three(texts: list[str]) -> tuple[str, str, str] | None:
-    texts = [t.strip() for t in texts if t.strip()]
-    return (texts[0], texts[1], texts[2]) if len(texts) == LEVELS else None
+    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
+    return str(value) if is_plain else ""

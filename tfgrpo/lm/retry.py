@@ -16,13 +16,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.limiter import AdaptiveLimiter
-from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.protocols import LM, Completion, LMWrapper, Request
 from tfgrpo.runtime.call_scope import call_scope, current_scope
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ class RetryPolicy:
     breaker_s: float = 60.0
 
 
-class RetryingLM:
+class RetryingLM(LMWrapper):
     """An `LM` that retries what may pass, within a deadline and an adaptive width.
 
     Args:
@@ -64,7 +63,7 @@ class RetryingLM:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
     ) -> None:
-        self._lm = lm
+        super().__init__(lm)
         self._policy = policy or RetryPolicy()
         self._limiter = limiter or AdaptiveLimiter(clock=clock)
         self._clock = clock
@@ -75,21 +74,6 @@ class RetryingLM:
         self._last_log = float("-inf")
         self.retries = 0
         """How many tries were made beyond the first."""
-
-    @property
-    def model_id(self) -> str:
-        """The wrapped LM's."""
-        return self._lm.model_id
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The wrapped LM's: retrying changes no answer."""
-        return self._lm.identity
-
-    @property
-    def prefers_n(self) -> bool:
-        """The wrapped LM's."""
-        return self._lm.prefers_n
 
     @property
     def limiter(self) -> AdaptiveLimiter:
@@ -183,7 +167,3 @@ class RetryingLM:
                 retry_after_s=exc.retry_after_s,
             ) from exc
         return wait
-
-    async def aclose(self) -> None:
-        """Close the wrapped LM."""
-        await self._lm.aclose()

@@ -8,23 +8,14 @@ reading are own.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from tfgrpo.experience.critic.asker import Asker, Where, together
 from tfgrpo.experience.critic.evidence import cut, fence
-from tfgrpo.experience.replies import ReplyError, json_values, strip_thinking
 from tfgrpo.hints.answer_leaks import solution_of
+from tfgrpo.hints.writer import read_texts, reference_text
 from tfgrpo.prompts import render
 from tfgrpo.rollout import Task
-
-_NUMBERED = re.compile(
-    r"^[\s#*_>\[(-]*(?:(?:level|hint|step|strategy)[\s_-]*)?\d{1,2}[\s*_]*[.):\]-][\s*_:.)-]*",
-    re.IGNORECASE | re.MULTILINE,
-)
-_MOST_CHARACTERS = 2000
-"""Of one text; a longer one is no hint."""
 
 
 class TextWriter:
@@ -48,7 +39,7 @@ class TextWriter:
             ProviderError: no further call can succeed.
             BudgetError: a cap was reached.
         """
-        known = [(t, solution_of(t, solution_key) or _reference(t)) for t in tasks]
+        known = [(t, solution_of(t, solution_key) or reference_text(t)) for t in tasks]
         asked = [(t, s) for t, s in known if s]
 
         async def one(task: Task, solution: str) -> tuple[str, ...]:
@@ -86,63 +77,3 @@ class TextWriter:
 
     def _data(self, text: str, room: int, label: str) -> str:
         return fence(cut(text, max(200, room), self._asker.count), seed=self._seed, label=label)
-
-
-def read_texts(reply: str, most: int) -> tuple[str, ...]:
-    """Return at most `most` texts of a reply: a JSON list, or numbered or labelled parts.
-
-    Raises:
-        ReplyError: there is none.
-
-    >>> read_texts('Sure: {"hints": ["Add.", "Add two."]}', 3)
-    ('Add.', 'Add two.')
-    >>> read_texts("Level 1: Add.\\n\\n**2.** Add two.", 3)
-    ('Add.', 'Add two.')
-    """
-    listed, lines = _listed(reply), _numbered(strip_thinking(reply))
-    texts = listed if len(listed) >= len(lines) else lines  # brackets in prose are short lists
-    kept = [t for t in (" ".join(t.split()) for t in texts) if t and len(t) <= _MOST_CHARACTERS]
-    if not kept:
-        raise ReplyError("there is no JSON list of texts in it, and no numbered lines")
-    return tuple(kept[:most])
-
-
-def _listed(reply: str) -> list[str]:
-    try:
-        values = json_values(reply)
-    except ReplyError:
-        return []  # the numbered form is read next
-    for value in values:
-        found = _texts_in(value)
-        if found:
-            return found
-    return []
-
-
-def _texts_in(value: Any) -> list[str]:
-    if isinstance(value, list):
-        rows = [r if isinstance(r, str) else _only_text(r) for r in value]
-        return [r for r in rows if r] if all(rows) else []
-    if isinstance(value, dict):
-        lists = [v for v in value.values() if isinstance(v, list)]
-        return _texts_in(lists[0]) if len(lists) == 1 else _texts_in(list(value.values()))
-    return []
-
-
-def _only_text(row: Any) -> str:
-    """Return the one text of an object, such as {"level": 1, "hint": "Add."}."""
-    texts = [v for v in row.values() if isinstance(v, str)] if isinstance(row, dict) else []
-    return texts[0] if len(texts) == 1 else ""
-
-
-def _numbered(reply: str) -> list[str]:
-    marks = list(_NUMBERED.finditer(reply))
-    ends = [*(m.start() for m in marks[1:]), len(reply)][: len(marks)]
-    return [reply[m.end() : end].strip().strip("*_") for m, end in zip(marks, ends, strict=True)]
-
-
-def _reference(task: Task) -> str:
-    """Return a reference that can be told as text, or an empty one."""
-    value = task.reference
-    is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return str(value) if is_plain else ""

@@ -5,8 +5,9 @@ Names are loaded on first use, so that importing this package costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from tfgrpo.runtime.lazy import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.store.budget import Budget, Ledger
@@ -43,8 +44,4 @@ _HOME = {
     "write_groups": "export",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = _lazy_exports(__name__, _HOME)

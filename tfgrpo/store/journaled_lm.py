@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tfgrpo.errors import BudgetError, ProviderError
 from tfgrpo.messages import ToolCall
-from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.protocols import LM, Completion, LMWrapper, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, current_scope, extra_calls
 from tfgrpo.runtime.canonical import jsonable
@@ -51,7 +51,7 @@ _BYTES_A_TOKEN = 4
 _TOKENS_A_MESSAGE = 8
 
 
-class JournaledLM:
+class JournaledLM(LMWrapper):
     """An `LM` whose calls are kept, counted and never paid twice.
 
     Draw i of a call has the sample index of the running scope plus i. Replies come back as the
@@ -79,7 +79,7 @@ class JournaledLM:
         shared: CallCache | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lm = lm
+        super().__init__(lm)
         self._store = store
         self._cache = cache
         self._shared = shared
@@ -93,21 +93,6 @@ class JournaledLM:
         require_price(store.ledger, self._price, lm.model_id)
         if self._price is None:
             log.info("the price of %s is unknown: its cost is shown as unknown", lm.model_id)
-
-    @property
-    def model_id(self) -> str:
-        """The wrapped LM's."""
-        return self._lm.model_id
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The wrapped LM's: keeping changes no answer."""
-        return self._lm.identity
-
-    @property
-    def prefers_n(self) -> bool:
-        """The wrapped LM's."""
-        return self._lm.prefers_n
 
     @property
     def price(self) -> Price | None:
@@ -343,10 +328,6 @@ class JournaledLM:
                 if not calls.any_in_flight or not ledger.could_fit(**amounts):
                     raise
             await calls.wait_for_an_end()
-
-    async def aclose(self) -> None:
-        """Close the wrapped LM; the store stays open."""
-        await self._lm.aclose()
 
 
 class _Draw(NamedTuple):

@@ -11,11 +11,11 @@ Does not know journals or money. Source: OpenTelemetry semantic conventions for 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError
-from tfgrpo.protocols import LM, Completion, Request
+from tfgrpo.protocols import LM, Completion, LMWrapper, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.runtime.redaction import redact
@@ -23,7 +23,7 @@ from tfgrpo.runtime.redaction import redact
 _OPERATION = "chat"
 
 
-class TracedLM:
+class TracedLM(LMWrapper):
     """An `LM` that opens one client span a call.
 
     Args:
@@ -36,24 +36,9 @@ class TracedLM:
     """
 
     def __init__(self, lm: LM, tracer: Any = None, *, capture_content: bool = False) -> None:
-        self._lm = lm
+        super().__init__(lm)
         self._tracer = tracer if tracer is not None else _process_tracer()
         self._capture_content = capture_content
-
-    @property
-    def model_id(self) -> str:
-        """The wrapped LM's."""
-        return self._lm.model_id
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The wrapped LM's."""
-        return self._lm.identity
-
-    @property
-    def prefers_n(self) -> bool:
-        """The wrapped LM's."""
-        return self._lm.prefers_n
 
     async def complete(
         self, request: Request, n: int, seeds: Sequence[int | None]
@@ -77,10 +62,6 @@ class TracedLM:
                 texts = json.dumps([redact(r.text) for r in replies])
                 span.set_attribute("gen_ai.output.messages", texts)
             return replies
-
-    async def aclose(self) -> None:
-        """Close the wrapped LM."""
-        await self._lm.aclose()
 
 
 def _process_tracer() -> Any:

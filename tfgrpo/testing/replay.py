@@ -11,15 +11,13 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError, ProviderError
-from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import LM, Completion, Request
-from tfgrpo.rollout import Usage
 from tfgrpo.runtime.canonical import canonical_json, digest, jsonable
+from tfgrpo.store.codec import completion_from_dict, completion_to_dict
 
 
 class ReplayLM:
@@ -124,29 +122,3 @@ class ReplayLM:
         """Close the recorded model."""
         if self._lm is not None:
             await self._lm.aclose()
-
-
-def completion_to_dict(reply: Completion) -> dict[str, Any]:
-    """Return the JSON form of a completion."""
-    row: dict[str, Any] = {f.name: getattr(reply, f.name) for f in fields(reply)}
-    row["tool_calls"] = [c.to_dict() for c in reply.tool_calls]
-    row["usage"] = reply.usage.to_dict()
-    return {k: jsonable(v) for k, v in row.items() if v not in (None, "", [], ())}
-
-
-def completion_from_dict(row: Mapping[str, Any]) -> Completion:
-    """Restore a completion from its JSON form."""
-    tuples = {
-        name: tuple(row[name])
-        for name in ("token_ids", "logprobs", "prompt_token_ids", "top_logprobs")
-        if row.get(name) is not None
-    }
-    return Completion(
-        row.get("text", ""),
-        row.get("finish", "stop"),
-        row.get("reasoning", ""),
-        tuple(ToolCall.from_dict(c) for c in row.get("tool_calls", ())),
-        usage=Usage.from_dict(row.get("usage") or {}),
-        model=row.get("model", ""),
-        **tuples,
-    )
