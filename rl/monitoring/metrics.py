@@ -20,7 +20,7 @@ from tfgrpo.rollout import RolloutGroup
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
-    from tfgrpo.rl.generation.scheduler import Counters
+    from tfgrpo.rl.generation.requests import Counters
     from tfgrpo.rl.rollouts.single_turn import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 

@@ -18,7 +18,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_calls import calls_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.turns import step_numbers
+from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest

@@ -21,6 +21,7 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
+from tfgrpo.rl.formulas.requirements import aggregation_of
 from tfgrpo.rl.model.decoder import Decoder, hf_views
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.optim.lora import TARGETS, LoraWeights
@@ -179,7 +180,7 @@ class Updater:
         return UpdateSettings(
             loss=loss.name,
             options={**loss.options, **carried},
-            aggregation=loss.aggregation,
+            aggregation=aggregation_of(self._config.formulas),
             kl=loss.kl,
             entropy=loss.entropy,
             log_entropy=loss.log_entropy,
