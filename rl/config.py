@@ -235,7 +235,7 @@ class RunConfig(Section):
 
 
 class TrainConfig(Section):
-    """Everything that a training run can be told."""
+    """All settings of a training run."""
 
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()

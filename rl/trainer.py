@@ -192,11 +192,14 @@ class Trainer:
         roofline = measure_roofline(weight.device, weight.dtype)
         started = time.monotonic()
         number, epoch = self.step_number, self.curriculum.epoch
-        with _memory_told(number + 1, "rollout.max_rows or rollout.max_tokens"):
+        with _explain_out_of_memory(number + 1, "rollout.max_rows or rollout.max_tokens"):
             first = {} if self.curriculum.is_profiled else self._roller.profile()
             rolled = self._roller.roll(number)
         made = time.monotonic()
-        with _memory_told(number + 1, _UPDATE_ROOM), _determinism(self.config.run.deterministic):
+        with (
+            _explain_out_of_memory(number + 1, _UPDATE_ROOM),
+            _determinism(self.config.run.deterministic),
+        ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
             rows, stale = self._row_maker.rows(
                 rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
@@ -325,7 +328,7 @@ class Trainer:
 
 
 @contextmanager
-def _memory_told(step: int, settings: str) -> Iterator[None]:
+def _explain_out_of_memory(step: int, settings: str) -> Iterator[None]:
     """Turn a GPU that is full into one line with the settings to lower."""
     try:
         yield

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
     from tfgrpo.rl.config import TrainConfig
 
+__all__ = ["engine_of"]
+
 
 def engine_of(config: TrainConfig, model: LoadedModel) -> Generator | None:
     """Return another maker of tokens, or None for the trainer's own.

@@ -1,4 +1,4 @@
-"""What makes a trainer's groups, put together from settings.
+"""Builds the rollout makers of a training run from its config.
 
 Does not know training. Source: own.
 """

@@ -1,4 +1,4 @@
-"""What estimators are told of each rollout, gathered only where an entry in use asks for it.
+"""Per-rollout features that advantage estimators read, gathered only where one asks for them.
 
 `collect` reads facts off this process's rollouts; `batch_of` lays those of all processes end to end
 as one `RewardBatch`. Does not know which estimator reads what. Source: own.

@@ -1,4 +1,4 @@
-"""Graded groups to training rows: facts, reshaped rewards, advantages.
+"""Builds training rows from graded groups: features, reshaped rewards, advantages.
 
 The groups of all processes are seen together, so that an estimator over the batch means the same
 on one process and on several. Does not know how groups are made or how weights move. Source: own.

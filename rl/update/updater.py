@@ -1,4 +1,4 @@
-"""A batch of rows to moved weights: passes, the gate, optimiser batches.
+"""Runs optimiser updates over a batch of rows: score passes, log-prob check, optimiser batches.
 
 On one process the trained decoder is the one that samples. On several the trained one is sharded
 and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
@@ -45,7 +45,7 @@ from tfgrpo.rl.update.token_stats import Tokens, measure_rows
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What the optimiser batches of one step told."""
+    """Figures of one step's optimiser batches."""
 
     results: list[UpdateResult] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
