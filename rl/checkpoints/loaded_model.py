@@ -1,4 +1,4 @@
-"""The model that is trained, loaded: decoder, tokenizer, and how to write both down again.
+"""A model loaded for training: decoder, tokenizer, and how both are written again.
 
 Does not know training. Source: own.
 """

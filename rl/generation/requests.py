@@ -1,4 +1,4 @@
-"""What a batch scheduler is asked and asks for: requests, their feed, its decode engine, counters.
+"""Interfaces of the batch scheduler: group requests, their feed, the decode engine, counters.
 
 Does not know how rows are scheduled or tokens made. Source: own.
 """

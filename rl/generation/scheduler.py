@@ -1,4 +1,4 @@
-"""The service of a queue of groups: which row stands in which slot, admitted, moved and taken out.
+"""Continuous batching: which row of a group decodes in which slot, admitted, moved, removed.
 
 Finished rows are compacted away or their slots refilled. A group is handed over when its last row
 has ended, while the device decodes the others, and may bring further requests. Does not know how a

@@ -1,4 +1,4 @@
-"""What a step did: one JSON line a step, sinks on top.
+"""Metrics of each step: one JSON line per step, and further sinks.
 
 Does not know losses. Source: own.
 """

@@ -1,4 +1,4 @@
-"""Tasks to graded groups with token ids: prompt, sample, verify, and hint where it failed.
+"""Makes graded groups of single-turn rollouts: prompt, sample, verify, and hint where all failed.
 
 Prompts come from `render_messages`, the function that practice and deployment use too. A hint
 scheduler may ask for a task under several plans, and again under others while other tasks' rows
