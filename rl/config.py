@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from tfgrpo.config.sections import Section, explain, load_toml
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.checkpoints.safe_loading import check_engine_options
-from tfgrpo.rl.formulas import requirements as supply
-from tfgrpo.rl.rollouts.replay_buffer import NO_RATIO
+from tfgrpo.rl.formulas import requirements
+from tfgrpo.rl.formulas.losses import LOSSES
+from tfgrpo.rl.formulas.registry import lookup
 
 
 class ModelConfig(Section):
@@ -82,7 +82,8 @@ class LossConfig(Section):
 
     name: str = "clip"
     options: dict[str, float] = {}
-    aggregation: str = "token_mean"
+    aggregation: str = ""
+    """How token losses become one number; empty takes the loss's own (`token_mean` for most)."""
     advantage: str = "grpo"
     """An advantage a rollout; see [credit] for advantages a token."""
     advantage_options: dict[str, float] = {}
@@ -234,7 +235,7 @@ class RunConfig(Section):
 
 
 class TrainConfig(Section):
-    """Everything that a training run can be told."""
+    """All settings of a training run."""
 
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
@@ -282,11 +283,43 @@ class TrainConfig(Section):
                 values["tasks"][key] = str(path.parent / given)
         return cls.from_mapping(values, str(path))
 
+    @property
+    def formulas(self) -> requirements.FormulaChoice:
+        """What is chosen from the registries, and what meets its needs."""
+        played = self.multi_turn
+        o = self.optimiser
+        return requirements.FormulaChoice(
+            loss=self.loss.name,
+            loss_options=self.loss.options,
+            aggregation=self.loss.aggregation,
+            advantage=self.loss.advantage,
+            advantage_options=self.loss.advantage_options,
+            rewards=self.rewards.names,
+            reward_options=self.rewards.options,
+            credit=self.credit.name,
+            credit_options=self.credit.options,
+            columns=self.features,
+            verifier=str(self.verifier.get("kind", "")),
+            temperature=self.rollout.temperature,
+            is_multi_turn=played.is_on,
+            has_environment=bool(played.environment),
+            has_hints=bool(self.hints),
+            has_phrases=bool(self.credit.phrases),
+            steps=o.steps,
+            max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
+            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.replay > 0,
+        )
+
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
-        supply.check(self)
+        if self.credit.name and "advantage" in self.loss.model_fields_set:
+            raise ConfigError(
+                f"credit.name {self.credit.name!r} and loss.advantage {self.loss.advantage!r} both "
+                "make the advantages: keep one of them"
+            )
+        requirements.check(self.formulas)
         self._check_sections()
-        check_engine_options(self.engine.options)
+        _check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:
             raise ConfigError(
                 f"rollout.top_p is {self.rollout.top_p}: a truncated draw comes from another "
@@ -315,7 +348,7 @@ class TrainConfig(Section):
             )
         if c.candidates == "all" and not c.allocate:
             raise ConfigError("curriculum.candidates 'all' needs curriculum.allocate")
-        if c.replay and self.loss.name in NO_RATIO:
+        if c.replay and "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
             raise ConfigError(
                 f"curriculum.replay with loss {self.loss.name!r}: that loss has no ratio to the "
                 "weights that sampled, so old rollouts would give a wrong gradient; use clip, "
@@ -343,3 +376,18 @@ class TrainConfig(Section):
         """Return the resolved settings as JSON."""
         values: dict[str, Any] = json.loads(self.model_dump_json())
         return values
+
+
+def _check_engine_options(options: dict[str, Any]) -> None:
+    """Refuse engine options that let a model's own code run or read pickles.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    if options.get("trust_remote_code"):
+        raise ConfigError("engine.options.trust_remote_code would run a model's own code: leave it")
+    if options.get("load_format", "auto") not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(
+            f"engine.options.load_format is {options['load_format']!r}; weights are read from "
+            "safetensors only: leave it out"
+        )

@@ -1,4 +1,4 @@
-"""A run's state in and out of checkpoints, and what makes two runs the same.
+"""Saves and loads a run's state, and decides whether a checkpoint continues a run.
 
 Does not know how files are written whole (`checkpoint`) or what happens in a step. Source: own.
 """

@@ -50,7 +50,7 @@ from tfgrpo.rl.update.updater import Updater
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
-__all__ = ["LoadedModel", "StepReport", "Trainer", "load_parts"]
+__all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
 
 _UPDATE_ROOM = (
@@ -68,43 +68,52 @@ class StepReport:
     groups: list[RolloutGroup] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What takes the place of a trainer's own parts."""
+
+    generator: Generator | None = None
+    """Another maker of tokens (vLLM); None samples from the trained weights directly."""
+    sampler: GroupGenerator | None = None
+    """What samples from them, over the same decoder, such as an earlier trainer's `generator`,
+    whose graphs and cache are used again; None makes one."""
+    make_groups: MakeGroups | None = None
+    """Another maker of groups, such as an agent loop."""
+    allocate: Allocator | None = None
+    """How many rollouts each task gets."""
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
+    """Further receivers of metrics."""
+
+
 class Trainer:
     """Trains one model.
 
     Args:
         config: all settings.
-        parts: model and tokenizer.
+        model: weights and tokenizer.
         tasks: training tasks.
         verifier: what judges replies.
         held_out: evaluation tasks, asked without hints.
         hints: when a failed task gets which hint.
-        generator: another maker of tokens (vLLM); None samples from the trained weights directly.
-        sampler: what samples from them, over the same decoder, such as an earlier trainer's
-            `generator`, whose graphs and cache are used again; None makes one.
-        make_groups: another maker of groups, such as a multi-turn agent loop.
-        allocate: how many rollouts each task gets.
-        sinks: further receivers of metrics.
+        parts: what takes the place of the trainer's own parts.
     """
 
     def __init__(
         self,
         config: TrainConfig,
-        parts: LoadedModel,
+        model: LoadedModel,
         tasks: Sequence[Task],
         verifier: Verifier,
         *,
         held_out: Sequence[Task] = (),
         hints: HintScheduler | None = None,
-        generator: Generator | None = None,
-        sampler: GroupGenerator | None = None,
-        make_groups: MakeGroups | None = None,
-        allocate: Allocator | None = None,
-        sinks: Mapping[str, Sink] | None = None,
+        parts: TrainerParts | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
         self.config = config
         self.step_number = 0
-        self._parts = parts
+        parts = parts or TrainerParts()
+        self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
         self._hints = hints
@@ -123,30 +132,29 @@ class Trainer:
             tasks_per_step=r.tasks_per_step,
             group_size=r.group_size,
             seed=run.seed,
-            allocate=allocate,
+            allocate=parts.allocate,
         )
         keeps = c.replay > 0
         self._replay = (
             Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         )
-        self.updater = Updater(config, parts.decoder, generator)
+        self.updater = Updater(config, model.decoder, parts.generator)
         self.optimiser = self.updater.optimiser
-        self.generator = sampler or own_generator(config, parts, self.updater.weights.spare())
+        self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
-        self._maker = maker_of(config, parts, verifier, self._counted, generator)
-        self._prompter = prompter_of(config, parts)
-        self._row_maker = RowMaker(config, parts.decoder, parts.text_of)
+        self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
+        self._prompter = prompter_of(config, model)
+        self._row_maker = RowMaker(config, model.decoder, model.text_of)
         self._roller = StepSampler(
             config,
             self._maker,
             self.curriculum,
             replay=self._replay,
             hints=hints,
-            make_groups=make_groups,
-            sampling=sampling_of(config),
+            make_groups=parts.make_groups,
             greedy="baseline" in self._row_maker.needs,
         )
-        self._sinks = sinks or {}
+        self._sinks = parts.sinks
         self._log: MetricsLog | None = None
 
     def train(self, on_step: Callable[[StepReport], None] | None = None) -> dict[str, Any]:
@@ -180,15 +188,18 @@ class Trainer:
 
     def step(self) -> StepReport:
         """Make groups, update the weights once a batch, and return the figures."""
-        weight = self._parts.decoder.embed
+        weight = self._model.decoder.embed
         roofline = measure_roofline(weight.device, weight.dtype)
         started = time.monotonic()
         number, epoch = self.step_number, self.curriculum.epoch
-        with _memory_told(number + 1, "rollout.max_rows or rollout.max_tokens"):
+        with _explain_out_of_memory(number + 1, "rollout.max_rows or rollout.max_tokens"):
             first = {} if self.curriculum.is_profiled else self._roller.profile()
             rolled = self._roller.roll(number)
         made = time.monotonic()
-        with _memory_told(number + 1, _UPDATE_ROOM), _determinism(self.config.run.deterministic):
+        with (
+            _explain_out_of_memory(number + 1, _UPDATE_ROOM),
+            _determinism(self.config.run.deterministic),
+        ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
             rows, stale = self._row_maker.rows(
                 rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
@@ -211,7 +222,7 @@ class Trainer:
             "update_seconds": ended - made,
             "samples_per_s": n_rollouts * self._world / (ended - started),
         }
-        figures |= budget_figures(self._parts.decoder, roofline, sampled, figures)
+        figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
         return StepReport(number + 1, figures, rolled.groups)
 
     def evaluate(self) -> dict[str, Any]:
@@ -247,7 +258,7 @@ class Trainer:
     def _reliance(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         found = hint_reliance(
             groups,
-            self._parts.decoder,
+            self._model.decoder,
             self._prompter.encode,
             max_tokens=self.config.optimiser.micro_batch_tokens,
             chunk=self.config.optimiser.vocabulary_chunk,
@@ -290,8 +301,8 @@ class Trainer:
         if isinstance(self.updater.weights, LoraWeights):
             from tfgrpo.rl.checkpoints.export import write_adapters
 
-            write_adapters(folder, self.updater.weights, self._parts.name)
-        write_model(folder, self._parts)
+            write_adapters(folder, self.updater.weights, self._model.name)
+        write_model(folder, self._model)
 
     def resume(self) -> bool:
         """Load the newest checkpoint of the run folder, if there is one.
@@ -302,7 +313,7 @@ class Trainer:
         state = run_state.load(
             self._folder / "checkpoints",
             run_state.identity_of(self.config, self._tasks),
-            self._parts.decoder,
+            self._model.decoder,
             self.optimiser,
         )
         if state is None:
@@ -317,7 +328,7 @@ class Trainer:
 
 
 @contextmanager
-def _memory_told(step: int, settings: str) -> Iterator[None]:
+def _explain_out_of_memory(step: int, settings: str) -> Iterator[None]:
     """Turn a GPU that is full into one line with the settings to lower."""
     try:
         yield

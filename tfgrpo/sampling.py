@@ -417,6 +417,7 @@ async def judge(
     *,
     timeout_s: float = 120.0,
     on_truncated: OnTruncated = "grade",
+    raises_fatal: bool = True,
 ) -> Rollout:
     """Return the rollout with its score, or with the outcome that says why it has none.
 
@@ -428,6 +429,8 @@ async def judge(
     Args:
         timeout_s: wall time of this verification, seconds.
         on_truncated: `exclude` makes an attempt that hit its token limit `truncated`, ungraded.
+        raises_fatal: False makes a provider's failure that no further call can mend an outcome
+            too, so that it never ends a step of training.
 
     Raises:
         ProviderError: no call of the judge's LM can succeed (key, model, credit).
@@ -448,7 +451,8 @@ async def judge(
     except VerifierError as exc:
         return rollout.failed("verifier_failed", str(exc))
     except TfgrpoError as exc:
-        if not isinstance(exc, (ProviderError, PolicyError)) or getattr(exc, "is_fatal", False):
+        is_fatal = raises_fatal and getattr(exc, "is_fatal", False)
+        if is_fatal or not isinstance(exc, (ProviderError, PolicyError)):
             raise
         return rollout.failed("verifier_failed", f"{where}: {exc}")
 

@@ -1,4 +1,4 @@
-"""The model that is trained, loaded: decoder, tokenizer, and how to write both down again.
+"""A model loaded for training: decoder, tokenizer, and how both are written again.
 
 Does not know training. Source: own.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.checkpoints.safe_loading import check_folder
-from tfgrpo.rl.model.decoder import Decoder
+from tfgrpo.rl.model.decoder import Decoder, decoder_from_hf
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,6 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
             pickled weights or code of its own.
     """
     from tfgrpo.lm.local.loading import load_model
-    from tfgrpo.rl.generation.generator import eos_ids_of
-    from tfgrpo.rl.model.decoder import decoder_from_hf
 
     kind, _, name = spec.partition(":")
     if kind != "local" or not name:
@@ -71,6 +69,18 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
         eos_ids=eos_ids_of(model, tokenizer),
         name=name,
     )
+
+
+def eos_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """All tokens that end a reply, from the generation config and the tokenizer."""
+    found: list[int] = []
+    configs = (getattr(model, "generation_config", None), model.config, tokenizer)
+    for holder, name in zip(configs, ("eos_token_id",) * 3, strict=True):
+        value = getattr(holder, name, None)
+        for token in value if isinstance(value, (list, tuple)) else [value]:
+            if token is not None and token not in found:
+                found.append(int(token))
+    return tuple(found)
 
 
 def write_model(folder: Path, parts: LoadedModel) -> None:

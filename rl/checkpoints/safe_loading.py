@@ -69,18 +69,3 @@ def _json(path: Path, where: str) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as exc:
         raise ConfigError(f"{where}: {path.name} is not JSON: {exc}") from exc
-
-
-def check_engine_options(options: dict[str, Any]) -> None:
-    """Refuse engine options that let a model's own code run or read pickles.
-
-    Raises:
-        ConfigError: names the option.
-    """
-    if options.get("trust_remote_code"):
-        raise ConfigError("engine.options.trust_remote_code would run a model's own code: leave it")
-    if options.get("load_format", "auto") not in ("auto", "safetensors", "dummy"):
-        raise ConfigError(
-            f"engine.options.load_format is {options['load_format']!r}; weights are read from "
-            "safetensors only: leave it out"
-        )

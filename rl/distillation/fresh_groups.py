@@ -23,8 +23,8 @@ from tfgrpo.rl.distillation.objectives import (
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
-from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import UpdateSettings
+from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed, digest
 

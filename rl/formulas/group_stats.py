@@ -1,4 +1,4 @@
-"""Numbers of a group that advantages, rewards and credit share: means, deviations, ranks, columns.
+"""Statistics of a group that formulas share: means, deviations, ranks, columns.
 
 numpy in double precision. Means are summed exactly, so a permutation of rollouts changes no digit.
 Does not know any estimator. Source: own.

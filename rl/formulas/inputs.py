@@ -1,4 +1,4 @@
-"""What losses and advantages are given: flat token arrays and per-rollout arrays.
+"""Inputs of losses and advantages: flat token arrays and per-rollout arrays.
 
 Axes: R rollouts (rows) of the whole optimiser batch, D their loss-bearing tokens laid end to end,
 M named rewards. Tokens without a loss (prompt, padding, tool output) are not in D at all, so no

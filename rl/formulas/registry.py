@@ -27,6 +27,7 @@ NEEDS = (
     "reference",
     "behaviour",
     "next_gap",
+    "ratio",
     "parts",
     "logp",
     "logp_tokens",
@@ -42,8 +43,9 @@ NEEDS = (
 """What an entry may ask for. A loss: `sequence` (a token's loss depends on its whole row),
 `group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
-`losses_regression.rover`). An advantage, a reward or a credit: the optional fields of
-`RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
+`losses.regression.rover`), `ratio` (its gradient depends on log π_old, so that old rollouts may be
+used, and one update per batch leaves the ratio at 1). An advantage, a reward or a credit: the
+optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class Entry:
     """`path::test_name` of the closed-form test."""
     needs: tuple[str, ...] = ()
     """What the trainer must supply or do, see `NEEDS`."""
+    aggregation: str = ""
+    """Of a loss: the aggregation that its paper or release uses, taken where none is set."""
 
     @property
     def is_approximation(self) -> bool:
@@ -80,6 +84,7 @@ def register(
     certainty: Certainty,
     test: str,
     needs: tuple[str, ...] = (),
+    aggregation: str = "",
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
 
@@ -100,7 +105,7 @@ def register(
         raise ValueError(f"entry {name!r} needs {unknown}; known are {NEEDS}")
 
     def keep(fn: Fn) -> Fn:
-        registry[name] = Entry(name, fn, source, formula, certainty, test, needs)
+        registry[name] = Entry(name, fn, source, formula, certainty, test, needs, aggregation)
         return fn
 
     return keep

@@ -1,8 +1,8 @@
-"""What a run can give to the registries' entries, and the check that it gives what they need.
+"""Which inputs a run provides, and what each formula that it chose requires.
 
 Every need of a chosen loss, advantage, reward or credit is either met by the settings or refused
-before anything is loaded, in one line that says what to set. Does not know how a need is met
-(`facts` does). Source: own.
+before anything is loaded, in one line that says what to set. Does not know where settings are
+written, nor how a need is met (`update.row_features` does). Source: own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
@@ -20,11 +20,8 @@ from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import Entry, check_needs, check_options, lookup
 from tfgrpo.rl.formulas.rewards import REWARDS
 
-if TYPE_CHECKING:
-    from tfgrpo.rl.config import TrainConfig
-
 _ALWAYS = (
-    *("sequence", "group", "every_row", "entropy", "reference", "next_gap"),
+    *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers"),
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
     *("extra:think_entropy_R", "extra:answer_entropy_R"),
@@ -35,25 +32,58 @@ _FILLED = ("step", "steps", "progress", "max_tokens")
 COLUMN_SOURCES = re.compile(r"(task|part|rollout):.+|length|entropy|logp")
 
 
-def supplied(config: TrainConfig) -> set[str]:
-    """Return the needs that a run with these settings meets."""
-    found = set(_ALWAYS) | {f"extra:{name}" for name in config.features}
-    kind = config.verifier.get("kind")
+@dataclass(frozen=True, slots=True)
+class FormulaChoice:
+    """What a run chooses from the registries, and what of its settings meets their needs."""
+
+    loss: str = "clip"
+    loss_options: Mapping[str, float] = field(default_factory=dict)
+    aggregation: str = ""
+    """Empty takes the loss's own."""
+    advantage: str = "grpo"
+    advantage_options: Mapping[str, float] = field(default_factory=dict)
+    rewards: tuple[str, ...] = ()
+    """Applied in this order."""
+    reward_options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    credit: str = ""
+    """Takes the place of the advantage."""
+    credit_options: Mapping[str, float] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Column to its source."""
+    verifier: str = ""
+    """Kind of the verifier."""
+    temperature: float = 1.0
+    is_multi_turn: bool = False
+    has_environment: bool = False
+    has_hints: bool = False
+    has_phrases: bool = False
+    steps: int = 1
+    max_tokens: int = 1
+    """Of a rollout."""
+    is_reused: bool = False
+    """A batch serves several optimiser updates, or past groups are used again: the ratio of the
+    weights that are trained to those that sampled moves away from 1."""
+
+
+def supplied(choice: FormulaChoice) -> set[str]:
+    """Return the needs that a run meets."""
+    found = set(_ALWAYS) | {f"extra:{name}" for name in choice.columns}
+    kind = choice.verifier
     if kind in ("weighted", "function"):
         found.add("parts")
-    if config.rollout.temperature == 1.0:
+    if choice.temperature == 1.0:
         found |= {"behaviour", "extra:ratio_R"}
-    if config.multi_turn.is_on:
+    if choice.is_multi_turn:
         found |= set(_PLAYED)
     if kind == "tool_calls":
         found.add("extra:tool_calls_R")
-    if config.multi_turn.is_on and (config.multi_turn.environment or kind == "function"):
+    if choice.is_multi_turn and (choice.has_environment or kind == "function"):
         found.add("step_rewards")
-    if config.hints:
+    if choice.has_hints:
         found.add("extra:context_R")
     else:
         found.add("baseline")
-    if config.credit.phrases:
+    if choice.has_phrases:
         found.add("extra:planning_D")
     return found
 
@@ -81,35 +111,31 @@ def advice(need: str) -> str:
     return f"say where the column comes from, such as features.{name} = 'task:KEY' or 'part:NAME'"
 
 
-def check(config: TrainConfig) -> None:
+def check(choice: FormulaChoice) -> None:
     """Check names, needs and options of everything that the settings choose.
 
     Raises:
         ConfigError: an unknown name or option, or a need that is not met.
     """
-    lookup(AGGREGATIONS, "aggregation", config.loss.aggregation)
-    if config.credit.name and "advantage" in config.loss.model_fields_set:
-        raise ConfigError(
-            f"credit.name {config.credit.name!r} and loss.advantage {config.loss.advantage!r} both "
-            "make the advantages: keep one of them"
-        )
-    unused = sorted(set(config.rewards.options) - set(config.rewards.names))
+    if choice.aggregation:
+        lookup(AGGREGATIONS, "aggregation", choice.aggregation)
+    unused = sorted(set(choice.reward_options) - set(choice.rewards))
     if unused:
         raise ConfigError(f"rewards.options names {unused[0]!r}, which is not in rewards.names")
-    _check_columns(config)
-    have = supplied(config)
-    for kind, entry, options in chosen(config):
+    _check_columns(choice)
+    have = supplied(choice)
+    for kind, entry, options in chosen(choice):
         check_needs(entry, kind, have, advice)
         check_options(entry, kind, options, _FILLED)
-    entry = lookup(LOSSES, "loss", config.loss.name)
+    entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
-    check_options(entry, "loss", config.loss.options)
+    check_options(entry, "loss", choice.loss_options)
 
 
-def _check_columns(config: TrainConfig) -> None:
+def _check_columns(choice: FormulaChoice) -> None:
     entries = [e for registry in (ADVANTAGES, REWARDS, CREDIT) for e in registry.values()]
     known = {n.removeprefix("extra:") for e in entries for n in e.needs if n.endswith("_R")}
-    for name, source in config.features.items():
+    for name, source in choice.columns.items():
         if name not in known:
             raise ConfigError(f"features.{name}: no entry has it; known are {sorted(known)}")
         if not COLUMN_SOURCES.fullmatch(source):
@@ -120,37 +146,39 @@ def _check_columns(config: TrainConfig) -> None:
             )
 
 
-def chosen(config: TrainConfig) -> Iterator[tuple[str, Entry, Mapping[str, float]]]:
+def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, float]]]:
     """Yield (kind, entry, options) of what makes the advantages, in the order of use."""
-    for name in config.rewards.names:
-        yield "reward", lookup(REWARDS, "reward", name), config.rewards.options.get(name, {})
-    if config.credit.name:
-        yield "credit", lookup(CREDIT, "credit", config.credit.name), config.credit.options
+    for name in choice.rewards:
+        yield "reward", lookup(REWARDS, "reward", name), choice.reward_options.get(name, {})
+    if choice.credit:
+        yield "credit", lookup(CREDIT, "credit", choice.credit), choice.credit_options
     else:
-        entry = lookup(ADVANTAGES, "advantage", config.loss.advantage)
-        yield "advantage", entry, config.loss.advantage_options
+        entry = lookup(ADVANTAGES, "advantage", choice.advantage)
+        yield "advantage", entry, choice.advantage_options
 
 
-def needs_of(config: TrainConfig) -> set[str]:
+def needs_of(choice: FormulaChoice) -> set[str]:
     """Return what the chosen rewards and the advantage or credit ask for, columns' needs too."""
-    found = {need for _, entry, _ in chosen(config) for need in entry.needs}
-    found |= {"entropy_tokens" for s in config.features.values() if s == "entropy"}
-    found |= {"logp_tokens" for s in config.features.values() if s == "logp"}
+    found = {need for _, entry, _ in chosen(choice) for need in entry.needs}
+    found |= {"entropy_tokens" for s in choice.columns.values() if s == "entropy"}
+    found |= {"logp_tokens" for s in choice.columns.values() if s == "logp"}
     return found
 
 
+def aggregation_of(choice: FormulaChoice) -> str:
+    """Return the aggregation: the one set, else the loss's own."""
+    return choice.aggregation or lookup(LOSSES, "loss", choice.loss).aggregation or "token_mean"
+
+
 def filled(
-    entry: Entry, options: Mapping[str, float], config: TrainConfig, step: int
+    entry: Entry, options: Mapping[str, float], choice: FormulaChoice, step: int
 ) -> dict[str, float]:
     """Return the options with the run's own step, progress in [0, 1] and token limit."""
-    steps = config.optimiser.steps
     values = {
         "step": step,
-        "steps": steps,
-        "progress": min(1.0, step / steps),
-        "max_tokens": config.multi_turn.max_tokens
-        if config.multi_turn.is_on
-        else config.rollout.max_tokens,
+        "steps": choice.steps,
+        "progress": min(1.0, step / choice.steps),
+        "max_tokens": choice.max_tokens,
     }
     names = inspect.signature(entry.fn).parameters
     return {n: v for n, v in values.items() if n in names} | dict(options)

@@ -1,4 +1,4 @@
-"""One uniform number a row and position, from a counter; tokens by inverse distribution function.
+"""One uniform random number per row and position, from a counter; tokens by inverse CDF.
 
 The number depends on (seed, position) alone, so a row's draws don't depend on who shares its
 batch, and a resumed run draws what an uninterrupted one would have drawn. One number a token is

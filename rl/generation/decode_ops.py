@@ -18,7 +18,7 @@ from tfgrpo.rl.kernels import device
 from tfgrpo.rl.model.block_ops import gated, rms_norm, rotate, split_heads
 
 if TYPE_CHECKING:
-    from tfgrpo.rl.model.decoder import Shape
+    from tfgrpo.rl.model.shape import Shape
 
 
 @dataclass(slots=True)
@@ -112,8 +112,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 def decode_attention(
     qkv: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    layer_cache: tuple[Tensor, Tensor],
     slots: Slots,
     angles: tuple[Tensor, Tensor],
     qk_norms: tuple[Tensor, Tensor] | None,
@@ -124,12 +123,14 @@ def decode_attention(
 
     Args:
         qkv: fused projections of R rows.
-        k_cache, v_cache: this layer's cache, B × KV heads × T × d; position of each row written.
+        layer_cache: this layer's keys and values, B × KV heads × T × d; position of each row
+            written.
         slots: tells each row's position.
         angles: tables of cosines and sines, T × d/2.
         qk_norms: query and key norm weights where the family has them.
         mask: (torch form only) R × 1 × 1 × T', true where a row may look.
     """
+    k_cache, v_cache = layer_cache
     if device.uses_kernels(qkv):
         return _triton().decode_attention(
             qkv, k_cache, v_cache, slots.position, angles, qk_norms, shape

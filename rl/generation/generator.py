@@ -22,6 +22,7 @@ from torch import Tensor
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm.local.rows import RowQueue
 from tfgrpo.protocols import Generated, Generator, Sampling
+from tfgrpo.rl.checkpoints.loaded_model import eos_ids_of
 from tfgrpo.rl.generation.decode_ops import (
     add_rms_norm,
     decode_attention,
@@ -30,16 +31,12 @@ from tfgrpo.rl.generation.decode_ops import (
     silu_mul,
 )
 from tfgrpo.rl.generation.kv_cache import Cache
+from tfgrpo.rl.generation.requests import Counters, Feed, GroupRequest, OnDone
 from tfgrpo.rl.generation.row_feed import RowFeed, row_request
-from tfgrpo.rl.generation.scheduler import BatchScheduler, Counters, Feed, GroupRequest, OnDone
+from tfgrpo.rl.generation.scheduler import BatchScheduler
 from tfgrpo.rl.kernels import device
-from tfgrpo.rl.model.decoder import (
-    Decoder,
-    decoder_from_hf,
-    hf_views,
-    load_hf_weights,
-    why_unsupported,
-)
+from tfgrpo.rl.model.decoder import Decoder, decoder_from_hf, hf_views, load_hf_weights
+from tfgrpo.rl.model.shape import why_unsupported
 
 
 class GroupGenerator:
@@ -54,8 +51,6 @@ class GroupGenerator:
         fixed_rows: always run all slots and read each prompt alone, so that results are independent
             of the batch bit by bit; on a CPU while the cache keeps its size (see `reserve`).
         graphs: False runs CUDA steps eagerly.
-        memory: float32 memory for keys and values, used on CUDA as far as it goes; others may
-            write there between runs.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class GroupGenerator:
         poll_steps: int = 8,
         fixed_rows: bool = False,
         graphs: bool = True,
-        memory: Tensor | None = None,
     ) -> None:
         if max_rows < 1 or poll_steps < 1:
             raise ConfigError(f"max_rows {max_rows} and poll_steps {poll_steps} must be at least 1")
@@ -82,8 +76,13 @@ class GroupGenerator:
         self._graphs = graphs and decoder.embed.is_cuda
         self._graph_pool: Any = None
         self._cache: Cache | None = None
+        self._memory: Tensor | None = None
+
+    def lend(self, memory: Tensor | None) -> None:
+        """Take float32 memory for keys and values, used on CUDA as far as it goes; others may
+        write there between runs."""
         # torch's masked attention multiplies what it masks by 0, which leaves NaN of others' bits
-        self._memory = memory if device.uses_kernels(decoder.embed) else None
+        self._memory = memory if device.uses_kernels(self.decoder.embed) else None
 
     def generate(
         self,
@@ -204,8 +203,15 @@ class GroupGenerator:
         for i, layer in enumerate(decoder.layers):
             normed = add_rms_norm(x, delta, layer.norm1, shape.eps)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
+            layer_cache = (cache.k[i], cache.v[i])
             mixed = decode_attention(
-                qkv, cache.k[i], cache.v[i], cache.slots, cache.angles, layer.qk_norms, shape, mask
+                qkv,
+                layer_cache,
+                cache.slots,
+                cache.angles,
+                layer.qk_norms,
+                shape,
+                mask,
             )
             delta = F.linear(mixed, layer.o)
             normed = add_rms_norm(x, delta, layer.norm2, shape.eps)
@@ -247,18 +253,6 @@ class GroupGenerator:
         cache.slots.alive.copy_(living)
         cache.graphs[(rows, top_p)] = graph
         return graph
-
-
-def eos_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """All tokens that end a reply, from the generation config and the tokenizer."""
-    found: list[int] = []
-    configs = (getattr(model, "generation_config", None), model.config, tokenizer)
-    for holder, name in zip(configs, ("eos_token_id",) * 3, strict=True):
-        value = getattr(holder, name, None)
-        for token in value if isinstance(value, (list, tuple)) else [value]:
-            if token is not None and token not in found:
-                found.append(int(token))
-    return tuple(found)
 
 
 def make_generator(model: Any, tokenizer: Any = None, *, max_rows: int = 64) -> Generator | None:

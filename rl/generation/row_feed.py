@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tfgrpo.lm.local.rows import DecodeRow, RowQueue
 from tfgrpo.protocols import Generated, Sampling
-from tfgrpo.rl.generation.scheduler import GroupRequest
+from tfgrpo.rl.generation.requests import GroupRequest
 
 
 def row_request(row: DecodeRow) -> GroupRequest:

@@ -1,4 +1,4 @@
-"""The service of a queue of groups: which row stands in which slot, admitted, moved and taken out.
+"""Continuous batching: which row of a group decodes in which slot, admitted, moved, removed.
 
 Finished rows are compacted away or their slots refilled. A group is handed over when its last row
 has ended, while the device decodes the others, and may bring further requests. Does not know how a
@@ -9,9 +9,9 @@ hints that re-enter the queue (own).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,63 +20,12 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation.counter_rng import uniforms
 from tfgrpo.rl.generation.kv_cache import Cache
+from tfgrpo.rl.generation.requests import Counters, DecodeEngine, Feed, GroupRequest, OnDone
 from tfgrpo.rl.model.packing import Packed
-
-if TYPE_CHECKING:
-    from tfgrpo.rl.generation.generator import GroupGenerator
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Row counts that the step is run with (one CUDA graph each, made on first use)."""
 PREFILL_TOKENS = 16_384
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """Ask for one continuation a seed."""
-
-    key: Any
-    """Given back with the result."""
-    prompt_ids: tuple[int, ...]
-    seeds: tuple[int, ...]
-    max_tokens: int
-    """Limit of each continuation; cut to what the context allows."""
-
-
-OnDone = Callable[[GroupRequest, list[Generated]], Iterable[GroupRequest]]
-"""Called when a group's last row ends; may return further requests for the free slots."""
-
-
-class Feed(Protocol):
-    """Requests that come in while others are served."""
-
-    def more(self, free: int) -> Iterable[GroupRequest]:
-        """Return requests for that many free slots."""
-        ...
-
-    def is_cancelled(self, request: GroupRequest) -> bool:
-        """True when nobody waits for a request any more; its rows end where they are."""
-        ...
-
-
-@dataclass(slots=True)
-class Counters:
-    """What the last run cost, in tokens and steps."""
-
-    prefill_tokens: int = 0
-    steps: int = 0
-    row_steps: int = 0
-    """Rows decoded, idle ones included: steps × row count."""
-    new_tokens: int = 0
-    cache_tokens: int = 0
-    """Cached tokens that living rows looked at, over all steps."""
-
-    def add(self, other: Counters) -> None:
-        """Count another run's too."""
-        self.prefill_tokens += other.prefill_tokens
-        self.steps += other.steps
-        self.row_steps += other.row_steps
-        self.new_tokens += other.new_tokens
-        self.cache_tokens += other.cache_tokens
 
 
 @dataclass(slots=True)
@@ -89,7 +38,7 @@ class BatchScheduler:
     """One service of a queue: which row stands in which slot."""
 
     def __init__(
-        self, owner: GroupGenerator, sampling: Sampling, on_done: OnDone, feed: Feed | None = None
+        self, owner: DecodeEngine, sampling: Sampling, on_done: OnDone, feed: Feed | None = None
     ) -> None:
         self.feed = feed
         self.owner = owner

@@ -16,7 +16,7 @@ from tfgrpo.rl.kernels import device
 from tfgrpo.rl.model.grad_buffers import hand_over
 
 if TYPE_CHECKING:
-    from tfgrpo.rl.model.decoder import Shape
+    from tfgrpo.rl.model.shape import Shape
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

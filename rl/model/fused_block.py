@@ -24,7 +24,7 @@ from tfgrpo.rl.model.grad_buffers import hand_over, product_gradient
 from tfgrpo.rl.model.packing import Packed
 
 if TYPE_CHECKING:
-    from tfgrpo.rl.model.decoder import Shape
+    from tfgrpo.rl.model.shape import Shape
 
 
 class BlockWeights(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a step did: one JSON line a step, sinks on top.
+"""Metrics of each step: one JSON line per step, and further sinks.
 
 Does not know losses. Source: own.
 """
@@ -20,7 +20,7 @@ from tfgrpo.rollout import RolloutGroup
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
-    from tfgrpo.rl.generation.scheduler import Counters
+    from tfgrpo.rl.generation.requests import Counters
     from tfgrpo.rl.rollouts.single_turn import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
-from tfgrpo.rl.generation.scheduler import Counters
-from tfgrpo.rl.model.decoder import Decoder, Shape
+from tfgrpo.rl.generation.requests import Counters
+from tfgrpo.rl.model.decoder import Decoder
+from tfgrpo.rl.model.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which tasks are rolled next and how often: order, bands, rest, budgets.
+"""Curriculum: which tasks are rolled next and how often (order, bands, rest, budgets).
 
 Without settings every epoch is a fresh permutation and every task has the same group size. A
 profiling pass may drop tasks and order them (sGPO's idea), a task outside the band may rest, an

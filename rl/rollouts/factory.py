@@ -1,4 +1,4 @@
-"""What makes a trainer's groups, put together from settings.
+"""Builds the rollout makers of a training run from its config.
 
 Does not know training. Source: own.
 """
@@ -15,9 +15,9 @@ from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.generation.scheduler import Counters
+from tfgrpo.rl.generation.requests import Counters
 from tfgrpo.rl.rollouts import plugins as plug
-from tfgrpo.rl.rollouts.multi_turn import MultiTurnMaker
+from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
 from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText
 from tfgrpo.rl.rollouts.turns import TurnLimits
@@ -28,15 +28,16 @@ def own_generator(
 ) -> GroupGenerator:
     """Return the sampler on the trained weights; `memory` is its own between updates."""
     r = config.rollout
-    return GroupGenerator(
+    generator = GroupGenerator(
         parts.decoder,
         eos_ids=parts.eos_ids,
         detokenize=parts.text_of,
         max_rows=r.max_rows,
         poll_steps=r.poll_steps,
         fixed_rows=r.fixed_rows,
-        memory=memory,
     )
+    generator.lend(memory)
+    return generator
 
 
 def sampling_of(config: TrainConfig) -> Sampling:
@@ -79,32 +80,32 @@ def maker_of(
     tools = plug.tools_of(config.multi_turn)
     prompter = prompter_of(config, parts)
     sampling = sampling_of(config)
-    common: dict[str, Any] = {
-        "policy_id": f"train:{parts.name}",
-        "on_truncated": config.rollout.on_truncated,
-        "verifier_timeout_s": config.rollout.verifier_timeout_s,
-    }
+    r = config.rollout
+    policy_id = f"train:{parts.name}"
     if not config.multi_turn.is_on:
         queue = own if engine is None else BatchQueue(engine)
-        return SingleTurnMaker(queue, prompter, verifier, sampling, **common)
+        return SingleTurnMaker(
+            queue,
+            prompter,
+            verifier,
+            sampling,
+            policy_id=policy_id,
+            on_truncated=r.on_truncated,
+            verifier_timeout_s=r.verifier_timeout_s,
+        )
     if tools and config.multi_turn.calls == "text":
         sampling = replace(sampling, stop=(*sampling.stop, STOP))
-    return MultiTurnMaker(
-        engine or own,
-        prompter,
-        verifier,
-        sampling,
-        make_environment=plug.environment_of(config.multi_turn, tools),
-        turn_text=TurnText(
-            prompter.tokenizer, template=config.model.template, eos_ids=parts.eos_ids
-        ),
-        limits=TurnLimits(
+    turns = TurnSetup(
+        plug.environment_of(config.multi_turn, tools),
+        TurnText(prompter.tokenizer, template=config.model.template, eos_ids=parts.eos_ids),
+        TurnLimits(
             config.multi_turn.max_turns,
             min(config.multi_turn.max_tokens, parts.decoder.shape.context),
         ),
-        act_timeout_s=config.multi_turn.tool_timeout_s,
-        **common,
+        config.multi_turn.tool_timeout_s,
     )
+    judging = Judging(verifier, r.on_truncated, r.verifier_timeout_s)
+    return MultiTurnMaker(engine or own, prompter, judging, sampling, turns, policy_id=policy_id)
 
 
 class CountingGenerator:

@@ -1,4 +1,4 @@
-"""The `[hints]` section put to work: hints written by a model where it says so, then the scheduler.
+"""Builds the hint scheduler of `[hints]`, and has a model write the hints where it says so.
 
 Hints are written once, before training, and kept in `RUN/hints.json`, so that a resumed run has the
 same ones. Does not know schedulers or how a reply is read. Source: own.

@@ -20,12 +20,13 @@ from tfgrpo.errors import ConfigError, PolicyError, boundary
 from tfgrpo.messages import Message
 from tfgrpo.policies.attempt import one_line
 from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, judge, sizes_of
+from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, sizes_of
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
-from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, play
+from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, TurnModel, play
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
+from tfgrpo.sampling import judge
 
 MakeEnvironment = Callable[[Task], TurnEnvironment]
 
@@ -97,49 +98,59 @@ class _Guarded:
             return dict(made()) if made is not None else {}
 
 
+@dataclass(frozen=True, slots=True)
+class TurnSetup:
+    """What answers the model's turns, and how long a rollout may become."""
+
+    make_environment: MakeEnvironment
+    """Called with the task for each rollout."""
+    text: TurnText
+    """Observation turns to token ids."""
+    limits: TurnLimits
+    """Turns and tokens of a rollout."""
+    act_timeout_s: float = 60.0
+    """Wall time of one answer of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """What a finished rollout is judged by."""
+
+    verifier: Verifier
+    on_truncated: str = "grade"
+    """`grade` or `exclude`."""
+    timeout_s: float = 120.0
+    """Wall time of one verification."""
+
+
 class MultiTurnMaker:
-    """Makes one group a task, as `rollouts.RolloutMaker` does, of rollouts of several turns.
+    """Makes one group per task of rollouts of several turns; a `step_groups.RolloutMaker`.
 
     Args:
         generator: what makes tokens.
         prompter: tasks to token ids and back.
-        verifier: what judges a finished rollout.
+        judging: what judges a finished rollout.
         sampling: of each turn; `max_tokens` set.
-        make_environment: called with the task for each rollout.
-        turn_text: observation turns to token ids.
-        limits: turns and tokens of a rollout.
+        turns: what answers a turn.
         policy_id: names the weights in groups' ids.
-        on_truncated: `grade` or `exclude`.
-        verifier_timeout_s: wall time of one verification.
-        act_timeout_s: wall time of one answer of the environment.
     """
 
     def __init__(
         self,
         generator: Generator,
         prompter: Prompter,
-        verifier: Verifier,
+        judging: Judging,
         sampling: Sampling,
+        turns: TurnSetup,
         *,
-        make_environment: MakeEnvironment,
-        turn_text: TurnText,
-        limits: TurnLimits,
         policy_id: str,
-        on_truncated: str = "grade",
-        verifier_timeout_s: float = 120.0,
-        act_timeout_s: float = 60.0,
     ) -> None:
         self._generator = generator
         self._prompter = prompter
-        self._verifier = verifier
+        self._judging = judging
         self._sampling = sampling
-        self._make_environment = make_environment
-        self._turn_text = turn_text
-        self._limits = limits
+        self._turns = turns
         self._policy_id = policy_id
-        self._on_truncated = on_truncated
-        self._verifier_timeout_s = verifier_timeout_s
-        self._act_timeout_s = act_timeout_s
         self.figures = RolloutFigures()
 
     def make(
@@ -196,17 +207,16 @@ class MultiTurnMaker:
     ) -> Rollout:
         try:
             with boundary(PolicyError, "multi_turn.environment"):
-                environment = _Guarded(self._make_environment(task), self._act_timeout_s)
+                environment = _Guarded(
+                    self._turns.make_environment(task), self._turns.act_timeout_s
+                )
             made = await play(
                 task,
                 prompt,
                 environment,
-                draws.sample,
-                self._turn_text,
-                self._text,
+                TurnModel(draws.sample, self._turns.text, self._text, self._turns.limits),
                 seed=derive_seed(seed, task.task_id, i),
                 rollout_id=rollout_id,
-                limits=self._limits,
             )
         except (PolicyError, CallTimeout) as exc:
             return Rollout(rollout_id, task.task_id, sample_index=i).failed(
@@ -218,11 +228,11 @@ class MultiTurnMaker:
         self.figures.rollouts += 1
         self.figures.prompt_tokens += len(prompt)
         self.figures.completion_tokens += sum(len(s.token_ids or ()) for s in made.steps)
-        if made.is_truncated and self._on_truncated == "exclude":
+        if made.is_truncated and self._judging.on_truncated == "exclude":
             self.figures.dropped_rollouts += 1
             return made.failed("truncated", "the rollout hit its limit of turns or tokens")
         started = time.monotonic()
-        graded = await judge(made, task, self._verifier.score, self._verifier_timeout_s)
+        graded = await judge(made, task, self._judging.verifier, timeout_s=self._judging.timeout_s)
         self.figures.verify_seconds += time.monotonic() - started
         return graded
 

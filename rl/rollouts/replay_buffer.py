@@ -2,7 +2,7 @@
 
 A kept group has its rewards, its token ids and the log-probs that its sampler reported. Those are
 log π_old in the ratio when it is used again, so clipped and importance-weighted losses stay right
-for rollouts of older weights; losses without a ratio are refused (`NO_RATIO`).
+for rollouts of older weights; losses without a ratio (`ratio` is not in their `needs`) are refused.
 
 Does not know losses. Ideas: replay of mixed groups (survey of rollout strategies, GFCR); R3 refills
 collapsed groups instead, which mixes policies inside a baseline and is not done here.
@@ -18,9 +18,6 @@ import numpy as np
 
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
-
-NO_RATIO = ("reinforce", "opmd", "asymre")
-"""Losses whose gradient does not depend on log π_old: replay would follow a wrong gradient."""
 
 
 class Replay:

@@ -1,4 +1,4 @@
-"""Tasks to graded groups with token ids: prompt, sample, verify, and hint where it failed.
+"""Makes graded groups of single-turn rollouts: prompt, sample, verify, and hint where all failed.
 
 Prompts come from `render_messages`, the function that practice and deployment use too. A hint
 scheduler may ask for a task under several plans, and again under others while other tasks' rows
@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
 
 from tfgrpo.context import EMPTY_CONTEXT, Context, render_messages
-from tfgrpo.errors import ConfigError, VerifierError, boundary
+from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
-from tfgrpo.rl.generation.scheduler import GroupRequest, OnDone
+from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.sampling import judge
 
 PROMPTS_KEPT = 8192
 """Prompts whose token ids are remembered."""
@@ -284,7 +285,9 @@ class SingleTurnMaker:
         if attempt.is_truncated and self._on_truncated == "exclude":
             self.figures.dropped_rollouts += 1
             return attempt.failed("truncated", "the reply hit its token limit")
-        return await judge(attempt, task, self._verifier.score, self._timeout_s)
+        return await judge(
+            attempt, task, self._verifier, timeout_s=self._timeout_s, raises_fatal=False
+        )
 
 
 class _Call:
@@ -360,21 +363,3 @@ def sizes_of(tasks: Sequence[Task], group_size: int | Sequence[int]) -> dict[str
     """Return the group size of each task by its id."""
     each = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
     return {t.task_id: n for t, n in zip(tasks, each, strict=True)}
-
-
-async def judge(
-    attempt: Rollout,
-    task: Task,
-    score: Callable[[Rollout, Task], Awaitable[Any]],
-    timeout_s: float,
-) -> Rollout:
-    """Return the attempt with its score, or as `verifier_failed` with the cause; never a 0."""
-    where = f"verifier on rollout {attempt.rollout_id!r}"
-    try:
-        async with asyncio.timeout(timeout_s):
-            with boundary(VerifierError, where):
-                return attempt.graded(await score(attempt, task))
-    except TimeoutError:
-        return attempt.failed("verifier_failed", f"{where}: no score within {timeout_s:g} s")
-    except VerifierError as exc:
-        return attempt.failed("verifier_failed", str(exc))

@@ -20,6 +20,7 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
+from tfgrpo.rl.rollouts.factory import sampling_of
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.single_turn import RolloutFigures
 from tfgrpo.rollout import RolloutGroup, Task
@@ -33,7 +34,7 @@ PROFILE_TASKS = 256
 
 
 class RolloutMaker(Protocol):
-    """What makes one group a task: `RolloutMaker`, or `MultiTurnMaker` for several turns."""
+    """What makes one group per task: `SingleTurnMaker`, or `MultiTurnMaker` for several turns."""
 
     figures: RolloutFigures
 
@@ -138,7 +139,6 @@ class StepSampler:
         replay: Replay | None,
         hints: HintScheduler | None,
         make_groups: MakeGroups | None,
-        sampling: Sampling,
         greedy: bool,
     ) -> None:
         self._config = config
@@ -147,7 +147,6 @@ class StepSampler:
         self._replay = replay
         self._hints = hints
         self._make_groups = make_groups
-        self._sampling = sampling
         self._greedy = greedy
         self._rank, self._world = distributed.world()
 
@@ -228,7 +227,7 @@ class StepSampler:
             [g.task for g in groups],
             1,
             seed=derive_seed(seed, "greedy"),
-            sampling=replace(self._sampling, temperature=0.0),
+            sampling=replace(sampling_of(self._config), temperature=0.0),
         )
         _add(kept, self._maker.figures)
         self._maker.figures = kept

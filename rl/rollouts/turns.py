@@ -1,4 +1,4 @@
-"""Rollouts of several turns as training rows, and the loop that makes them token by token.
+"""The loop that plays a rollout of several turns, token by token.
 
 Token-in/token-out: what the model wrote is kept as the ids it wrote, never as text tokenised
 again; a turn's prompt is the sequence so far plus the ids of the tool's answer. Only sampled
@@ -14,48 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
-from tfgrpo.rl.model.packing import Row
 from tfgrpo.rollout import Rollout, Step, Task, Usage
-
-
-def row_of(rollout: Rollout, *, index: int) -> Row:
-    """Return a rollout's steps as one row.
-
-    Raises:
-        ConfigError: a step has no token ids, or a later prompt does not continue the sequence
-            (the text was tokenised again somewhere).
-    """
-    first = rollout.steps[0]
-    if first.token_ids is None or first.prompt_token_ids is None:
-        raise ConfigError(
-            f"rollout {rollout.rollout_id!r} has no token ids: training needs an engine that "
-            "returns them"
-        )
-    if len(rollout.steps) == 1:
-        return Row(index, first.prompt_token_ids, first.token_ids)
-    sequence: list[int] = [*first.prompt_token_ids]
-    start = len(sequence)
-    sampled: list[int] = []
-    for number, step in enumerate(rollout.steps):
-        if step.token_ids is None or step.prompt_token_ids is None:
-            raise ConfigError(f"rollout {rollout.rollout_id!r}: step {number} has no token ids")
-        if list(step.prompt_token_ids[: len(sequence)]) != sequence:
-            raise ConfigError(
-                f"rollout {rollout.rollout_id!r}: the prompt of step {number} does not continue "
-                "the tokens so far; keep the sampled ids and append only the new turn's ids"
-            )
-        sequence.extend(step.prompt_token_ids[len(sequence) :])
-        at = len(sequence) - start
-        sampled.extend(range(at, at + len(step.token_ids)))
-        sequence.extend(step.token_ids)
-    return Row(index, tuple(sequence[:start]), tuple(sequence[start:]), tuple(sampled))
-
-
-def step_numbers(rollout: Rollout) -> tuple[int, ...]:
-    """Return, per loss-bearing token, the number of the step that sampled it."""
-    return tuple(i for i, step in enumerate(rollout.steps) for _ in step.token_ids or ())
 
 
 class TurnEnvironment(Protocol):
@@ -91,17 +51,27 @@ class TurnLimits:
     """Of the whole sequence, prompt included."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnModel:
+    """The model's side of a rollout of several turns."""
+
+    sample: SampleTurn
+    """Draws one turn; called with seed + turn number."""
+    turn_tokens: TurnTokens
+    """Renders observations, the next generation prompt included."""
+    text_of: Callable[[Sequence[int]], str]
+    """Token ids to the action's text."""
+    limits: TurnLimits = TurnLimits()  # frozen, shared on purpose
+
+
 async def play(
     task: Task,
     prompt_ids: Sequence[int],
     environment: TurnEnvironment,
-    sample: SampleTurn,
-    turn_tokens: TurnTokens,
-    text_of: Callable[[Sequence[int]], str],
+    model: TurnModel,
     *,
     seed: int,
     rollout_id: str,
-    limits: TurnLimits = TurnLimits(),  # frozen, shared on purpose
 ) -> Rollout:
     """Play one rollout to its end and return it ungraded, with token ids at every step.
 
@@ -109,26 +79,23 @@ async def play(
         task: what is played.
         prompt_ids: token ids of the first prompt.
         environment: answers each action; its exceptions pass through.
-        sample: draws one turn; called with seed + turn number.
-        turn_tokens: renders observations, the next generation prompt included.
-        text_of: token ids to the action's text.
+        model: takes the turns.
         seed: fixes the draws.
         rollout_id: of the result.
-        limits: turns and tokens.
     """
     sequence = list(prompt_ids)
     steps: list[Step] = []
     is_cut = False
-    for turn in range(limits.max_turns):
-        ids, logps, is_cut = await sample(sequence, seed + turn)
-        action = Message("assistant", text_of(ids))
+    for turn in range(model.limits.max_turns):
+        ids, logps, is_cut = await model.sample(sequence, seed + turn)
+        action = Message("assistant", model.text_of(ids))
         answer = None if is_cut else await environment.act(action)
         steps.append(Step(action, tuple(answer or ()), ids, logps, tuple(sequence)))
         sequence.extend(ids)
         if answer is None:
             break
-        sequence.extend(turn_tokens(answer, ids))
-        if len(sequence) >= limits.max_tokens:
+        sequence.extend(model.turn_tokens(answer, ids))
+        if len(sequence) >= model.limits.max_tokens:
             is_cut = True
             break
     else:

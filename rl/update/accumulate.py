@@ -1,4 +1,4 @@
-"""One optimiser batch: rows with advantages to gradients, packed, in one pass over the vocabulary.
+"""Accumulates the gradients of one optimiser batch, packed, in one pass over the vocabulary.
 
 Normalisers are fixed for the whole batch before the first micro-batch, so the gradient does not
 depend on how the batch is cut. Rows whose every term is zero are not forwarded, yet they count in

@@ -1,4 +1,4 @@
-"""The gate: what an engine reported against the trainer's own scores, and a stop where they differ.
+"""Training–inference mismatch: an engine's log-probs against the trainer's, a stop beyond limits.
 
 It catches stale weights, a wrong number type or another tokenizer in the first step, where a metric
 alone would be noticed too late. Does not know engines. Idea: engine mismatch metrics (TRL, verl,

@@ -1,4 +1,4 @@
-"""What estimators are told of each rollout, gathered only where an entry in use asks for it.
+"""Per-rollout features that advantage estimators read, gathered only where one asks for them.
 
 `collect` reads facts off this process's rollouts; `batch_of` lays those of all processes end to end
 as one `RewardBatch`. Does not know which estimator reads what. Source: own.
@@ -18,7 +18,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_calls import calls_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.turns import step_numbers
+from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest

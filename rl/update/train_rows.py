@@ -1,4 +1,4 @@
-"""Graded groups to training rows: facts, reshaped rewards, advantages.
+"""Builds training rows from graded groups: features, reshaped rewards, advantages.
 
 The groups of all processes are seen together, so that an estimator over the batch means the same
 on one process and on several. Does not know how groups are made or how weights move. Source: own.
@@ -16,13 +16,14 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.formulas import requirements as supply
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
-from tfgrpo.rl.hint_notes import by_baseline, shaped
+from tfgrpo.rl.formulas.requirements import FormulaChoice, chosen, filled, needs_of
+from tfgrpo.rl.hint_notes import by_baseline
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import TrainRow, score_rows
+from tfgrpo.rl.update.hint_shaping import shaped
+from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rl.update.row_features import (
     FeatureSources,
     Graded,
@@ -72,7 +73,7 @@ class RowMaker:
         self._config = config
         self._decoder = decoder
         self._text_of = text_of
-        self.needs = frozenset(supply.needs_of(config))
+        self.needs = frozenset(needs_of(config.formulas))
 
     def rows(
         self,
@@ -95,7 +96,7 @@ class RowMaker:
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
         start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
-        batch, advantage = estimate(batch_of(everyone), self._config, step)
+        batch, advantage = estimate(batch_of(everyone), self._config.formulas, step)
         advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
         rewards = batch.reward_R[start : start + len(graded)].tolist()
         rows = [
@@ -156,7 +157,7 @@ class RowMaker:
         )
 
 
-def estimate(batch: RewardBatch, config: TrainConfig, step: int) -> tuple[RewardBatch, Floats]:
+def estimate(batch: RewardBatch, choice: FormulaChoice, step: int) -> tuple[RewardBatch, Floats]:
     """Reshape the rewards and take the advantages; return both.
 
     Raises:
@@ -164,8 +165,8 @@ def estimate(batch: RewardBatch, config: TrainConfig, step: int) -> tuple[Reward
     """
     if not len(batch.reward_R):
         return batch, np.zeros(0)
-    for kind, entry, options in supply.chosen(config):
-        found: Floats = entry.fn(batch, **supply.filled(entry, options, config, step))
+    for kind, entry, options in chosen(choice):
+        found: Floats = entry.fn(batch, **filled(entry, options, choice, step))
         if not np.isfinite(found).all():
             raise ConfigError(
                 f"step {step + 1}: {kind} {entry.name!r} gave {found[~np.isfinite(found)][0]}; "

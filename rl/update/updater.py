@@ -1,4 +1,4 @@
-"""A batch of rows to moved weights: passes, the gate, optimiser batches.
+"""Runs optimiser updates over a batch of rows: score passes, log-prob check, optimiser batches.
 
 On one process the trained decoder is the one that samples. On several the trained one is sharded
 and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
@@ -21,6 +21,7 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
+from tfgrpo.rl.formulas.requirements import aggregation_of
 from tfgrpo.rl.model.decoder import Decoder, hf_views
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.optim.lora import TARGETS, LoraWeights
@@ -44,7 +45,7 @@ from tfgrpo.rl.update.token_stats import Tokens, measure_rows
 
 @dataclass(slots=True)
 class UpdateReport:
-    """What the optimiser batches of one step told."""
+    """Figures of one step's optimiser batches."""
 
     results: list[UpdateResult] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -179,7 +180,7 @@ class Updater:
         return UpdateSettings(
             loss=loss.name,
             options={**loss.options, **carried},
-            aggregation=loss.aggregation,
+            aggregation=aggregation_of(self._config.formulas),
             kl=loss.kl,
             entropy=loss.entropy,
             log_entropy=loss.log_entropy,

@@ -103,15 +103,16 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
 
 
 def test_no_task_file_is_one_clear_line() -> None:
-    from tfgrpo.cli.train import run
-    from tfgrpo.rl.config import TrainConfig
+    from tfgrpo import rl
 
     with pytest.raises(ConfigError, match=r"tasks\.path is empty"):
-        run(TrainConfig(), print)
+        rl.train(rl.TrainConfig())
+    with pytest.raises(ConfigError, match="pass the allocator as train"):
+        rl.train(rl.TrainConfig(curriculum={"allocate": "sgpo"}))
 
 
 def test_a_model_that_is_not_local_is_refused() -> None:
-    from tfgrpo.rl.trainer import load_parts
+    from tfgrpo.rl import load_parts
 
     with pytest.raises(ConfigError, match="training needs the weights"):
         load_parts("openai:gpt-5")

@@ -16,7 +16,7 @@ from tfgrpo.escalate.run_data import task_states
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.messages import Message
 from tfgrpo.report.advise import Advice
-from tfgrpo.rl.model.decoder import Shape
+from tfgrpo.rl.model.shape import Shape
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 from tfgrpo.statistics import Interval
 

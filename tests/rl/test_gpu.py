@@ -12,7 +12,7 @@ from tests.rl.test_trainer import fingerprint, make
 from tests.rl.tiny import big_hf, big_parts, random_rows, tiny_config, tiny_hf
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.generation.scheduler import GroupRequest
+from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.model.attention import attend, attend_back, attend_kept
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.model.packing import pack

@@ -13,9 +13,10 @@ from tests.rl.tiny import tiny_decoder
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan
 from tfgrpo.messages import Message
-from tfgrpo.rl.hint_notes import by_baseline, note_of, shaped
+from tfgrpo.rl.hint_notes import by_baseline, note_of
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
+from tfgrpo.rl.update.hint_shaping import shaped
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step
 
 PREFIX = HintPlan(

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.hints import make_scheduler
-from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rl.trainer import Trainer, TrainerParts
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 SECTIONS = [
@@ -98,7 +98,14 @@ def test_help_is_not_taken_for_what_a_task_is_like_without_it(tmp_path: Path, na
     tasks = list(made._tasks)
     config = tiny_config(tmp_path / "again", optimiser={"lr": 1e-3})
     hints = make_scheduler({"name": name, "success_above": 0.5})
-    trainer = Trainer(config, tiny_parts(), tasks, Knowing(bare), hints=hints, allocate=allocate)
+    trainer = Trainer(
+        config,
+        tiny_parts(),
+        tasks,
+        Knowing(bare),
+        hints=hints,
+        parts=TrainerParts(allocate=allocate),
+    )
     groups = [g for _ in range(3) for g in trainer.step().groups]
     assert any(g.spread for g in groups), "no hint helped"
     outcomes = trainer.curriculum.history
@@ -115,7 +122,7 @@ def test_a_generator_that_another_trainer_used_makes_the_same_groups(tmp_path: P
     used = first.generator
     first._roller.roll(3)  # its cache and state are no longer fresh
     del first
-    again = Trainer(config, parts, tiny_tasks(), EvenTokens(), sampler=used)
+    again = Trainer(config, parts, tiny_tasks(), EvenTokens(), parts=TrainerParts(sampler=used))
     assert again.generator is used
     fresh = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens())
     for _ in range(2):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
-from tfgrpo.errors import ConfigError, StoreError, VerifierError
+from tfgrpo.errors import ConfigError, ProviderError, StoreError, VerifierError
 from tfgrpo.hint_plan import BARE, HintPlan
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.trainer import Trainer
-from tfgrpo.rollout import Score
+from tfgrpo.rollout import Rollout, Score, Task
 
 
 def make(config: TrainConfig, verifier=None, parts=None, **options) -> Trainer:
@@ -89,7 +91,7 @@ def test_a_checkpoint_loads_as_a_hugging_face_model(tmp_path) -> None:
     trainer.train()
     path = checkpoint.found(tmp_path / "checkpoints")[-1]
     model = AutoModelForCausalLM.from_pretrained(path)
-    weights = checkpoint.model_weights(trainer._parts.decoder)
+    weights = checkpoint.model_weights(trainer._model.decoder)
     for name, value in model.state_dict().items():
         if name in weights:
             assert torch.equal(value, weights[name]), name
@@ -141,7 +143,7 @@ def test_bfloat16_weights_are_rounded_masters(tmp_path) -> None:
     trainer = make(tiny_config(tmp_path), parts=tiny_parts(dtype=torch.bfloat16))
     trainer.step()
     masters = trainer.updater.weights.masters()
-    for name, parameter in trainer._parts.decoder.named_parameters():
+    for name, parameter in trainer._model.decoder.named_parameters():
         assert parameter.dtype == torch.bfloat16
         master = masters[name].value()
         assert master.dtype == torch.float32
@@ -172,14 +174,14 @@ def test_a_small_rate_moves_masters_that_bfloat16_would_not(tmp_path) -> None:
         tiny_config(tmp_path, optimiser={"lr": 1e-6}), parts=tiny_parts(dtype=torch.bfloat16)
     )
     before = {n: m.value().clone() for n, m in trainer.updater.weights.masters().items()}
-    seen = {n: p.detach().clone() for n, p in trainer._parts.decoder.named_parameters()}
+    seen = {n: p.detach().clone() for n, p in trainer._model.decoder.named_parameters()}
     trainer.step()
     moved = [
         (m.value() != before[n]).float().mean().item()
         for n, m in trainer.updater.weights.masters().items()
     ]
     rounded = [
-        (p != seen[n]).float().mean().item() for n, p in trainer._parts.decoder.named_parameters()
+        (p != seen[n]).float().mean().item() for n, p in trainer._model.decoder.named_parameters()
     ]
     assert min(moved) > 0.5
     assert sum(rounded) / len(rounded) < 0.2
@@ -419,3 +421,28 @@ def test_an_estimator_may_return_one_advantage_a_token(tmp_path, monkeypatch) ->
     monkeypatch.setattr("tfgrpo.rl.update.train_rows.estimate", lambda b, *_: (b, np.zeros(5)))
     with pytest.raises(ConfigError, match="returned 5 advantages for 12 rollouts"):
         trainer._row_maker.rows(groups, 0)
+
+
+class Unreachable(EvenTokens):
+    """A judge behind a provider that fails for one reply in four, in the way given."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._calls = kind, 0
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        self._calls += 1
+        if self._calls % 4 == 0:
+            raise ProviderError("the judge's LM answered 401", kind=self._kind)
+        return await super().score(rollout, task)
+
+
+@pytest.mark.parametrize("kind", ["auth", "quota", "rate_limit", "connection"])
+def test_a_providers_failure_inside_a_verifier_ends_no_training_step(
+    tmp_path: Path, kind: str
+) -> None:
+    report = make(tiny_config(tmp_path), verifier=Unreachable(kind)).step()
+    outcomes = Counter(r.outcome for g in report.groups for r in g.rollouts)
+    assert outcomes == {"graded": 9, "verifier_failed": 3}
+    failed = [r for g in report.groups for r in g.rollouts if r.score is None]
+    assert all("answered 401" in r.error for r in failed)
+    assert report.figures["rows"] == 9

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from tfgrpo.rl import LoadedModel
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.model.decoder import Decoder, decoder_from_hf
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.trainer import Parts
 from tfgrpo.rollout import Rollout, Score, Task
 
 
@@ -138,10 +138,10 @@ class EvenTokens:
         return Score(sum(i % 2 == 0 for i in ids) / max(1, len(ids)))
 
 
-def tiny_parts(**options: Any) -> Parts:
+def tiny_parts(**options: Any) -> LoadedModel:
     """Model and tokenizer for a `Trainer`."""
     model = tiny_hf(**options)
-    return Parts(
+    return LoadedModel(
         decoder=decoder_from_hf(model),
         tokenizer=CharTokenizer(),
         save_extras=lambda folder: model.config.save_pretrained(folder),
@@ -150,7 +150,7 @@ def tiny_parts(**options: Any) -> Parts:
     )
 
 
-def big_parts() -> Parts:
+def big_parts() -> LoadedModel:
     """The model on the GPU, with the tiny one's tokenizer."""
     model = big_hf()
     return replace(

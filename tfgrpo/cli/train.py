@@ -1,16 +1,35 @@
 """`tfgrpo train CONFIG.toml`: train, resume, evaluate, export.
 
-Does not know how training works; prints a line a step and one verdict. Source: own.
+Wires what training may not know: rollout budgets of `tfgrpo.routing`. Does not know how training
+works; prints one line per step and one verdict. Source: own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfgrpo.errors import ConfigError, MissingExtraError
+from tfgrpo.errors import ConfigError, MissingExtraError, boundary
+from tfgrpo.protocols import Allocator
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.import_string import add_module_folder, load_object
+
+if TYPE_CHECKING:
+    from tfgrpo.rl import TrainResult
+    from tfgrpo.rl.config import CurriculumConfig
+
+ALLOCATORS: Mapping[str, str] = {
+    "posterior_gain": "tfgrpo.routing.allocation:PosteriorGain",
+    "sgpo": "tfgrpo.routing.allocation_published:Sgpo",
+    "vade": "tfgrpo.routing.allocation_published:Vade",
+    "xrpo": "tfgrpo.routing.allocation_published:Xrpo",
+    "gdro": "tfgrpo.routing.allocation_published:RolloutGdro",
+}
+"""Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
 
 
 def train(
@@ -18,7 +37,7 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, over the file.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line a step.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line per step.")] = False,
 ) -> None:
     """Train a model on groups of rollouts; the same command goes on after a stop.
 
@@ -29,67 +48,87 @@ def train(
         import transformers  # noqa: F401
     except ImportError as exc:
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
+    from tfgrpo import rl
     from tfgrpo.rl import distributed
-    from tfgrpo.rl.config import TrainConfig
-    from tfgrpo.runtime.import_string import add_module_folder
 
     add_module_folder(config.parent)
-    settings = TrainConfig.from_toml(config, overrides or [])
+    settings = rl.TrainConfig.from_toml(config, overrides or [])
     rank, processes = distributed.start()
     try:
-        result = run(settings, _quiet if quiet or rank else _print_step)
+        result = rl.train(
+            settings,
+            allocate=allocator_of(settings.curriculum),
+            on_step=None if quiet or rank else _print_step,
+        )
     finally:
         distributed.finish()
     if rank == 0:
-        typer.echo(_verdict(settings, result))
+        typer.echo(_verdict(result))
     if processes > 1:
         distributed.end()
 
 
-def run(settings: Any, on_step: Any) -> dict[str, Any]:
-    """Train by settings and write the final model into `RUN/model`; return the evaluation."""
-    from tfgrpo.rl import distributed
-    from tfgrpo.rl.checkpoints.export import write_card
-    from tfgrpo.rl.monitoring.metrics import tensorboard_sink, tracker_sink
-    from tfgrpo.rl.rollouts.hint_setup import prepare
-    from tfgrpo.rl.rollouts.plugins import allocator_of, engine_of
-    from tfgrpo.rl.trainer import Trainer, load_parts
-    from tfgrpo.tasks.files import read_tasks
-    from tfgrpo.verifiers import make_verifier
+def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
+    """Return what gives group sizes, or None.
 
-    if not settings.tasks.path:
-        raise ConfigError("tasks.path is empty: name a JSONL file of training tasks")
-    verifier = make_verifier(settings.verifier)
-    tasks = read_tasks(settings.tasks.path)
-    held_out = read_tasks(settings.tasks.held_out) if settings.tasks.held_out else []
-    parts = load_parts(settings.model.lm, device=settings.model.device, dtype=settings.model.dtype)
-    tasks, hints = prepare(settings, tasks, parts)
-    folder = Path(settings.run.folder)
-    sinks = {}
-    if settings.run.tensorboard and distributed.world()[0] == 0:
-        sinks["tensorboard"] = tensorboard_sink(folder / "tensorboard")
-    if settings.run.tracker and distributed.world()[0] == 0:
-        sinks[settings.run.tracker] = tracker_sink(
-            settings.run.tracker, "tfgrpo", settings.to_json()
+    Raises:
+        ConfigError: there is no such allocator, or its options are wrong.
+    """
+    if not curriculum.allocate:
+        return None
+    options = dict(curriculum.allocate_options)
+    if curriculum.allocate == "v0":
+        return ValueBudgets(str(options.pop("router", "")), options)
+    name = ALLOCATORS.get(curriculum.allocate, curriculum.allocate)
+    if ":" not in name:
+        raise ConfigError(
+            f"curriculum.allocate is {name!r}; allowed are v0, {', '.join(ALLOCATORS)} or "
+            "'module:name'"
         )
-    trainer = Trainer(
-        settings,
-        parts,
-        tasks,
-        verifier,
-        held_out=held_out,
-        hints=hints,
-        generator=engine_of(settings, parts),
-        allocate=allocator_of(settings.curriculum),
-        sinks=sinks,
-    )
-    result = trainer.train(on_step)
-    if distributed.world()[0] == 0:
-        model = folder / "model"
-        model.mkdir(parents=True, exist_ok=True)
-        trainer.export(model)
-        write_card(model, base_model=parts.name, config=settings.to_json(), evaluation=result)
-    return result
+    with boundary(ConfigError, f"curriculum.allocate {curriculum.allocate!r}"):
+        made: Allocator = load_object(name, "curriculum.allocate")(**options)
+    return made
+
+
+class ValueBudgets:
+    """V_0 budgets: a fitted router's value model, told this run's outcomes, predicts each task's
+    success, and rollouts go where a mixed group becomes likelier.
+
+    Args:
+        router: folder of a router that `tfgrpo route fit` wrote.
+        options: of `PosteriorGain`.
+    """
+
+    def __init__(self, router: str, options: Mapping[str, Any]) -> None:
+        if not router:
+            raise ConfigError(
+                "curriculum.allocate 'v0' needs allocate_options.router, the folder that `tfgrpo "
+                "route fit` wrote; without one use 'posterior_gain'"
+            )
+        self._rules = import_module("tfgrpo.routing.allocation")
+        self._records = import_module("tfgrpo.routing.records")
+        self._value = import_module("tfgrpo.routing.router_files").RouterFiles.load(router).value
+        self._options = dict(options)
+        with boundary(ConfigError, "curriculum.allocate_options"):
+            self._rules.PosteriorGain(**self._options)
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the number of rollouts of each task."""
+        outcomes = self._records.outcomes_of_groups(
+            history,
+            success_at=self._options.get("success_at"),
+            model_of=lambda group: "the trained model",
+        )
+        state = self._value.state(outcomes, model="the trained model")
+        rule = self._rules.PosteriorGain(
+            predict=self._rules.state_predictor(state.predict),
+            error=self._rules.PredictionError.of_state(state),
+            **self._options,
+        )
+        counts: list[int] = rule(tasks, history, budget)
+        return counts
 
 
 def _print_step(report: Any) -> None:
@@ -102,16 +141,12 @@ def _print_step(report: Any) -> None:
     )
 
 
-def _quiet(report: Any) -> None:
-    """Print nothing."""
-
-
-def _verdict(settings: Any, result: dict[str, Any]) -> str:
-    where = Path(settings.run.folder) / "model"
-    told = f"the model is in {where} (load it as local:{where})"
-    if not result:
-        return f"done; no held-out tasks were given, so nothing was evaluated; {told}"
+def _verdict(result: TrainResult) -> str:
+    where = f"the model is in {result.model} (load it as local:{result.model})"
+    found = result.evaluation
+    if not found:
+        return f"done; no held-out tasks were given, so nothing was evaluated; {where}"
     return (
-        f"done; held-out mean reward {result['mean']:.3f} (95 % interval {result['low']:.3f} to "
-        f"{result['high']:.3f}, {result['tasks']} tasks, no hints); {told}"
+        f"done; held-out mean reward {found['mean']:.3f} (95 % interval {found['low']:.3f} to "
+        f"{found['high']:.3f}, {found['tasks']} tasks, no hints); {where}"
     )

@@ -18,7 +18,7 @@ from tfgrpo.escalate.plan import TrainingPlan
 from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.escalate.student import ContextOf, Speed, bare
-from tfgrpo.rl.model.decoder import Shape
+from tfgrpo.rl.model.shape import Shape
 from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rollout import Task
 

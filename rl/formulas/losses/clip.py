@@ -47,6 +47,7 @@ def group_of_tokens(batch: TokenBatch, entry: str) -> torch.Tensor:
     formula="-min(r A, clip(r, 1-eps_low, 1+eps_high) A)",
     certainty="code",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
+    needs=("ratio",),
 )
 def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> torch.Tensor:
     """Return the clipped surrogate, negated: D.
@@ -65,6 +66,7 @@ def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> t
     formula="clip with eps_high above eps_low: 0.2 and 0.28; aggregate with token_mean",
     certainty="code",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
+    needs=("ratio",),
 )
 def dapo(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.28) -> torch.Tensor:
     """Return DAPO's clipped surrogate, negated: D. The rest of DAPO is chosen elsewhere:
@@ -79,6 +81,7 @@ def dapo(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.28) -> 
     formula="clip; where A < 0 the loss is at most -c A",
     certainty="code",
     test=TESTS + "test_dual_clip_bounds_the_loss_of_negative_advantages",
+    needs=("ratio",),
 )
 def dual_clip(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, c: float = 3.0
@@ -99,6 +102,7 @@ def dual_clip(
     formula="-min(min(r, delta) A, clip(r, 1-eps_low, 1+eps_high) A)",
     certainty="code",
     test=TESTS + "test_delta_clip_caps_the_ratio_in_the_plain_arm",
+    needs=("ratio",),
 )
 def delta_clip(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, delta: float = 4.0
@@ -120,7 +124,7 @@ def delta_clip(
     formula="sg(min(exp(log pi_old - log pi_behaviour), cap)) * clip loss",
     certainty="code",
     test=TESTS + "test_decoupled_clip_weighs_by_the_capped_behaviour_ratio",
-    needs=("behaviour",),
+    needs=("behaviour", "ratio"),
 )
 def decoupled_clip(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0
@@ -141,7 +145,7 @@ def decoupled_clip(
     formula="clip with eps_i = eps0 (1 + k1 g(|A|)) (1 + k2 h(var)), g(x) = x/(1+x), h(v) = v/vmax",
     certainty="approximation",
     test=TESTS + "test_etr_widens_with_advantage_and_group_variance",
-    needs=("group",),
+    needs=("group", "ratio"),
 )
 def etr(
     batch: TokenBatch, *, eps: float = 0.2, k1: float = 0.5, k2: float = 0.5, vmax: float = 0.25
@@ -180,7 +184,7 @@ def _group_variance(batch: TokenBatch) -> torch.Tensor:
     formula="-min(m A, m' A): m = w r + (1-w) s, m' the same of both clipped, s = exp(mean log r)",
     certainty="approximation",
     test=TESTS + "test_dhpo_is_clip_at_weight_one_and_gspo_at_weight_zero",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def dhpo(
     batch: TokenBatch,
@@ -228,7 +232,7 @@ def _covariance(batch: TokenBatch, entry: str) -> tuple[torch.Tensor, torch.Tens
     formula="clip; a random `share` of the unclipped tokens with low < cov < high gets no loss",
     certainty="code",
     test=TESTS + "test_clip_cov_silences_tokens_inside_the_bounds_only",
-    needs=("group",),
+    needs=("group", "ratio"),
 )
 def clip_cov(
     batch: TokenBatch,
@@ -270,7 +274,7 @@ def clip_cov(
     formula="-r A; on the `share` of tokens of largest cov: + coef |log r|",
     certainty="code",
     test=TESTS + "test_kl_cov_penalises_the_tokens_of_largest_covariance",
-    needs=("group",),
+    needs=("group", "ratio"),
 )
 def kl_cov(batch: TokenBatch, *, share: float = 2e-4, coef: float = 1.0) -> torch.Tensor:
     """Return the unclipped surrogate with a penalty on max(1, share · tokens) tokens a group: D.
@@ -295,7 +299,7 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-4, coef: float = 1.0) -> torc
     formula="clip + lam gate max(0, log pi_old - log pi) where A >= 0; gate: sum log r of row < 0",
     certainty="code",
     test=TESTS + "test_llds_adds_nothing_unless_the_rows_likelihood_fell",
-    needs=("sequence", "every_row"),
+    needs=("sequence", "every_row", "ratio"),
 )
 def llds(
     batch: TokenBatch,

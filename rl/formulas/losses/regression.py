@@ -24,6 +24,7 @@ TESTS = "tests/rl/formulas/losses/test_regression.py::"
     formula="|A| (r - (1 + eps sign A))^2 / (2 eps)",
     certainty="approximation",
     test=TESTS + "test_gbpo_rests_at_the_bound_and_starts_as_policy_gradient",
+    needs=("ratio",),
 )
 def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     """Return the |A|-weighted squared distance of the ratio to its bound: D.
@@ -43,7 +44,7 @@ def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     formula="-r A + eta ((r-1)^2 - delta)",
     certainty="approximation",
     test=TESTS + "test_r2vpo_matches_its_lagrangian_and_its_dual_step",
-    needs=("every_row",),
+    needs=("every_row", "ratio"),
 )
 def r2vpo(batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01) -> torch.Tensor:
     """Return the Lagrangian of the surrogate under a bound on the ratio's variance: D.
@@ -71,7 +72,7 @@ def r2vpo_dual_step(eta: float, variance: float, *, delta: float = 0.01, lr: flo
     formula="-(A log pi - beta/2 (log r)^2)",
     certainty="code",
     test=TESTS + "test_dro_rests_where_the_log_ratio_is_the_scaled_advantage",
-    needs=("every_row",),
+    needs=("every_row", "ratio"),
 )
 def dro(batch: TokenBatch, *, beta: float = 0.1) -> torch.Tensor:
     """Return the direct reward optimisation loss: D. Stationary at log r = A / beta."""
@@ -85,7 +86,7 @@ def dro(batch: TokenBatch, *, beta: float = 0.1) -> torch.Tensor:
     formula="-mask r A + kappa (log r)^2, mask of dppo_tv",
     certainty="code",
     test=TESTS + "test_prime_default_adds_the_square_to_a_masked_ratio",
-    needs=("every_row",),
+    needs=("every_row", "ratio"),
 )
 def prime_default(
     batch: TokenBatch, *, d_low: float = 0.2, d_high: float = 0.2, kappa: float = 1e-3
@@ -103,7 +104,7 @@ def prime_default(
     formula="(rho log r - sg(A + next_gap))^2, next_gap: mean of next position's log r",
     certainty="code",
     test=TESTS + "test_rover_regresses_to_the_next_states_uniform_value",
-    needs=("every_row", "next_gap"),
+    needs=("every_row", "next_gap", "ratio"),
 )
 def rover(
     batch: TokenBatch, *, rho: float = 1.0, next_gap_D: torch.Tensor | None = None
@@ -126,7 +127,7 @@ def rover(
     formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2 (advantage win_rate)",
     certainty="approximation",
     test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
-    needs=("sequence", "every_row"),
+    needs=("sequence", "every_row", "ratio"),
 )
 def sppo_square(batch: TokenBatch, *, eta: float = 1.0) -> torch.Tensor:
     """Return the squared error of a row's log-ratio against its win rate, spread on its tokens: D.

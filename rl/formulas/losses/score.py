@@ -45,6 +45,7 @@ def reinforce(batch: TokenBatch) -> torch.Tensor:
     formula="-sg(r) A log pi, the gradient of -r A",
     certainty="code",
     test=TESTS + "test_importance_sampling_has_the_gradient_of_the_ratio",
+    needs=("ratio",),
 )
 def importance_sampling(batch: TokenBatch) -> torch.Tensor:
     """Return the unclipped off-policy correction by token: D."""
@@ -58,6 +59,7 @@ def importance_sampling(batch: TokenBatch) -> torch.Tensor:
     formula="-sg(min(r, eps_max)) A log pi",
     certainty="code",
     test=TESTS + "test_cispo_and_dispo_match_their_four_regimes",
+    needs=("ratio",),
 )
 def cispo(batch: TokenBatch, *, eps_max: float = 5.0) -> torch.Tensor:
     """Return the score-function loss under a ratio capped from above: D.
@@ -74,6 +76,7 @@ def cispo(batch: TokenBatch, *, eps_max: float = 5.0) -> torch.Tensor:
     formula="-sg(clip(r, low, high)) A log pi, own (low, high) for A > 0 and for A <= 0",
     certainty="approximation",
     test=TESTS + "test_cispo_and_dispo_match_their_four_regimes",
+    needs=("ratio",),
 )
 def dispo(
     batch: TokenBatch,
@@ -101,6 +104,7 @@ def dispo(
     formula="-A (4/tau) sigmoid(tau (r-1)), tau by the sign of A",
     certainty="code",
     test=TESTS + "test_sapo_has_slope_one_on_policy_and_matches_the_sigmoid",
+    needs=("ratio",),
 )
 def sapo(
     batch: TokenBatch, *, tau_positive: float = 1.0, tau_negative: float = 1.05
@@ -118,6 +122,7 @@ def sapo(
     formula="A > threshold: -A log pi; else -sg(min(r, 1)) A log pi",
     certainty="code",
     test=TESTS + "test_topr_tapers_negatives_only",
+    needs=("ratio",),
 )
 def topr(batch: TokenBatch, *, threshold: float = 0.0) -> torch.Tensor:
     """Return the tapered off-policy loss: D. The paper's A is the reward itself."""
@@ -170,6 +175,7 @@ def _rec(batch: TokenBatch, keep_D: torch.Tensor, importance: float, k2: float) 
     formula="-w A log pi where (A >= 0 and r <= 1+eps_high) or (A <= 0 and r >= 1-eps_low)",
     certainty="code",
     test=TESTS + "test_rec_one_side_has_the_gradient_of_clip",
+    needs=("ratio",),
 )
 def rec_one_side(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, importance: float = 1.0
@@ -191,6 +197,7 @@ def rec_one_side(
     formula="-w A log pi where 1-eps_low <= r <= 1+eps_high",
     certainty="code",
     test=TESTS + "test_rec_two_side_and_ring_keep_the_stated_tokens",
+    needs=("ratio",),
 )
 def rec_two_side(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, importance: float = 1.0
@@ -208,6 +215,7 @@ def rec_two_side(
     formula="two-side, or (A >= 0 and r <= 1-outer_low), or (A <= 0 and r >= 1+outer_high)",
     certainty="code",
     test=TESTS + "test_rec_two_side_and_ring_keep_the_stated_tokens",
+    needs=("ratio",),
 )
 def rec_ring(
     batch: TokenBatch,
@@ -233,7 +241,7 @@ def rec_ring(
     formula="-A log pi + coef (log r)^2",
     certainty="code",
     test=TESTS + "test_rec_k2_pulls_back_to_the_old_policy",
-    needs=("every_row",),
+    needs=("every_row", "ratio"),
 )
 def rec_k2(batch: TokenBatch, *, coef: float = 0.1) -> torch.Tensor:
     """Return REINFORCE with a squared pull to π_old: D."""
@@ -254,6 +262,7 @@ def _outside_total_variation(batch: TokenBatch, low: float, high: float) -> torc
     formula="-sg(min(r, cap)) A log pi where pi-pi_old <= d_high (A > 0) or >= -d_low (A <= 0)",
     certainty="code",
     test=TESTS + "test_dppo_masks_match_the_closed_forms",
+    needs=("ratio",),
 )
 def dppo_tv(
     batch: TokenBatch, *, d_low: float = 0.2, d_high: float = 0.2, cap: float = 20.0
@@ -270,6 +279,7 @@ def dppo_tv(
     formula="as dppo_tv with KL(Bern(pi_old) || Bern(pi)) <= d, or moved against the advantage",
     certainty="code",
     test=TESTS + "test_dppo_masks_match_the_closed_forms",
+    needs=("ratio",),
 )
 def dppo_kl(
     batch: TokenBatch, *, d_low: float = 0.05, d_high: float = 0.05, cap: float = 20.0
@@ -292,7 +302,7 @@ def dppo_kl(
     formula="-sg(min(r_t min_(s<t) r_s, cap)) A log pi; the first token has its own ratio",
     certainty="approximation",
     test=TESTS + "test_minpro_uses_the_smallest_earlier_ratio",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def minpro(batch: TokenBatch, *, cap: float = 5.0) -> torch.Tensor:
     """Return the score-function loss weighted by the token's ratio and the prefix's smallest: D.

@@ -26,7 +26,7 @@ TESTS = "tests/rl/formulas/losses/test_sequence.py::"
     formula="-min(s A, clip(s, 1-eps_low, 1+eps_high) A); aggregate with row_mean",
     certainty="code",
     test=TESTS + "test_gspo_matches_hand_computed_rows",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the surrogate clipped on the length-normalised row ratio: D."""
@@ -41,7 +41,7 @@ def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) ->
     formula="clip on s_t = sg(s) pi / sg(pi): the values of gspo, the gradient of each token alone",
     certainty="code",
     test=TESTS + "test_gspo_token_has_the_values_of_gspo_and_token_gradients",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the row-clipped surrogate with per-token gradients (advantages may vary): D."""
@@ -57,7 +57,7 @@ def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e
     formula="-A exp(mean_t q_t): q = min(log r, eps_high) if A > 0, max(log r, -eps_low) if < 0",
     certainty="code",
     test=TESTS + "test_gmpo_matches_the_clipped_geometric_mean",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> torch.Tensor:
     """Return the geometric-mean surrogate with log-ratios clipped on the harmful side: D.
@@ -81,7 +81,7 @@ def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> t
     formula="row length * gspo loss; aggregate with row_mean",
     certainty="code",
     test=TESTS + "test_luspo_is_gspo_times_length",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def luspo(batch: TokenBatch, *, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> torch.Tensor:
     """Return the row-clipped surrogate times the row's length: D."""
@@ -96,7 +96,7 @@ def luspo(batch: TokenBatch, *, eps_low: float = 2e-3, eps_high: float = 2.5e-3)
     formula="-sg(phi(w)) A log pi, phi(w) = e^lam w^k e^(-lam w), w = exp(sum of row's log r)",
     certainty="code",
     test=TESTS + "test_vespo_weight_is_one_on_policy_and_follows_the_closed_form",
-    needs=("sequence",),
+    needs=("sequence", "ratio"),
 )
 def vespo(
     batch: TokenBatch,
@@ -127,7 +127,7 @@ def vespo(
     formula="mean over pairs of a group of -1/2 (R1-R2)(lr1-lr2), lr = row sum of log r, clipped",
     certainty="approximation",
     test=TESTS + "test_p3o_matches_the_sum_over_pairs_and_ignores_a_reward_shift",
-    needs=("sequence", "group", "every_row"),
+    needs=("sequence", "group", "every_row", "ratio"),
 )
 def p3o(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     """Return each row's mean pair loss against its siblings, on every token: D.

@@ -44,7 +44,7 @@ from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
-from tfgrpo.rl.trainer import Parts, Trainer, load_parts
+from tfgrpo.rl.trainer import Parts, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.statistics import paired_difference, seeds_difference
 
@@ -209,7 +209,7 @@ class Bench:
             LastNumber(),
             held_out=held_out,
             hints=hints,
-            sampler=self.generator,
+            parts=TrainerParts(sampler=self.generator),
         )
 
     def sample(

@@ -25,7 +25,7 @@ from tests.benchmarks.rl.rl_job import crc_parity, model_folder, questions
 from tfgrpo.hints import make_scheduler
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.trainer import Parts, Trainer, load_parts
+from tfgrpo.rl.trainer import Parts, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import Rollout, Score, Task
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,9 @@ def run_arm(
             }
         )
         hints = make_scheduler(ARMS[arm]) if ARMS[arm] else None
-        trainer = Trainer(config, parts, tasks(n), NeedsHint(), hints=hints, sampler=sampler)
+        trainer = Trainer(
+            config, parts, tasks(n), NeedsHint(), hints=hints, parts=TrainerParts(sampler=sampler)
+        )
         figures = [trainer.step().figures for _ in range(WARM + steps)][WARM:]
     return {
         "method": arm,

@@ -12,7 +12,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.generation.counter_rng import pick, uniforms
 from tfgrpo.rl.generation.generator import GroupGenerator, make_generator
-from tfgrpo.rl.generation.scheduler import GroupRequest
+from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.model.packing import Row, pack
 from tfgrpo.rl.update.logprob import score_tokens

@@ -18,7 +18,7 @@ from tfgrpo.rl.generation.decode_ops import Slots
 from tfgrpo.rl.kernels import block as triton_block
 from tfgrpo.rl.kernels import decode as triton_kernels
 from tfgrpo.rl.kernels import update as triton_update
-from tfgrpo.rl.model.decoder import Shape
+from tfgrpo.rl.model.shape import Shape
 
 COMPILED: set[str] = set()
 RUN = JITFunction.run

@@ -19,16 +19,16 @@ from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation import decode_ops as kernels
 from tfgrpo.rl.generation import generator
 from tfgrpo.rl.generation.decode_ops import Slots
-from tfgrpo.rl.generation.scheduler import GroupRequest
+from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.kernels import block as triton_block
 from tfgrpo.rl.kernels import decode as triton_kernels
 from tfgrpo.rl.kernels import device
 from tfgrpo.rl.kernels import update as triton_update
 from tfgrpo.rl.model import fused_block as block_pass
 from tfgrpo.rl.model.block_ops import rms_norm, rotate, split_heads
-from tfgrpo.rl.model.decoder import Shape
 from tfgrpo.rl.model.grad_buffers import GradientSums
 from tfgrpo.rl.model.packing import micro_batches
+from tfgrpo.rl.model.shape import Shape
 from tfgrpo.rl.optim import adamw as optimiser
 from tfgrpo.rl.optim import master_weights as masters
 from tfgrpo.rl.update import logprob
@@ -86,7 +86,7 @@ def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
     slots = Slots.empty(rows, 4, 1, CPU)
     slots.position[:] = position
     mask = (torch.arange(length) <= position[:, None])[:, None, None]
-    plain = kernels.decode_attention(qkv, *wanted, slots, angles, norms, shape, mask)
+    plain = kernels.decode_attention(qkv, tuple(wanted), slots, angles, norms, shape, mask)
     return [far(out, plain), *(far(a, b) for a, b in zip(ours, wanted, strict=True))]
 
 

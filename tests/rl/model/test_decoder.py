@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.rl.tiny import random_rows, tiny_hf
 from tfgrpo.errors import ConfigError
-from tfgrpo.rl.model.decoder import decoder_from_hf, hf_slices, hf_views, shape_of
+from tfgrpo.rl.model.decoder import decoder_from_hf, hf_slices, hf_views
 from tfgrpo.rl.model.packing import Row, micro_batches, pack
+from tfgrpo.rl.model.shape import shape_of
 from tfgrpo.rl.update.logprob import score_tokens
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.rl.test_trainer import make
 from tests.rl.tiny import tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.generation.scheduler import Counters
+from tfgrpo.rl.generation.requests import Counters
 from tfgrpo.rl.monitoring.roofline import (
     Roofline,
     decode_floor_s,

@@ -10,13 +10,13 @@ import pytest
 
 from tests.rl.test_trainer import comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
+from tfgrpo.cli.train import allocator_of
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.config import CurriculumConfig, TrainConfig
 from tfgrpo.rl.rollouts.curriculum import Curriculum
-from tfgrpo.rl.rollouts.plugins import allocator_of
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import _next_size
-from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rl.trainer import Trainer, TrainerParts
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -170,7 +170,7 @@ def trainer(folder: Path, n: int = 8, **sections: Any) -> Trainer:
     config = tiny_config(folder, **sections)
     return Trainer(
         config, tiny_parts(), tiny_tasks(n), Mixed(),
-        allocate=allocate or allocator_of(config.curriculum),
+        parts=TrainerParts(allocate=allocate or allocator_of(config.curriculum)),
     )  # fmt: skip
 
 

@@ -23,10 +23,10 @@ from tfgrpo.hints.metadata import MetadataHints
 from tfgrpo.hints.sage import Sage
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.generation.scheduler import GroupRequest, OnDone
+from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
-from tfgrpo.rl.rollouts.turns import row_of
 from tfgrpo.rl.update.accumulate import score_rows
+from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 
 G = 4

@@ -19,12 +19,13 @@ from tfgrpo.policies.tools import tool
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.monitoring.metrics import group_figures
 from tfgrpo.rl.rollouts.factory import CountingGenerator, maker_of, own_generator
-from tfgrpo.rl.rollouts.multi_turn import MultiTurnMaker
+from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
 from tfgrpo.rl.rollouts.plugins import tools_of
 from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText, TurnTools
-from tfgrpo.rl.rollouts.turns import TurnLimits, row_of
+from tfgrpo.rl.rollouts.turns import TurnLimits
 from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import Rollout, Score, Task
 
 HERE = "tests.rl.rollouts.test_multi_turn"
@@ -106,14 +107,15 @@ def player(generator: Any, make_environment: Any = None, **limits: int) -> Multi
     return MultiTurnMaker(
         generator,
         Prompter(tokenizer, context_tokens=5000),
-        Says(),
+        Judging(Says()),
         Sampling(max_tokens=200),
-        make_environment=make_environment
-        or (lambda task: TurnTools(tools, timeout_s=0.2, max_chars=100)),
-        turn_text=TurnText(tokenizer, template="chat", eos_ids=(2,)),
-        limits=TurnLimits(**{"max_turns": 4, "max_tokens": 5000} | limits),
+        TurnSetup(
+            make_environment or (lambda task: TurnTools(tools, timeout_s=0.2, max_chars=100)),
+            TurnText(tokenizer, template="chat", eos_ids=(2,)),
+            TurnLimits(**{"max_turns": 4, "max_tokens": 5000} | limits),
+            act_timeout_s=5.0,
+        ),
         policy_id="p",
-        act_timeout_s=5.0,
     )
 
 
@@ -201,9 +203,10 @@ def test_native_calls_go_through_the_models_own_template() -> None:
     said = "I add." + call % 3 + call % 4 + END
     maker = player(Script(said, ANSWER))
     maker._prompter = Prompter(tokenizer, context_tokens=5000)
-    maker._turn_text = TurnText(tokenizer, template="chat", eos_ids=(2,))
-    maker._make_environment = lambda task: TurnTools(
-        tools, native=True, timeout_s=1.0, max_chars=100
+    maker._turns = TurnSetup(
+        lambda task: TurnTools(tools, native=True, timeout_s=1.0, max_chars=100),
+        TurnText(tokenizer, template="chat", eos_ids=(2,)),
+        TurnLimits(4, 5000),
     )
     (group, _) = maker.make(TASKS, 1, seed=1)
     (rollout,) = group.rollouts

@@ -13,8 +13,9 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.turns import TurnLimits, play, row_of, step_numbers
+from tfgrpo.rl.rollouts.turns import TurnLimits, TurnModel, play
 from tfgrpo.rl.update.accumulate import score_rows
+from tfgrpo.rl.update.rollout_rows import row_of, step_numbers
 from tfgrpo.rollout import Task
 
 TASK = Task("t", "go")
@@ -44,12 +45,9 @@ async def played(n: int = 2, **limits):
         TASK,
         (5, 6, 7),
         Countdown(n),
-        sample,
-        turn_tokens,
-        str,
+        TurnModel(sample, turn_tokens, str, TurnLimits(**limits)),
         seed=1,
         rollout_id="r",
-        limits=TurnLimits(**limits),
     )
 
 
