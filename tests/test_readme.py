@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tfgrpo.cli.main import _LAZY
 from tfgrpo.config.learn import Config
 
@@ -153,7 +154,7 @@ def test_the_readmes_first_steps_work_on_the_command_line(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "tfgrpo", *arguments]
         env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     def checked(*arguments: str) -> str:
