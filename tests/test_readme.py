@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import HOW, MODEL, commands
 from tests.patience import PATIENCE_S
 from tfgrpo.cli.main import _LAZY
 from tfgrpo.config.learn import Config
@@ -113,6 +114,12 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
     named += re.findall(r"`tfgrpo ([a-z-]+)", page.read_text("utf-8"))
     for verb in set(named):
         assert verb in _LAZY, f"{page.name}: tfgrpo {verb}"
+
+
+def test_every_command_of_a_page_is_run_or_has_a_reason() -> None:
+    assert set(commands()) == set(HOW)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"MODEL := {MODEL}" in makefile and "-e '.[local,report]'" in makefile
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

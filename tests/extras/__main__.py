@@ -32,7 +32,17 @@ SCRIPTS = Path(__file__).parent
 NOT_FEATURES = ("dev",)
 _LIMIT_S = 900
 _AT_ONCE = 2
-_KEPT = ("pyproject.toml", "README.md", "LICENSE", "tfgrpo", "prompts", "rl", "routing", "search")
+_KEPT = (
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "LICENSE",
+    "tfgrpo",
+    "prompts",
+    "rl",
+    "routing",
+    "search",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +77,8 @@ def bare_environment(folder: Path) -> dict[str, str]:
     return kept | made
 
 
-def build_wheel(folder: Path) -> Path:
-    """Return the project's wheel, built from a copy so that no build folder stays behind."""
+def copy_project(folder: Path) -> Path:
+    """Return a copy of what is installed, so that no build folder stays in the checkout."""
     copy = folder / "source"
     copy.mkdir()
     for name in _KEPT:
@@ -78,6 +88,12 @@ def build_wheel(folder: Path) -> Path:
             shutil.copytree(source, copy / name, symlinks=True, ignore=ignore)
         else:
             shutil.copy(source, copy / name)
+    return copy
+
+
+def build_wheel(folder: Path) -> Path:
+    """Return the project's wheel."""
+    copy = copy_project(folder)
     _run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, copy])
     return next(folder.glob("*.whl"))
 
