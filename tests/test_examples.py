@@ -22,6 +22,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tfgrpo.config.learn import Config
 from tfgrpo.testing import Call, FaultServer
 
@@ -56,7 +57,7 @@ def run_alone(*arguments: str, cwd: Path, shared: str = "/nonexistent") -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -114,6 +115,7 @@ async def test_the_bare_method_gains_beyond_noise_in_a_hundred_lines(
 
 
 @pytest.mark.real
+@pytest.mark.long
 async def test_bare_grpo_teaches_the_embedded_model_sums_in_four_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -230,18 +232,20 @@ def serving_the_embedded_model(home: Path) -> Iterator[str]:
         [*command, "--port", str(port)], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
     )
     try:
-        for _ in range(240):
+        end = time.monotonic() + PATIENCE_S
+        while True:
             assert server.poll() is None, (home / "server.log").read_text()
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as reply:
                     name = json.load(reply)["data"][0]["id"]
                 break
             except OSError:
+                assert time.monotonic() < end, (home / "server.log").read_text()
                 time.sleep(0.25)
         yield f"http://127.0.0.1:{port}/v1#{name}"
     finally:
         server.terminate()
-        server.wait(20)
+        server.wait(PATIENCE_S)
         log.close()
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parent.parent
 LINKED = ("prompts", "rl", "routing", "search")
 IGNORED_SUFFIXES = (".py", ".pyc")
@@ -106,7 +108,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", *command, str(out), str(source)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert built.returncode == 0, built.stderr
     return next(out.glob("*.whl"))
@@ -162,7 +164,7 @@ def test_the_wheel_works_beside_a_users_own_modules_of_the_same_names(
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(installed), "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().startswith(str(installed))

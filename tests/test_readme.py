@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.commands import HOW, MODEL, commands
+from tests.patience import PATIENCE_S
 from tfgrpo.cli.main import _LAZY
 from tfgrpo.config.learn import Config
 
@@ -114,6 +116,12 @@ def test_every_command_that_a_page_names_exists(page: Path) -> None:
         assert verb in _LAZY, f"{page.name}: tfgrpo {verb}"
 
 
+def test_every_command_of_a_page_is_run_or_has_a_reason() -> None:
+    assert set(commands()) == set(HOW)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"MODEL := {MODEL}" in makefile and "-e '.[local,report]'" in makefile
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_every_make_target_that_a_page_names_exists(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
@@ -153,7 +161,7 @@ def test_the_readmes_first_steps_work_on_the_command_line(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "tfgrpo", *arguments]
         env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
         return subprocess.run(
-            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=PATIENCE_S
         )
 
     def checked(*arguments: str) -> str:

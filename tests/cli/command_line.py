@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tfgrpo.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,6 @@ def cli(
     """Run a command as a process in that folder."""
     done = subprocess.run(
         command(*arguments, safe_path=safe_path), cwd=folder, env=environment(folder, env),
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
     )  # fmt: skip
     return Ran(done.returncode, done.stdout, done.stderr)

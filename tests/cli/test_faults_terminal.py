@@ -14,6 +14,7 @@ import pytest
 
 from tests.cli.command_line import command, environment, folder_with
 from tests.cli.test_provider import arguments, digit, learn, paid_twice
+from tests.patience import PATIENCE_S
 from tfgrpo.testing import Answer, Call, FaultServer, say
 
 
@@ -51,7 +52,7 @@ def test_f29_a_closed_terminal_keeps_what_was_paid_and_leaves_no_process(tmp_pat
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.01)
         os.close(master)  # the kernel sends SIGHUP, and every write to the terminal fails
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=PATIENCE_S) == 130
         assert not alive(process.pid)
         asked = server.call_count
         assert asked <= 16 + 2 * 4

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.cli.command_line import Ran, cli, command, environment, folder_with
+from tests.patience import PATIENCE_S
 from tfgrpo.testing import Answer, Call, FaultServer, say, status
 
 pytestmark = pytest.mark.real
@@ -112,7 +113,7 @@ class Slow:
             time.sleep(0.01)
 
     def end(self) -> Ran:
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=PATIENCE_S)
         return Ran(self.process.returncode, out, err)
 
 
@@ -181,7 +182,7 @@ def test_kill_9_costs_at_most_the_calls_in_flight(tmp_path: Path) -> None:
             run = Slow(folder, server)
             run.wait_for_calls(calls)
             run.process.kill()
-            run.process.communicate(timeout=30)
+            run.process.communicate(timeout=PATIENCE_S)
         after = learn(folder, server, "--json")
         assert after.code in (0, 1) and len(paid_twice(server)) <= 2 * 4, after
         finished = json.loads(after.out)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.rl.tiny import tiny_hf
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.checkpoints.files import sha256
@@ -76,7 +77,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     write_model(tmp_path / "model")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
-    whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=120)
+    whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=PATIENCE_S)
     assert whole.returncode == 0
     assert "held-out mean reward" in whole.stdout and "step 6:" in whole.stdout
 
@@ -89,7 +90,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (tmp_path / "cut" / "model").exists()
-    again = subprocess.run(command(config), **options, timeout=120)
+    again = subprocess.run(command(config), **options, timeout=PATIENCE_S)
     assert again.returncode == 0 and "step 1:" not in again.stdout
     for name in ("model.safetensors", "README.md"):
         assert (tmp_path / "cut" / "model" / name).exists()

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.real
+@pytest.mark.long
 def test_the_short_example_goes_the_whole_way(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     spec = importlib.util.spec_from_file_location(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
@@ -290,7 +291,7 @@ async def test_a_function_past_its_time_has_timed_out() -> None:
 
 
 async def test_a_blocking_function_does_not_hold_up_the_others() -> None:
-    barrier = threading.Barrier(40, timeout=10)
+    barrier = threading.Barrier(40, timeout=PATIENCE_S)
 
     def mine(prompt: str, context: Context) -> str:
         barrier.wait()  # passes only when all forty run at once

@@ -11,6 +11,7 @@ import pytest
 
 from tests.benchmarks.head_to_head import data, methods, server, table
 from tests.benchmarks.head_to_head.__main__ import Row, finish
+from tests.patience import PATIENCE_S
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.lm.scripted import ScriptedLM
@@ -60,7 +61,9 @@ async def test_labels_are_metered_apart_and_replies_are_graded_alike() -> None:
         body = json.dumps({"task_id": "t1", "reply": "It is blue"}).encode()
 
         def ask() -> dict[str, object]:
-            with urllib.request.urlopen(f"{bench.url('two')}/grade", body, timeout=20) as answer:
+            with urllib.request.urlopen(
+                f"{bench.url('two')}/grade", body, timeout=PATIENCE_S
+            ) as answer:
                 return json.load(answer)
 
         graded = await asyncio.to_thread(ask)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.report.made import made_run
 from tfgrpo.errors import ConfigError
 from tfgrpo.report.live import LiveServer, serve_live
@@ -35,7 +36,7 @@ def server(folder: Path) -> Iterator[LiveServer]:
 def ask(
     server: LiveServer, path: str, method: str = "GET", host: str = ""
 ) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     headers = {"Host": host} if host else {}
     connection.request(method, path, headers=headers)
     reply = connection.getresponse()

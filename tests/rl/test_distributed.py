@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
 from tests.rl.tiny import big_parts
 from tfgrpo.rl.model.decoder import hf_views
 from tfgrpo.rl.update.updater import like
@@ -34,7 +35,7 @@ def launch(folder: Path, processes: int, *, on_gpu: bool = False, **sections: ob
         },
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -136,7 +137,7 @@ def test_a_process_that_ends_while_threads_use_torch_is_not_aborted() -> None:
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]

@@ -13,6 +13,7 @@ Does not know: what the verbs do. Source: own.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import traceback
 from importlib import import_module
@@ -137,6 +138,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_program() -> None:
     """The command `tfgrpo`: the exit code holds even where a tool or verifier hangs in a thread."""
+    # Read when torch starts its threads: one that spins while it waits takes a core from others,
+    # and beside them a step can take ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         main()
     except SystemExit as exc:

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.patience import PATIENCE_S  # noqa: E402
 from tfgrpo.errors import ConfigError, ProviderError  # noqa: E402
 from tfgrpo.lm.local.decode_loop import HFGenerator  # noqa: E402
 from tfgrpo.lm.local.loading import LocalModel  # noqa: E402
@@ -397,6 +398,10 @@ asyncio.run(main())
 def test_a_process_that_ends_while_a_model_decodes_keeps_its_exit_code(pytestconfig):
     script = LEFT_OPEN.format(root=str(pytestconfig.rootpath))
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
     assert done.returncode == 7, done.stderr[-2000:]

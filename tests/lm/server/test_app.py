@@ -12,6 +12,7 @@ pytest.importorskip("starlette")
 
 import httpx2
 
+from tests.patience import PATIENCE_S
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.lm.server.app import MAX_BODY_BYTES, ServerSettings, serve
@@ -37,7 +38,7 @@ async def serving(lm, name="m", **settings):
         serve(lm, ServerSettings(name, port=port, **settings), ready=ready)
     )
     waiting = asyncio.ensure_future(ready.wait())
-    await asyncio.wait({task, waiting}, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait({task, waiting}, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
     assert ready.is_set()
     try:
         yield f"http://127.0.0.1:{port}/v1"

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.patience import LONG_S
+
 ROOT = Path(__file__).parents[3]
 APART = Path(sys.prefix) / "peers" / "triton"
 HAS_TRITON = (APART / "triton").is_dir() or importlib.util.find_spec("triton") is not None
 pytestmark = [
     pytest.mark.real,
+    pytest.mark.long,
     pytest.mark.skipif(not HAS_TRITON, reason=f"triton is neither in {APART} nor installed"),
 ]
 
@@ -32,7 +35,7 @@ def work(module: str, *arguments: str, **environment: str) -> str:
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=LONG_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -64,7 +64,7 @@ def load_model(
         MissingExtraError: torch or transformers is not installed.
         ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
     """
-    # Read once, when torch loads its threads: one that waits must not keep a core from others.
+    # As the command line does, for programs that load a model first thing.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         import torch
