@@ -21,6 +21,7 @@ from tfgrpo.messages import Message
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Task, Usage
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import GroupSpec, sample_group
 from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM, estimate_prompt_tokens
@@ -389,3 +390,25 @@ def test_an_own_server_without_a_key_is_told_how_to_get_one() -> None:
         with pytest.raises(ProviderError) as caught:
             asyncio.run(open_lm(spec).complete(ASK, 1, [0]))
         assert f"{server.base_url}?api_key_env=OPENAI_API_KEY#m" in str(caught.value)
+
+
+def test_the_sync_way_tells_the_connections_own_cause_whatever_its_caller_was_handling() -> None:
+    async def ask(spec: str) -> list[Completion]:
+        return await open_lm(spec).complete(ASK, 1, [0])
+
+    def told(spec: str) -> str:
+        with pytest.raises(ProviderError) as caught:
+            run_sync(lambda: ask(spec))
+        return str(caught.value)
+
+    try:
+        {}["what the caller was doing"]  # type: ignore[index]
+    except KeyError:
+        words = [told("http://127.0.0.1:9/v1#m"), told("http://no-such-host.invalid/v1#m")]
+    assert all("event loop" not in w and "caller" not in w for w in words)
+    assert "refused" in words[0].lower() or "connect" in words[0].lower()
+
+    async def inside() -> str:
+        return told("http://127.0.0.1:9/v1#m")
+
+    assert "event loop" not in asyncio.run(inside())

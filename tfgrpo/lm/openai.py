@@ -51,6 +51,10 @@ _MOST_LESSONS = 6
 _PROBE_WAIT_S = 10.0
 """Longest wait for the first request to find out which fields a server takes."""
 _BEFORE_SENDING = frozenset({"ConnectError", "ConnectTimeout", "ProxyError", "PoolTimeout"})
+_TRANSPORT = frozenset(
+    {"openai", "httpx", "httpx2", "httpcore", "httpcore2", "anyio", "h11", "h2", "ssl", "socket"}
+)
+"""Packages whose exceptions say what happened to a connection."""
 _PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
 
 
@@ -288,13 +292,15 @@ class OpenAILM:
         import openai
 
         root, was_sent = exc, None
-        while True:
-            if type(root).__name__ in _BEFORE_SENDING or isinstance(root, ConnectionRefusedError):
-                was_sent = False
-            inner = root.__cause__ or root.__context__
-            if inner is None:
+        at: BaseException | None = exc
+        while at is not None:
+            is_ours = isinstance(at, OSError) or type(at).__module__.partition(".")[0] in _TRANSPORT
+            if not is_ours:  # an error that the caller was handling when it asked
                 break
-            root = inner
+            if type(at).__name__ in _BEFORE_SENDING or isinstance(at, ConnectionRefusedError):
+                was_sent = False
+            root = at
+            at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
         kind: ProviderFailure = "connection"
         if isinstance(exc, (openai.APITimeoutError, httpx2.TimeoutException)):
             kind = "timeout"
