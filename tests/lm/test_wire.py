@@ -71,7 +71,7 @@ def test_calls_without_an_index_are_told_apart_by_id():
 @pytest.mark.parametrize(
     ("word", "finish"),
     [("length", "length"), ("max_tokens", "length"), ("content_filter", "content_filter"),
-     ("end_turn", "stop"), ("eos", "stop"), ("something new", "stop")],
+     ("end_turn", "stop"), ("eos", "stop")],
 )  # fmt: skip
 def test_finish_reasons_are_normalised(word, finish):
     assert done({"content": "x"}, finish=word).finish == finish

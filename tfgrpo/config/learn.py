@@ -42,7 +42,8 @@ class SamplingConfig(Section):
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=0)
+    """Limit of a reply in tokens; 0 sends none, also where a role has a limit of its own."""
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     reasoning_effort: str | None = None
@@ -53,7 +54,7 @@ class SamplingConfig(Section):
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
-            max_tokens=self.max_tokens,
+            max_tokens=self.max_tokens or None,
             stop=self.stop,
             logprobs=self.logprobs,
             reasoning_effort=self.reasoning_effort,

@@ -26,7 +26,7 @@ from tfgrpo.escalate.result import Escalated, Preview
 from tfgrpo.escalate.run_data import Material, read_material, task_states
 from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampling_of
-from tfgrpo.learning.components import RunComponents
+from tfgrpo.learning.components import RunComponents, with_judge_role
 from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed
@@ -325,7 +325,7 @@ def _plain_verifier(material: Material) -> Verifier:
     def judge_lm(spec: str = "", **options: Any) -> LM:
         return open_lm(spec or config.judge.lm or config.policy.lm, **options)
 
-    return make_verifier(config.verifier, open_lm=judge_lm)
+    return make_verifier(with_judge_role(config.verifier, config.judge), open_lm=judge_lm)
 
 
 def _quiet(line: str) -> None:

@@ -71,6 +71,8 @@ class CriticBudget:
     """The critic model's window, prompt and reply together."""
     reply_tokens: int = 2_000
     """Limit of a reply; doubled once where a reply was cut."""
+    send_limit: bool = True
+    """False sends no limit: the provider's own holds, and `reply_tokens` only sizes prompts."""
     rollout_tokens: int = 6_000
     """Most of one trajectory that a prompt holds; more is cut in the middle, with marks."""
     concurrency: int = 16

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, cast
 
-from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig
+from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig, SamplingConfig
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm import open_lm
 from tfgrpo.lm.limiter import AdaptiveLimiter
@@ -20,7 +21,7 @@ from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.policies.tool_loop import ToolPolicy
 from tfgrpo.policies.tools import Tool, tool
-from tfgrpo.protocols import LM, Policy, Verifier
+from tfgrpo.protocols import LM, Policy, Sampling, Verifier
 from tfgrpo.runtime.canonical import canonical_json
 from tfgrpo.runtime.import_string import load_object
 from tfgrpo.store import Journal, JournaledLM
@@ -79,12 +80,35 @@ class RunComponents:
                 judge = judge.model_copy(update={"lm": spec, "options": options})
             return self.lm(judge)
 
-        return make_verifier(self._config.verifier, open_lm=judge_lm)
+        return make_verifier(
+            with_judge_role(self._config.verifier, self._config.judge), open_lm=judge_lm
+        )
 
     async def aclose(self) -> None:
         """Close every LM that was opened."""
         for lm in self._raw.values():
             await lm.aclose()
+
+
+def with_judge_role(verifier: Mapping[str, Any], role: RoleConfig) -> dict[str, Any]:
+    """Return a verifier's settings with what the judge's role says and they do not: how it draws
+    and how long a call may take, also in the parts of a weighted one."""
+    found = dict(verifier)
+    parts = found.get("parts")
+    if isinstance(parts, Mapping):
+        found["parts"] = {
+            name: with_judge_role(part, role) if isinstance(part, Mapping) else part
+            for name, part in parts.items()
+        }
+    if found.get("kind") != "judge":
+        return found
+    if role.sampling != SamplingConfig():
+        drawn = {f.name: getattr(role.sampling.to_sampling(), f.name) for f in fields(Sampling)}
+        drawn |= {"extra": dict(drawn["extra"]), "temperature": drawn["temperature"] or 0.0}
+        found.setdefault("sampling", drawn)
+    limits = {"timeout_s": role.timeout_s, "first_token_s": role.first_token_s}
+    found.setdefault("limits", limits)
+    return found
 
 
 def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Policy:

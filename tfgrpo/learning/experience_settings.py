@@ -58,7 +58,7 @@ def experience_settings(config: Config) -> ExperienceSettings:
     asked = config.critic.sampling
     if asked != type(asked)():
         settings = replace(settings, sampling=asked.to_sampling())
-    if config.critic.context_tokens or asked.max_tokens:
+    if config.critic.context_tokens or asked.max_tokens is not None:
         budget = settings.budget
         settings = replace(
             settings,
@@ -66,6 +66,7 @@ def experience_settings(config: Config) -> ExperienceSettings:
                 budget,
                 context_tokens=config.critic.context_tokens or budget.context_tokens,
                 reply_tokens=asked.max_tokens or budget.reply_tokens,
+                send_limit=asked.max_tokens != 0,
             ),
         )
     return settings

@@ -163,14 +163,16 @@ class Learner:
         if any(o.result != "rejected" for o in outcomes):
             return
         reasons = Counter(o.reason for o in outcomes)
-        useless = ("unusable", "cut", "failed")
-        unread = sum(p.calls.get(kind, 0) for p in self._proposals for kind in useless)
+        unread = sum(p.calls.get(k, 0) for p in self._proposals for k in ("unusable", "cut"))
+        failed = sum(p.calls.get("failed", 0) for p in self._proposals)
+        causes = [n.problem for p in self._proposals for n in p.notes if n.kind == "failed"]
         not_asked = sum(p.calls.get("not_asked", 0) for p in self._proposals)
         why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(2))
         self._notes.append(
             f"no lesson was fit to be tried: the critic proposed {len(outcomes)}"
             + (f" ({why})" if why else "")
             + (f", and {unread} of its replies were cut or could not be read" if unread else "")
+            + (f"; {failed} of its calls failed, the first with {causes[0]}" if causes else "")
             + (f"; it was not asked about {not_asked} further groups" if not_asked else "")
         )
 

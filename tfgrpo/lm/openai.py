@@ -11,19 +11,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import http_failure
 from tfgrpo.lm.openai_reply import ReplyReader
+from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.single_draws import draws_in_parallel
 from tfgrpo.lm.usage import normalise_usage, share_usage
-from tfgrpo.lm.wire import prompt_bytes, reply_bytes, request_json, timed_out
+from tfgrpo.lm.wire import (
+    ChoiceParts,
+    finish_of,
+    prompt_bytes,
+    reply_bytes,
+    request_json,
+    timed_out,
+)
 from tfgrpo.protocols import Completion, Limits, Request
+from tfgrpo.runtime.call_scope import calls_are_counted, count_extra_call
 from tfgrpo.runtime.redaction import Secret, redact, redact_logs
 
 if TYPE_CHECKING:
@@ -34,6 +46,39 @@ logger = logging.getLogger(__name__)
 OFFICIAL_URL = "https://api.openai.com/v1"
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_LESSONS = 6
+"""Refused fields that one call may learn of."""
+_PROBE_WAIT_S = 10.0
+"""Longest wait for the first request to find out which fields a server takes."""
+_BEFORE_SENDING = frozenset({"ConnectError", "ConnectTimeout", "ProxyError", "PoolTimeout"})
+_TRANSPORT = frozenset(
+    {"openai", "httpx", "httpx2", "httpcore", "httpcore2", "anyio", "h11", "h2", "ssl", "socket"}
+)
+"""Packages whose exceptions say what happened to a connection."""
+_PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+
+
+class _Turn:
+    """The right to be the one request that finds out which fields are taken; ends once."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock: asyncio.Lock | None = lock
+
+    def end(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+_TURN: ContextVar[_Turn | None] = ContextVar("tfgrpo_openai_turn", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """A request that the server refused as it was, with the body that says why."""
+
+    failure: ProviderError
+    body: bytes
 
 
 class OpenAILM:
@@ -41,7 +86,7 @@ class OpenAILM:
 
     Args:
         model: the name sent to the server.
-        base_url: including `/v1`; None is api.openai.com.
+        base_url: including `/v1`; None is the environment's OPENAI_BASE_URL, else api.openai.com.
         api_key_env: environment variable that holds the key. For api.openai.com the default is
             `OPENAI_API_KEY`; other servers get a key only where this is given.
         api_key_query: send the key as this query parameter instead of a header.
@@ -67,7 +112,8 @@ class OpenAILM:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._model = model
-        self._base_url, self._query = _split_query(base_url or OFFICIAL_URL)
+        address = base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or OFFICIAL_URL
+        self._base_url, self._query = _split_query(address)
         self._secret = _find_secret(api_key_env, is_official=base_url is None)
         self._api_key_query = api_key_query
         self._stream = stream is not False
@@ -77,6 +123,8 @@ class OpenAILM:
         self._headers = dict(headers or {})
         self._spec = f"openai:{model}" if base_url is None else f"{self._base_url}#{model}"
         self._clients: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
+        self._parameters = Parameters()
+        self._probes: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._warned: set[str] = set()
 
     def __repr__(self) -> str:
@@ -110,11 +158,12 @@ class OpenAILM:
         """Return 1 to n replies; one call where the server honours `n`, else parallel calls.
 
         In one call for several draws the server gets the first seed alone, for that is all the
-        wire format carries.
+        wire format carries. Under a caller that books each call, a server that turns out not to
+        honour `n` gives a short answer, so that every further call is booked on its own.
         """
         if n > 1 and self._supports_n:
             replies = await self._try_n(request, n, seeds)
-            if len(replies) == n or len(replies) > 1:
+            if len(replies) > 1 or calls_are_counted():
                 return replies
             return [*replies, *await self._parallel(request, seeds[len(replies) :])]
         if n > 1:
@@ -132,6 +181,9 @@ class OpenAILM:
             replies = []
         if len(replies) < 2:
             self._supports_n = False
+        if not replies:
+            count_extra_call()
+            replies = await self._call(request, 1, seeds[0], stream=self._stream)
         return replies
 
     async def _parallel(self, request: Request, seeds: Sequence[int | None]) -> list[Completion]:
@@ -144,50 +196,23 @@ class OpenAILM:
     async def _call(
         self, request: Request, n: int, seed: int | None, *, stream: bool
     ) -> list[Completion]:
-        """Make one HTTP call. The error is raised outside the handler, so that no foreign
-        exception, which may hold a URL with a key, hangs on it as context."""
-        import httpx2
-        import openai
+        """Make one call; where the server refuses a field that may go, learn it and send again."""
+        for lesson in range(_MOST_LESSONS + 1):
+            async with self._first_alone(
+                lambda: self._body(request, n, seed, stream=stream)
+            ) as body:
+                outcome = await self._send(request, body)
+            if not isinstance(outcome, _Refused):
+                return outcome
+            told = self._parameters.learn(body, outcome.body, request.sampling.extra)
+            if told is None or lesson == _MOST_LESSONS:
+                raise outcome.failure
+            if told:
+                logger.warning("%s: %s from now on, as the server asks", self._where, told)
+            count_extra_call()
+        raise AssertionError("unreachable")
 
-        try:
-            return await self._exchange(request, n, seed, stream=stream)
-        except ProviderError as exc:
-            failure = exc
-        except openai.APIStatusError as exc:
-            failure = http_failure(
-                exc.status_code,
-                exc.response.headers,
-                exc.response.content,
-                where=self._where,
-                key_source=self._key_source,
-            )
-        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as exc:
-            failure = self._connection_failure(exc)
-        except (openai.OpenAIError, httpx2.InvalidURL, UnicodeError) as exc:
-            failure = ProviderError(
-                redact(f"{self._where}: {type(exc).__name__}: {exc}"), kind="bad_request"
-            )
-        failure.__cause__ = failure.__context__ = None
-        raise failure
-
-    def _connection_failure(self, exc: BaseException) -> ProviderError:
-        import httpx2
-        import openai
-
-        root: BaseException = exc
-        while (inner := root.__cause__ or root.__context__) is not None:
-            root = inner
-        kind: ProviderFailure = "connection"
-        if isinstance(exc, (openai.APITimeoutError, httpx2.TimeoutException)):
-            kind = "timeout"
-        said = f"{type(root).__name__}: {root}".rstrip(": ")
-        return ProviderError(
-            redact(f"{self._where}: no connection or it broke off ({said})"), kind=kind
-        )
-
-    async def _exchange(
-        self, request: Request, n: int, seed: int | None, *, stream: bool
-    ) -> list[Completion]:
+    def _body(self, request: Request, n: int, seed: int | None, *, stream: bool) -> dict[str, Any]:
         body = request_json(request, self._model)
         if n > 1:
             body["n"] = n
@@ -196,12 +221,104 @@ class OpenAILM:
         if stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
+        return self._parameters.apply(body, request.sampling.extra)
+
+    @asynccontextmanager
+    async def _first_alone(
+        self, make_body: Callable[[], dict[str, Any]]
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give the body to send, made of what is known by then about the server's fields.
+
+        One request finds out which fields the server takes; the others wait for its answer's
+        head, a few seconds at most, so that a refused field costs one call and not one a draw.
+        """
+        body = make_body()
+        if self._parameters.is_proven(body):
+            yield body
+            return
+        probe = self._probes.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        try:
+            async with asyncio.timeout(_PROBE_WAIT_S):
+                await probe.acquire()
+        except TimeoutError:
+            yield make_body()
+            return
+        turn = _Turn(probe)
+        body = make_body()
+        if self._parameters.is_proven(body):
+            turn.end()
+        token = _TURN.set(turn)
+        try:
+            yield body
+        finally:
+            _TURN.reset(token)
+            turn.end()
+
+    async def _send(self, request: Request, body: dict[str, Any]) -> list[Completion] | _Refused:
+        """Make one HTTP call. The error is raised outside the handler, so that no foreign
+        exception, which may hold a URL with a key, hangs on it as context."""
+        import httpx2
+        import openai
+
         reader = ReplyReader(request, self._where)
+        try:
+            return await self._exchange(request, body, reader)
+        except ProviderError as exc:
+            failure = exc
+        except openai.APIStatusError as exc:
+            content = exc.response.content
+            failure = http_failure(
+                exc.status_code,
+                exc.response.headers,
+                content,
+                where=self._where,
+                key_source=self._key_source,
+            )
+            if failure.kind == "bad_request":
+                failure.__cause__ = failure.__context__ = None
+                return _Refused(failure, content)
+        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as exc:
+            failure = self._connection_failure(exc)
+        except (openai.OpenAIError, httpx2.InvalidURL, UnicodeError) as exc:
+            failure = ProviderError(
+                redact(f"{self._where}: {type(exc).__name__}: {exc}"), kind="bad_request"
+            )
+        reader.blame(failure)
+        failure.__cause__ = failure.__context__ = None
+        raise failure
+
+    def _connection_failure(self, exc: BaseException) -> ProviderError:
+        import httpx2
+        import openai
+
+        root, was_sent = exc, None
+        at: BaseException | None = exc
+        while at is not None:
+            is_ours = isinstance(at, OSError) or type(at).__module__.partition(".")[0] in _TRANSPORT
+            if not is_ours:  # an error that the caller was handling when it asked
+                break
+            if type(at).__name__ in _BEFORE_SENDING or isinstance(at, ConnectionRefusedError):
+                was_sent = False
+            root = at
+            at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+        kind: ProviderFailure = "connection"
+        if isinstance(exc, (openai.APITimeoutError, httpx2.TimeoutException)):
+            kind = "timeout"
+        said = f"{type(root).__name__}: {root}".rstrip(": ")
+        return ProviderError(
+            redact(f"{self._where}: no connection or it broke off ({said})"),
+            kind=kind,
+            was_sent=was_sent,
+        )
+
+    async def _exchange(
+        self, request: Request, body: dict[str, Any], reader: ReplyReader
+    ) -> list[Completion]:
         async with (
             _deadline(request.limits, self._where) as first_token,
             self._open(body, request.limits) as chunks,
         ):
-            if stream:
+            if body.get("stream"):
                 await reader.read_stream(chunks, first_token)
             else:
                 await reader.read_body(chunks)
@@ -221,6 +338,10 @@ class OpenAILM:
             extra_headers=self._omitted(),
             timeout=limits.timeout_s,
         ) as response:
+            self._parameters.taken(body)
+            turn = _TURN.get()
+            if turn is not None:
+                turn.end()
             yield response.iter_bytes()
 
     def _omitted(self) -> dict[str, Any]:
@@ -259,18 +380,24 @@ class OpenAILM:
             query[self._api_key_query] = self._secret.value
         if self._base_url != OFFICIAL_URL:
             headers["OpenAI-Organization"] = headers["OpenAI-Project"] = openai.Omit()
-        return openai.AsyncOpenAI(
-            api_key=key,
-            base_url=self._base_url,
-            max_retries=0,
-            default_headers=headers,
-            default_query=query,
-            http_client=openai.DefaultAsyncHttpxClient(
+        try:
+            transport = openai.DefaultAsyncHttpxClient(
                 follow_redirects=False,
                 trust_env=host not in _LOOPBACK,
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
-            ),
-        )
+            )
+        except (ImportError, ValueError, TypeError, httpx2.InvalidURL, OSError) as exc:
+            problem = _environment_problem(exc)
+        else:
+            return openai.AsyncOpenAI(
+                api_key=key,
+                base_url=self._base_url,
+                max_retries=0,
+                default_headers=headers,
+                default_query=query,
+                http_client=transport,
+            )
+        raise problem
 
     @property
     def _where(self) -> str:
@@ -278,19 +405,40 @@ class OpenAILM:
 
     @property
     def _key_source(self) -> str:
-        return f"from {self._secret.source}" if self._secret else "none was sent"
+        if self._secret:
+            return f"from {self._secret.source}"
+        return (
+            "none was sent; an own server gets one where the spec names its variable: "
+            f"{self._base_url}?api_key_env=OPENAI_API_KEY#{self._model}"
+        )
 
     def _completions(self, reply: ReplyReader, request: Request) -> list[Completion]:
         self._check_model(reply.model)
         parts = [reply.choices[i] for i in sorted(reply.choices)]
-        weights = [reply_bytes(p) for p in parts]
+        good: list[ChoiceParts] = []
+        failure: ProviderError | None = None
+        for choice in parts:
+            try:
+                finish_of(choice.finish)
+            except ProviderError as exc:
+                failure = failure or exc
+            else:
+                good.append(choice)
+        if not good and failure is not None:
+            raise ProviderError(
+                f"{self._where}: {failure}", kind=failure.kind, had_output=True
+            ) from None
+        weights = [reply_bytes(p) for p in good]
         usage = normalise_usage(
-            reply.usage, prompt_chars=prompt_bytes(request), reply_chars=sum(weights)
+            reply.usage,
+            prompt_chars=prompt_bytes(request),
+            reply_chars=sum(map(reply_bytes, parts)),
         )
         shares = share_usage(usage, weights)
+        stops = request.sampling.stop if "stop" in self._parameters.left_out else ()
         return [
-            p.completion(usage=share, model=reply.model or self._model)
-            for p, share in zip(parts, shares, strict=True)
+            _cut(p.completion(usage=share, model=reply.model or self._model), stops)
+            for p, share in zip(good, shares, strict=True)
         ]
 
     def _check_model(self, name: str) -> None:
@@ -334,6 +482,20 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
         raise failure
 
 
+def _environment_problem(exc: Exception) -> ConfigError:
+    """Name the environment variables that a connection is made from, where it cannot be made."""
+    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR")
+    given = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
+    shown = ", ".join(f"{n}={os.environ[n]!r}" for n in given) or "no proxy variable is set"
+    return ConfigError(
+        redact(
+            f"no connection can be made with these environment variables: {shown} "
+            f"({type(exc).__name__}: {exc}). Unset or mend them; socks5:// needs `pip install "
+            "socksio`, http:// works as it is"
+        )
+    )
+
+
 def _clean(value: Any) -> Any:
     """Replace lone surrogates, which no UTF-8 body can carry, by U+FFFD; copies containers."""
     if isinstance(value, str):
@@ -343,6 +505,12 @@ def _clean(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_clean(v) for v in value]
     return value
+
+
+def _cut(reply: Completion, stops: Sequence[str]) -> Completion:
+    """Return a reply up to its first stop text, for a server that takes none."""
+    at = min((i for stop in stops if (i := reply.text.find(stop)) >= 0), default=None)
+    return reply if at is None else replace(reply, text=reply.text[:at])
 
 
 def _split_query(url: str) -> tuple[str, tuple[tuple[str, str], ...]]:

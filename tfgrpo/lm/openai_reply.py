@@ -15,7 +15,8 @@ from typing import Any
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.failures import body_failure, error_in_body
 from tfgrpo.lm.stream import EventStream
-from tfgrpo.lm.wire import ChoiceParts, loads
+from tfgrpo.lm.usage import normalise_usage
+from tfgrpo.lm.wire import ChoiceParts, loads, prompt_bytes, reply_bytes
 from tfgrpo.protocols import Request
 
 _PIECE_OVERHEAD = 64
@@ -32,6 +33,17 @@ class ReplyReader:
         self._where = where
         self._limit = request.limits.max_reply_bytes
         self._held = 0
+        self._prompt_bytes = prompt_bytes(request)
+
+    def blame(self, failure: ProviderError) -> None:
+        """Write on a failure what the answer had cost before it broke off."""
+        failure.had_output |= any(p.has_output for p in self.choices.values())
+        if failure.spent is None and isinstance(self.usage, Mapping):
+            weights = [reply_bytes(p) for p in self.choices.values()]
+            spent = normalise_usage(
+                self.usage, prompt_chars=self._prompt_bytes, reply_chars=sum(weights)
+            )
+            failure.spent = None if spent.is_estimated else spent
 
     async def read_body(self, chunks: AsyncIterator[bytes]) -> None:
         """Read a whole JSON answer."""
@@ -40,8 +52,7 @@ class ReplyReader:
             self._hold(len(chunk))
             pieces.append(chunk)
         raw = b"".join(pieces)
-        answer = self._json(raw)
-        self._take(answer, "message")
+        self._take(raw, "message")
         if not self.choices:
             raise self._bad("the answer has no choices", raw)
         for parts in self.choices.values():
@@ -66,8 +77,7 @@ class ReplyReader:
             return
         if not self.choices and not done:
             # Not a stream at all: a plain JSON body, a page, or nothing.
-            answer = self._json(head)
-            self._take(answer, "message")
+            self._take(head, "message")
             if self.choices and all(p.finish for p in self.choices.values()):
                 return
         raise self._bad(
@@ -84,7 +94,7 @@ class ReplyReader:
             return True
         for text in _json_texts(data):
             before = self._held
-            self._take(self._json(text.encode("utf-8", "surrogatepass")), "delta")
+            self._take(text.encode("utf-8", "surrogatepass"), "delta")
             if self._held != before and first_token.when() is not None:
                 first_token.reschedule(None)
         return False
@@ -98,14 +108,26 @@ class ReplyReader:
             answer = None
         if not isinstance(answer, Mapping):
             raise self._bad("the answer is not a JSON object", raw)
-        error = answer.get("error")
-        if error and not answer.get("choices"):
-            raise body_failure(
-                error_in_body(error), raw, "an error with status 200", where=self._where
-            )
         return answer
 
-    def _take(self, answer: Mapping[str, Any], key: str) -> None:
+    def _refuse_errors(self, answer: Mapping[str, Any], raw: bytes) -> None:
+        """Raise where an answer says that it is an error, in whichever place servers say so: beside
+        the choices, in place of them, or in one of them."""
+        errors = [answer.get("error")]
+        if answer.get("object") == "error" or answer.get("type") == "error":
+            errors.append(answer)
+        choices = answer.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, Mapping):
+                errors.append(choice.get("error"))
+        for error in errors:
+            if error:
+                raise body_failure(
+                    error_in_body(error), raw, "an error with status 200", where=self._where
+                )
+
+    def _take(self, raw: bytes, key: str) -> None:
+        answer = self._json(raw)
         if isinstance(answer.get("usage"), Mapping):
             self.usage = answer["usage"]
         if isinstance(answer.get("model"), str) and answer["model"]:
@@ -119,11 +141,12 @@ class ReplyReader:
             parts = self.choices.setdefault(
                 index if isinstance(index, int) and key == "delta" else place, ChoiceParts()
             )
-            if isinstance(prompt_ids, list):
+            if isinstance(prompt_ids, list) and all(type(i) is int for i in prompt_ids):
                 parts.prompt_token_ids = tuple(prompt_ids)
             body = choice.get(key) or choice.get("delta" if key == "message" else "message")
             if parts.add(choice, body) and key == "delta":
                 self._hold(_size(body) + _PIECE_OVERHEAD)
+        self._refuse_errors(answer, raw)
 
     def _hold(self, size: int) -> None:
         self._held += size

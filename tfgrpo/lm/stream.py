@@ -75,3 +75,6 @@ class EventStream:
             self._data.append(raw[5:].removeprefix(b" ").decode("utf-8", "replace"))
         elif raw == b"data":
             self._data.append("")
+        elif raw.startswith(b"error:"):  # llama.cpp's server names the field after what it is
+            said = raw[6:].strip().decode("utf-8", "replace")
+            self._data.append('{"error": ' + (said or '"no reason given"') + "}")

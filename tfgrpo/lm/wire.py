@@ -8,32 +8,51 @@ places. Does not know HTTP, streams' framing, or prices. Source: own.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from tfgrpo.errors import ProviderError
+from tfgrpo.errors import ProviderError, ProviderFailure
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Finish, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.thinking import split_thinking
 
-_FINISHES: Mapping[str, Finish] = {
-    "stop": "stop",
-    "eos": "stop",
-    "eos_token": "stop",
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "length": "length",
-    "max_tokens": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "tool_use": "tool_calls",
-    "content_filter": "content_filter",
-    "refusal": "content_filter",
-    "safety": "content_filter",
-}
+T = TypeVar("T", bound=str)
+
+
+def _spellings(words: Mapping[T, str]) -> Mapping[str, T]:
+    return {word: meaning for meaning, spelt in words.items() for word in spelt.split()}
+
+
+FINISHES: Mapping[str, Finish] = _spellings(
+    {
+        "stop": """stop eos eos_token eos_found end end_of_text end_of_turn end_turn endoftext
+            stop_sequence stop_string stop_token stop_word stop_words stopped complete completed
+            finish finished done normal""",
+        "length": """length max_length max_tokens max_output_tokens max_new_tokens
+            max_completion_tokens maximum_tokens token_limit model_length incomplete
+            model_context_window_exceeded context_length_exceeded context_length""",
+        "tool_calls": "tool_calls tool_call tool_use function_call function_calls",
+        "content_filter": """content_filter content_filtered content_filter_error refusal safety
+            sensitive blocklist prohibited_content spii recitation image_safety moderation
+            guardrail_intervened error_toxic""",
+    }
+)
+"""The one table of finish words: every server's spelling, in lower case, to ours."""
+FAILED_FINISHES: Mapping[str, ProviderFailure] = _spellings(
+    {
+        "overloaded": """abort aborted cancel cancelled canceled error error_limit failed failure
+            network_error insufficient_system_resource overloaded internal_error load unload""",
+        "timeout": "timeout time_limit deadline deadline_exceeded",
+        "bad_reply": """malformed_function_call malformed_tool_use malformed_model_output
+            malformed_response unexpected_tool_call""",
+    }
+)
+"""Finish words that mean: this is no reply. Any word in neither table is a failure, too."""
+_UNFINISHED = frozenset({"", "null", "none", "not_finished", "in_progress"})
 
 
 _MAX_DEPTH = 200
@@ -109,12 +128,37 @@ def _tool_choice(choice: str) -> Any:
     return {"type": "function", "function": {"name": choice}}
 
 
+def finish_word(value: Any) -> str | None:
+    """Return a server's finish reason in lower case; None where it says nothing yet.
+
+    >>> finish_word("FinishReason.MAX_TOKENS"), finish_word({"type": "Length"}), finish_word("")
+    ('max_tokens', 'length', None)
+    """
+    if isinstance(value, Mapping):
+        value = value.get("type")
+    if not isinstance(value, (str, int, float)):
+        return None if value is None else type(value).__name__
+    word = str(value).strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
+    return None if word in _UNFINISHED else word
+
+
 def finish_of(value: Any, *, has_tool_calls: bool = False) -> Finish:
-    """Return our word for a server's finish reason; unknown words count as `stop`."""
-    finish = _FINISHES.get(str(value).lower(), "stop")
-    if has_tool_calls and finish == "stop":
-        return "tool_calls"
-    return finish
+    """Return our word for a server's finish reason; None counts as `stop`.
+
+    Raises:
+        ProviderError: the word means that there is no reply, or nobody knows what it means.
+    """
+    word = finish_word(value) or "stop"
+    finish = FINISHES.get(word)
+    if finish is None:
+        kind = FAILED_FINISHES.get(word)
+        what = "which is no reply" if kind else "which is no finish reason that is known here"
+        raise ProviderError(
+            f"the reply ended with finish_reason {word[:60]!r}, {what}",
+            kind=kind or "bad_reply",
+            had_output=True,
+        )
+    return "tool_calls" if has_tool_calls and finish == "stop" else finish
 
 
 @dataclass(slots=True)
@@ -129,6 +173,13 @@ class ChoiceParts:
     token_ids: list[int] = field(default_factory=list)
     prompt_token_ids: tuple[int, ...] | None = None
     finish: str | None = None
+    _newest: dict[int, int] = field(default_factory=dict)
+    """The slot of the newest call under each index that the server wrote."""
+
+    @property
+    def has_output(self) -> bool:
+        """True once any text, thinking or call was received."""
+        return bool(self.content or self.reasoning or self.refusal or self.calls)
 
     def add(self, choice: Mapping[str, Any], delta: Any) -> bool:
         """Take one delta (or message) of the choice; True when it brought any output."""
@@ -139,10 +190,9 @@ class ChoiceParts:
         if isinstance(entries, Mapping) and isinstance(entries.get("content"), list):
             self.logprobs.extend(e for e in entries["content"] if isinstance(e, Mapping))
         ids = choice.get("token_ids")
-        if isinstance(ids, list) and all(isinstance(i, int) for i in ids):
+        if isinstance(ids, list) and all(_is_token_id(i) for i in ids):
             self.token_ids.extend(ids)
-        if choice.get("finish_reason") is not None:
-            self.finish = str(choice["finish_reason"])
+        self.finish = finish_word(choice.get("finish_reason")) or self.finish
         return brought
 
     def _add_delta(self, delta: Mapping[str, Any]) -> bool:
@@ -166,8 +216,7 @@ class ChoiceParts:
         return brought
 
     def _add_call(self, place: int, piece: Mapping[str, Any]) -> None:
-        index = piece.get("index")
-        slot = index if isinstance(index, int) else self._slot_of(place, piece)
+        slot = self._slot_of(place, piece)
         call = self.calls.setdefault(slot, {"id": "", "name": "", "arguments": []})
         if piece.get("id"):
             call["id"] = str(piece["id"])
@@ -183,13 +232,44 @@ class ChoiceParts:
                 call["arguments"].append(arguments)
 
     def _slot_of(self, place: int, piece: Mapping[str, Any]) -> int:
-        """Where a piece without an index belongs: its id's slot, else a new one for a new id."""
+        """Where a piece belongs: an id names its call, whatever index the server writes.
+
+        Servers repeat an index over parallel calls, or leave it out. A piece with a new id begins
+        a new call; one without an id goes on with the newest call of its index.
+        """
+        given, index = piece.get("id"), piece.get("index")
+        name = str(given) if given else ""
         for slot, call in self.calls.items():
-            if piece.get("id") and call["id"] == piece["id"]:
+            if name and call["id"] == name:
                 return slot
-        if piece.get("id"):
-            return max(self.calls, default=-1) + 1
-        return max(self.calls, default=place)
+        free = max(self.calls, default=-1) + 1
+        if isinstance(index, int) and not isinstance(index, bool):
+            slot = self._newest.get(index, free if index in self.calls else index)
+            if slot in self.calls and self._is_another(self.calls[slot], piece):
+                slot = free
+            self._newest[index] = slot
+            return slot
+        if not self.calls:
+            return place
+        newest = self.calls[free - 1]
+        return free if name or self._is_another(newest, piece) else free - 1
+
+    @staticmethod
+    def _is_another(call: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
+        """Tell whether a piece that comes to a call begins another one: it has an id of its own, or
+        names a function after whole arguments. An id without a name in the middle of arguments is
+        a server's that makes up an id for every piece."""
+        function = piece.get("function")
+        is_named = isinstance(function, Mapping) and bool(function.get("name"))
+        has_other_id = bool(piece.get("id")) and bool(call["id"])
+        if has_other_id and is_named:
+            return True
+        if not has_other_id and (piece.get("id") or not is_named):
+            return False
+        try:
+            return isinstance(json.loads("".join(call["arguments"])), dict)
+        except ValueError:
+            return False
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
         """The calls in index order; a call without an id gets one from its place."""
@@ -225,25 +305,38 @@ class ChoiceParts:
         )
 
     def _tokens(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-        values = [e.get("logprob") for e in self.logprobs]
-        logprobs = (
-            tuple(float(v) for v in values if isinstance(v, (int, float))) if values else None
-        )
-        if logprobs is not None and len(logprobs) != len(values):
-            logprobs = None
+        values = [_logprob(e.get("logprob")) for e in self.logprobs]
+        known = [v for v in values if v is not None]
+        logprobs = tuple(known) if known and len(known) == len(values) else None
         ids: tuple[int, ...] | None = tuple(self.token_ids) or _ids_in_tokens(self.logprobs)
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             ids = None  # a list that does not line up would mask the wrong tokens
         return ids, logprobs
 
     def _alternatives(self) -> tuple[Mapping[str, float], ...] | None:
-        rows = [e.get("top_logprobs") for e in self.logprobs]
-        if not rows or not any(rows):
-            return None
-        return tuple(
-            {str(a["token"]): float(a["logprob"]) for a in row or () if "logprob" in a}
-            for row in rows
-        )
+        rows = [_alternatives(e.get("top_logprobs")) for e in self.logprobs]
+        return tuple(rows) if any(rows) else None
+
+
+def _alternatives(row: Any) -> dict[str, float]:
+    """A token's alternatives as text to log-probability; what is neither is left out."""
+    found: dict[str, float] = {}
+    for entry in row if isinstance(row, list) else ():
+        value = _logprob(entry.get("logprob")) if isinstance(entry, Mapping) else None
+        if value is not None and isinstance(entry.get("token"), str):
+            found[entry["token"]] = value
+    return found
+
+
+def _logprob(value: Any) -> float | None:
+    """A finite number, or None: NaN and infinities are never kept."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _ids_in_tokens(entries: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | None:
@@ -257,6 +350,10 @@ def _ids_in_tokens(entries: Sequence[Mapping[str, Any]]) -> tuple[int, ...] | No
             return None
         ids.append(int(token[9:]))
     return tuple(ids) or None
+
+
+def _is_token_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _text(value: Any) -> str:

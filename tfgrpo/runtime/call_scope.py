@@ -69,6 +69,11 @@ class extra_calls:
         _EXTRA.reset(self._token)
 
 
+def calls_are_counted() -> bool:
+    """Tell whether somebody books each call of the running `LM.complete`."""
+    return _EXTRA.get() is not None
+
+
 def count_extra_call() -> None:
     """Ask whoever counts calls before a request is sent once more inside one `LM.complete`.
 

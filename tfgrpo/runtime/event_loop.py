@@ -20,9 +20,15 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def off_loop(work: Callable[[], T]) -> T:
     """Run blocking work here, or in a thread where an event loop runs already (a notebook)."""
+    if not _is_loop_running():
+        return work()  # outside of any handler, or every error in it would hang on "no loop"
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def _is_loop_running() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return work()
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result()
+        return False
+    return True

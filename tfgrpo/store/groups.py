@@ -19,6 +19,8 @@ __all__ = ["GroupJournal"]
 
 _UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
 """Outcomes that a resume tries again, unless their group is closed."""
+_NOTHING_BUILDS_ON = frozenset({"eval", "test"})
+"""Stages whose closed groups are tried again, too: they are read and never built on."""
 
 
 class GroupJournal:
@@ -39,8 +41,10 @@ class GroupJournal:
         """Rollouts of open groups as this session recorded them."""
         self._has_rollouts = bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
         """False spares looking for what cannot be there: none recorded before this session."""
-        for group_id, verifier_id in writer.read("SELECT group_id, verifier_id FROM groups"):
-            self._closed.setdefault(group_id, set()).add(verifier_id)
+        self._final: set[tuple[str, str]] = set()
+        """Closed groups that others may have built on, with their verifier."""
+        for name, verifier, stage in writer.read("SELECT group_id, verifier_id, stage FROM groups"):
+            self._close(name, verifier, stage)
 
     def expect_rollouts(self) -> None:
         """Tell that rollouts were written by another way."""
@@ -50,14 +54,19 @@ class GroupJournal:
         """Return a finished rollout as it was graded by that verifier, if there is one.
 
         A rollout that failed for the provider, the verifier or a cancellation is not finished, so
-        that a resume tries it again; but in a closed group it is, because others have built on it.
+        that a resume tries it again; but in a closed group of a stage that others build on it is.
         """
         found = self._newest_rollout(rollout_id, verifier_id)
         if found is None:
             return None
         rollout, group_id = found
-        is_closed = column_text(verifier_id) in self._closed.get(group_id, ())
-        return None if rollout.outcome in _UNFINISHED and not is_closed else rollout
+        is_final = (group_id, column_text(verifier_id)) in self._final
+        return None if rollout.outcome in _UNFINISHED and not is_final else rollout
+
+    def _close(self, group: str, verifier: str, stage: str) -> None:
+        self._closed.setdefault(group, set()).add(verifier)
+        if from_column(stage) not in _NOTHING_BUILDS_ON:
+            self._final.add((group, verifier))
 
     def _newest_rollout(
         self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
@@ -172,7 +181,8 @@ class GroupJournal:
                 )
             )
         self._writer.put_this_turn(rows)
-        self._closed.setdefault(name, set()).add(column_text(verifier_id))
+        stage = column_text(str(group.metadata.get("stage", "")))
+        self._close(name, column_text(verifier_id), stage)
         for rollout in group.rollouts:
             key = (column_text(rollout.rollout_id), column_text(verifier_id), name)
             self._fresh.pop(key, None)

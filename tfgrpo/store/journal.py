@@ -240,7 +240,7 @@ class Journal:
         """Return a finished rollout as it was graded by that verifier, if there is one.
 
         A rollout that failed for the provider, the verifier or a cancellation is not finished, so
-        that a resume tries it again; but in a closed group it is, because others have built on it.
+        that a resume tries it again; but in a closed group of a stage that others build on it is.
         """
         return self._groups.find_rollout(rollout_id, verifier_id)
 

@@ -39,10 +39,17 @@ class CallNote:
     where: str
     """Task or rollout id."""
     problem: str
+    kind: str = ""
+    """`failed` (the call), `cut` or `unusable` (its reply)."""
 
     def to_dict(self) -> dict[str, str]:
         """Return the JSON form."""
-        return {"stage": self.stage, "where": self.where, "problem": self.problem}
+        return {
+            "stage": self.stage,
+            "where": self.where,
+            "problem": self.problem,
+            "kind": self.kind,
+        }
 
 
 @dataclass
@@ -56,7 +63,7 @@ class CallBooks:
     def note(self, kind: str, stage: Stage, where: str, problem: str) -> None:
         """Count a problem and keep its words."""
         self.counts[kind] += 1
-        self.notes.append(CallNote(stage, where, problem))
+        self.notes.append(CallNote(stage, where, problem, kind))
 
     def unread(self, stage: Stage) -> int:
         """Return how many askings of a stage ended without a usable reply."""
@@ -77,11 +84,53 @@ class Where:
         return self.rollout_id or self.task_id or "the whole step"
 
 
+class Refusals:
+    """The failures of an LM that has not answered yet; the run ends when the first all are alike.
+
+    Args:
+        give_up_after: failures of one kind, with no answer among them, before the run stops.
+    """
+
+    def __init__(self, give_up_after: int = 5) -> None:
+        self._give_up_after = give_up_after
+        self._has_answered = False
+        self._failures: list[ProviderError] = []
+
+    def answered(self) -> None:
+        """Take an answer: from now on a failure costs its call alone."""
+        self._has_answered = True
+        self._failures.clear()
+
+    def failed(self, failure: ProviderError) -> None:
+        """Take a failure.
+
+        Raises:
+            ProviderError: it is the last of the first few, and all were of its kind.
+        """
+        if self._has_answered:
+            return
+        self._failures.append(failure)
+        same = sum(f.kind == failure.kind for f in self._failures)
+        if same >= self._give_up_after:
+            raise ProviderError(
+                f"the first {same} calls of the critic all failed alike: {failure}",
+                kind=failure.kind,
+                status=failure.status,
+            )
+
+
 class Asker:
     """Asks one LM under the critic's settings, some calls at a time."""
 
-    def __init__(self, lm: LM, settings: ExperienceSettings, count: TokenCounter) -> None:
+    def __init__(
+        self,
+        lm: LM,
+        settings: ExperienceSettings,
+        count: TokenCounter,
+        refusals: Refusals | None = None,
+    ) -> None:
         self._lm = lm
+        self._refusals = refusals or Refusals()
         self._settings = settings
         self._slots = asyncio.Semaphore(settings.budget.concurrency)
         self.count = count
@@ -115,7 +164,8 @@ class Asker:
             tries: how often a reply may be read; the second asking carries the error.
 
         Raises:
-            ProviderError: no further call can succeed (key, model, quota).
+            ProviderError: no further call can succeed (key, model, quota), or the first few calls
+                of this LM all failed alike.
             BudgetError: a cap was reached.
         """
         reply = self.reply_tokens
@@ -162,12 +212,14 @@ class Asker:
                 if exc.is_fatal:
                     raise
                 if exc.kind != "context_too_long" or retry:
+                    self._refusals.failed(exc)
                     self.books.note("failed", where.stage, where.name, f"{exc.kind}: {exc}")
                     return None
                 self.books.counts["shortened"] += 1
                 half = min(self.input_tokens(reply), self.count(messages[0].content)) // 2
                 messages = (Message("user", build(half)),)
                 continue
+            self._refusals.answered()
             seen = visible(completion)
             if not seen.cut:
                 return seen.text
@@ -191,7 +243,7 @@ class Asker:
     ) -> Completion:
         settings = self._settings
         request = Request(messages, sampling=settings.sampling, limits=settings.limits)
-        request = request.with_sampling(max_tokens=reply)
+        request = request.with_sampling(max_tokens=reply if settings.budget.send_limit else None)
         seed = derive_seed(settings.seed, where.stage, where.task_id, where.rollout_id, index)
         scope = CallScope(where.stage, where.task_id, where.rollout_id, index)
         async with self._slots:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience.critic.asker import Asker, CallNote, Where, together
+from tfgrpo.experience.critic.asker import Asker, CallNote, Refusals, Where, together
 from tfgrpo.experience.critic.evidence import trajectory
 from tfgrpo.experience.critic.merging import Merged, reconcile, settle
 from tfgrpo.experience.critic.paper_flow import paper_step
@@ -132,6 +132,7 @@ class Critic:
         self._lm = lm
         self._guards = guards
         self._count = count
+        self._refusals = Refusals()
 
     async def propose(
         self, groups: Sequence[RolloutGroup], library: Library, *, step: int | None = None
@@ -139,7 +140,7 @@ class Critic:
         """Return the library that these groups speak for.
 
         Raises:
-            ProviderError: no further call can succeed.
+            ProviderError: no further call can succeed, or the first few all failed alike.
             BudgetError: a cap was reached.
         """
         settings = self.settings
@@ -148,7 +149,7 @@ class Critic:
         guards = self._guards or Guards.of(
             (g.task for g in groups), max_words=2 * settings.max_words
         )
-        run = _Step(self._lm, settings, guards, self._count, library)
+        run = _Step(self._lm, settings, guards, self._count, library, self._refusals)
         if self._lm is not None and settings.lessons:
             if settings.flow == "default":
                 await run.lessons(teaching.informative)
@@ -172,12 +173,13 @@ class _Step:
         guards: Guards,
         count: TokenCounter,
         library: Library,
+        refusals: Refusals,
     ) -> None:
         self.settings = settings
         self.guards = guards if settings.repairs.fenced_data else None
         self.count = count
         self.library = library
-        self.asker = None if lm is None else Asker(lm, settings, count)
+        self.asker = None if lm is None else Asker(lm, settings, count, refusals)
         self.prompts = StagePrompts(settings, count)
         self.edits: list[Edit] = []
         self.settled: list[EditOutcome] = []
