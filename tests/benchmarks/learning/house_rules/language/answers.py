@@ -49,7 +49,7 @@ class Shape:
     def join(self, values: Mapping[str, str], record: Mapping[str, str]) -> str:
         """Write an answer."""
         if self.form == "calls":
-            return _join_calls(values, record, self.arguments)
+            return _join_calls({p: values[p] for p in self.parts}, record, self.arguments)
         if self.form == "lines":
             return "\n".join(values[p] for p in self.parts)
         return self.separator.join(values[p] for p in self.parts)
