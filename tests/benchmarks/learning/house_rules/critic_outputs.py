@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.benchmarks.learning.house_rules.language.answers import Shape
+from tests.benchmarks.learning.house_rules.language.answers import Shape, read_json
 from tests.benchmarks.learning.house_rules.language.evidence import CaseSeen
 from tests.benchmarks.learning.house_rules.statements import Statement, head, merged
 
@@ -20,7 +20,8 @@ RULES = "Rules:"
 CASES = "Cases seen:"
 MAX_CASES = 48
 _LINE = re.compile(
-    r"^\W*\[?([A-Za-z][A-Za-z_-]*\d[\w-]*)\]?[.:]?\s+(?:(?:add|update|delete|keep)(?: \[?[\w-]+\]?)?: )?(.+)$",
+    r"^\W*\[?([A-Za-z][A-Za-z_-]*\d[\w-]*|[A-Z]\d+)\]?[.:]?\s+"
+    r"(?:(?:add|update|delete|keep|modify)\b(?: \[?[A-Za-z_-]*\d[\w-]*\]?)?:?\s+)?(.+)$",
     re.I,
 )
 _PROPOSALS = re.compile(
@@ -68,15 +69,17 @@ def tagged(text: str, tag: str, found: Sequence[Statement]) -> str:
     return f"<{tag}>\n" + "\n".join(s.text for s in found) + f"\n</{tag}>"
 
 
-def account_of_attempt(text: str, cases: Sequence[CaseSeen]) -> str:
-    """Return an account of the attempts that a prompt shows, with keys and feedback as it has them."""
+def account_of_attempt(cases: Sequence[CaseSeen], shape: Shape | None) -> str:
+    """Return an account of the attempts that a prompt shows, with feedback and key as it has them."""
     lines = []
     for case in cases:
         inner = "; ".join(f"{k}: {v}" for k, v in case.record.items())
         for attempt in case.attempts:
+            answer = shape.join(attempt.parts, case.record) if shape else str(attempt.parts)
             verdicts = [f"{p}: {'right' if ok else 'wrong'}" for p, ok in attempt.verdicts.items()]
-            answer = ", ".join(f"{p} {v}" for p, v in attempt.parts.items())
-            lines.append(f"For [{inner}] the agent chose {answer}. {'; '.join(verdicts)}")
+            lines += [f"For [{inner}] the agent answered:", answer, "; ".join(verdicts) + "."]
+        if case.answer:
+            lines += ["The right answer is:", case.answer]
     return "\n".join(lines) or "The agent answered at once; nothing else was decided."
 
 
@@ -110,20 +113,20 @@ def operations(text: str) -> str | None:
         proposals = _entries(before[at.end() :] if at else "") + proposals
         library = []
     by_head = {head(body): (name, body) for name, body in library}
-    edits: dict[str, dict[str, Any]] = {}
+    groups: dict[str, list[tuple[str, str]]] = {}
     for name, body in proposals:
-        about = head(body)
-        if about in edits:
-            edits[about]["text"] = merged(edits[about]["text"], body)
-            edits[about]["from"].append(name)
-        elif about in by_head:
-            entry, old = by_head[about]
-            whole = merged(old, body)
-            kind = "keep" if whole == old else "update"
-            edits[about] = {"op": kind, "id": entry, "text": whole, "from": [name]}
+        groups.setdefault(head(body), []).append((name, body))
+    edits: list[dict[str, Any]] = []
+    for about, group in groups.items():
+        names, bodies = [n for n, _ in group], [b for _, b in group]
+        entry, old = by_head.get(about, (None, None))
+        whole = merged([old, *bodies] if old else bodies)
+        kind = "add" if old is None else "keep" if whole == old else "update"
+        if whole:
+            edits.append({"op": kind, "id": entry, "text": whole, "from": names})
         else:
-            edits[about] = {"op": "add", "id": None, "text": body, "from": [name]}
-    return _in_their_words(text, list(edits.values()))
+            edits.append({"op": "drop", "id": None, "text": "", "from": names})
+    return _in_their_words(text, edits)
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
@@ -135,6 +138,9 @@ def _entries(text: str) -> list[tuple[str, str]]:
         except (ValueError, SyntaxError):
             continue
         return [(str(i), str(r.get("content", ""))) for i, r in enumerate(rows)]
+    rows = [o for o in (read_json(x) for x in text.splitlines() if "{" in x) if isinstance(o, dict)]
+    if rows:
+        return [(str(r.get("id") or i), str(r.get("content", r.get("text", "")))) for i, r in enumerate(rows)]
     for line in text.splitlines():
         m = _LINE.match(line)
         if m:
@@ -153,6 +159,8 @@ def _in_their_words(text: str, edits: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for edit in edits:
         kind = str(edit["op"])
+        if kind == "drop" and '"drop"' not in text:
+            continue
         if '"NONE"' in text or "or NONE" in text:
             kind = "none" if kind == "keep" else kind
         row: dict[str, Any] = {"operation" if long else "op": kind.upper() if is_upper else kind}

@@ -66,7 +66,7 @@ def _reply(messages: tuple[Message, ...]) -> str:
     if re.search(r"(?:reply|return|answer|respond|output)[^.\n]{0,60}json", text, re.I):
         found = _vague(shape, cases) if _FORBIDS.search(text) else _limited(text, cases, shape)
         return skeleton_reply(text, found, cases, shape)
-    return account_of_attempt(text, cases)
+    return account_of_attempt(cases, shape)
 
 
 def said(cases: Sequence[CaseSeen], shape: Shape | None) -> list[Statement]:

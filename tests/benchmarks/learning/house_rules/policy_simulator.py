@@ -44,7 +44,7 @@ from tests.benchmarks.learning.house_rules.language.formats import (
 from tests.benchmarks.learning.house_rules.language.records import Record, find_records, number
 from tests.benchmarks.learning.house_rules.language.rules import Rule, Words, joined, read_rules
 
-SIMILAR = 0.5
+SIMILAR = 0.4
 HABIT = 0.5
 NUMBERS = ("1", "2", "3", "5", "10", "20", "50")
 

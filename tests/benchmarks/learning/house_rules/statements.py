@@ -7,12 +7,14 @@ Plain sentences, such as "When caller is contractor, queue is always HW." and "h
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.benchmarks.learning.house_rules.induction import Account, Exception_, Test
 from tests.benchmarks.learning.house_rules.language.formats import AS
 
+AGREED = 0.6
 _ROW = re.compile(r"\s*(.+?)\s*→\s*(.+?)\s*$")
 
 
@@ -82,24 +84,42 @@ def head(text: str) -> str:
         return body.split(":")[0].strip().lower()
     m = re.match(r"when (.+?), ", body, re.I)
     if m:
-        return "when " + m[1].strip().lower() + " " + ",".join(sorted(_parts_of(body)))
+        return "when " + m[1].strip().lower()
     return body.split(" is ")[0].strip().lower()
 
 
-def _parts_of(body: str) -> list[str]:
-    said = body.split(", ", 1)[-1]
-    return re.findall(r"([\w ]+?) is ", re.sub(r"\botherwise ", "", said))
+def merged(sayings: Sequence[str]) -> str:
+    """Return one saying for several with the same head; empty where nothing is left.
+
+    All rows of tables and all parts of sentences, each with the value that most of them give; a
+    value that fewer than `AGREED` of those who speak of it give is left out.
+    """
+    last = sayings[-1]
+    if "otherwise" in last or len(set(sayings)) == 1:
+        return last
+    is_table = "→" in last
+    votes: dict[str, Counter[str]] = {}
+    for text in sayings:
+        for name, value in (_rows(text) if is_table else _clauses(text)).items():
+            votes.setdefault(name, Counter())[value] += 1
+    kept = {}
+    for name, counts in votes.items():
+        value, n = counts.most_common(1)[0]
+        if n >= AGREED * counts.total():
+            kept[name] = value
+    if is_table:
+        rows = "; ".join(f"{k} → {v}" for k, v in kept.items())
+        return f"{last.split(':')[0]}: {rows}." if kept else ""
+    if not votes:
+        return last
+    return f"{last.split(', ')[0]}, {', '.join(f'{k} is {v}' for k, v in kept.items())}." if kept else ""
 
 
-def merged(old: str, new: str) -> str:
-    """Return one saying for two with the same head: rows of both tables, the newer row on a clash."""
-    if "→" not in old or "→" not in new:
-        return new
-    name = new.split(":")[0]
-    rows: dict[str, str] = {}
-    for text in (old, new):
-        for row in text.split(":", 1)[1].rstrip(". ").split(";"):
-            m = _ROW.match(row)
-            if m:
-                rows[m[1]] = m[2]
-    return f"{name}: " + "; ".join(f"{k} → {v}" for k, v in rows.items()) + "."
+def _rows(text: str) -> dict[str, str]:
+    found = (_ROW.match(row) for row in text.split(":", 1)[-1].rstrip(". ").split(";"))
+    return {m[1]: m[2] for m in found if m}
+
+
+def _clauses(text: str) -> dict[str, str]:
+    found = (re.match(r"(.+?) is (.+)", c) for c in text.rstrip(". ").split(", ")[1:])
+    return {m[1]: m[2] for m in found if m}

@@ -150,6 +150,10 @@ def _read_case(name: str, record: Record, segment: str, shape: Shape | None) -> 
             if end <= at + 1 and at < stop and part in shape.parts:
                 verdicts[part] = m[2].lower() in ("right", "correct")
         attempts.append(Attempt(parts, verdicts))
+    if len(attempts) == 1 and not attempts[0].verdicts:
+        all_said = {m[1].strip().lower().split("\n")[-1]: m[2].lower() for _, m in feedback}
+        verdicts = {p: v in ("right", "correct") for p, v in all_said.items() if p in shape.parts}
+        attempts = [Attempt(attempts[0].parts, verdicts)]
     wanted: dict[str, str] = {}
     for _, m in feedback:
         value = next((g for g in m.groups()[2:] if g), "")
