@@ -243,7 +243,7 @@ def test_worked_examples_help_as_turns_and_as_text() -> None:
         for c in split.test
     )
     assert by_text > bare + 0.1
-    assert by_turns == pytest.approx(by_text, abs=0.05)
+    assert by_turns == pytest.approx(by_text, abs=0.1)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
@@ -277,13 +277,11 @@ def test_one_wrong_key_in_ten_costs_a_critic_little(family: Family) -> None:
 def test_from_shuffled_keys_a_critic_learns_nothing(family: Family) -> None:
     gains = []
     for seed in range(3):
-        split = family.draw(20 + seed, 36, 8, 40)
+        split = family.draw(20 + seed, 30, 8, 40)
         bare = mean_reward(family, family.system, split.test)
         learnt = reflected(family, shuffled_keys(split.practice, seed))
         gains.append((mean_reward(family, learnt, split.test) - bare) / (1 - bare))
-    # A constant convention survives a shuffle of the keys: there it is still the right answer.
-    constant = {"letters": 0.35, "formats": 0.35}.get(family.name, 0.2)
-    assert statistics.fmean(gains) < constant
+    assert abs(statistics.fmean(gains)) < 0.15
 
 
 def test_where_values_are_forbidden_the_critic_is_vague() -> None:

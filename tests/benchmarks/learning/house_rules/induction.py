@@ -22,6 +22,8 @@ VALUE_BITS = 2.0
 FIELD_BITS = 3.0
 ATOM_BITS = 5.0
 MAX_EXCEPTIONS = 3
+MOST_WRONG = 0.4
+"""An account that gets a larger share of the cases wrong is not said."""
 FEW = 4
 """With fewer cases a table by the first field is preferred to one value for everything."""
 
@@ -112,10 +114,13 @@ class Account:
 
 
 def induce(seen: Sequence[Seen]) -> Account | None:
-    """Return the cheapest account of a part, None where no case shows a right value."""
-    if not any(s.right for s in seen):
+    """Return the cheapest account of a part, None where none explains enough of the cases."""
+    known = [s for s in seen if s.right]
+    if not known:
         return None
-    return _Search(seen).best()
+    best = _Search(seen).best()
+    wrong = sum(s.fits(best.value(s.facts)) is False for s in seen)
+    return best if wrong <= MOST_WRONG * len(known) else None
 
 
 def _apply(base: Base, exceptions: Sequence[Exception_], facts: Mapping[str, str]) -> str | None:

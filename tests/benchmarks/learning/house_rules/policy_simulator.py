@@ -26,6 +26,7 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tests.benchmarks.learning.house_rules.language.answers import Shape, known_value, read_shape
 from tests.benchmarks.learning.house_rules.language.cases import (
@@ -81,18 +82,34 @@ def read_prompt(messages: Sequence[Message]) -> Prompt | None:
         return None
     task = messages[last][1]
     records = find_records(task)
-    shape = read_shape("\n".join(content for _, content in messages))
-    if not records or shape is None:
+    if not records:
         return None
     record = records[-1].record
     line = task.rfind("\n", 0, records[-1].start) + 1
-    around = [c for role, c in messages[:last] if role == "system"] + [task[:line]]
-    turns = [m for m in messages[:last] if m[0] != "system"]
-    examples = turn_examples(turns, shape)
-    spoken = [c for _, c in turns if not find_records(c) and not shape.split(c)]
-    found, prose = text_examples("\n\n".join([*around, *spoken]), shape)
-    words = Words(shape.parts, tuple(record), shape.options)
-    return Prompt(shape, record, tuple(read_rules(prose, words)), (*examples, *found))
+    before = (*messages[:last], ("user", task[:line]))
+    shape = _shape(before) or _shape((*before, ("user", task)))
+    if shape is None:
+        return None
+    examples, rules = _background(before, shape, tuple(record))
+    return Prompt(shape, record, rules, examples)
+
+
+@lru_cache(maxsize=256)
+def _shape(messages: tuple[Message, ...]) -> Shape | None:
+    return read_shape("\n".join(content for _, content in messages))
+
+
+@lru_cache(maxsize=256)
+def _background(
+    messages: tuple[Message, ...], shape: Shape, fields: tuple[str, ...]
+) -> tuple[tuple[Example, ...], tuple[Rule, ...]]:
+    """Return the examples and rules in what stands before the task."""
+    turns = [m for m in messages[:-1] if m[0] != "system"]
+    spoken = [c for role, c in messages[:-1] if role == "system"]
+    spoken += [messages[-1][1], *(c for _, c in turns if not find_records(c) and not shape.split(c))]
+    found, prose = text_examples("\n\n".join(spoken), shape)
+    rules = read_rules(prose, Words(shape.parts, fields, shape.options))
+    return (*turn_examples(turns, shape), *found), tuple(rules)
 
 
 def _settled(part: str, prompt: Prompt, parts: dict[str, str]) -> str | None:

@@ -12,6 +12,10 @@ _OPTIONS = {
     "deadline": ("3 days", "8 days", "14 days", "25 days"),
     "closing": ("Warm wishes", "Kind regards", "Your workshop"),
 }
+_GREETING = {"member": "Good day", "guest": "Dear member", "club": "Hello there"}
+_CONTACT = {"Eastby": "the hotline", "Norham": "the harbour desk", "Kell": "the hotline",
+            "Stowe": "the north desk"}  # fmt: skip
+_CLOSING = {"member": "Your workshop", "guest": "Warm wishes", "club": "Your workshop"}
 _REMEDY = {"brake": "a loan bicycle", "lamp": "a voucher", "tyre": "a refund",
            "chain": "a free repair", "saddle": "a voucher"}  # fmt: skip
 _DEADLINE = {"a loan bicycle": "14 days", "a voucher": "3 days", "a refund": "8 days",
@@ -29,11 +33,11 @@ def _wanted(r: Record) -> Parts:
     remedy = "a refund" if float(r["age in months"]) < 4 else _REMEDY[r["fault"]]
     deadline = "25 days" if r["season"] == "winter" else _DEADLINE[remedy]
     return {
-        "greeting": "Good day" if r["customer"] == "member" else "Hello there",
+        "greeting": _GREETING[r["customer"]],
         "remedy": remedy,
-        "contact": "the hotline" if r["town"] == "Eastby" else "the harbour desk",
+        "contact": _CONTACT[r["town"]],
         "deadline": deadline,
-        "closing": "Your workshop",
+        "closing": "Kind regards" if r["season"] == "spring" else _CLOSING[r["customer"]],
     }
 
 
@@ -72,15 +76,17 @@ LETTERS = Family(
     },
     intro="A customer complains:",
     rules=(
-        "The greeting is Good day for a member, otherwise Hello there.",
+        "The greeting is Good day for a member, Dear member for a guest and Hello there for a club.",
         "The remedy is a loan bicycle for a brake, a voucher for a lamp or saddle, a refund for a "
         "tyre and a free repair for a chain.",
         "When age in months is under 4 the remedy is always a refund.",
-        "The contact is the hotline for the town Eastby, otherwise the harbour desk.",
+        "The contact is the hotline for the towns Eastby and Kell, the harbour desk for Norham and "
+        "the north desk for Stowe.",
         "The deadline is 14 days if the remedy is a loan bicycle or a free repair, 3 days if it is "
         "a voucher and 8 days if it is a refund.",
         "In winter the deadline is always 25 days.",
-        "The closing is Your workshop.",
+        "The closing is Your workshop for a member or a club and Warm wishes for a guest.",
+        "In spring the closing is always Kind regards.",
     ),
     wanted=_wanted,
     render=_render,

@@ -27,7 +27,7 @@ class Shape:
     form: str = "line"
     """`line`, `lines` or `calls`."""
     separator: str = " | "
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     arguments: tuple[str, ...] = ()
     """Of calls: the parts that are arguments of the middle call."""
 

@@ -31,7 +31,9 @@ STOP = frozenset(
     "a an the any all every each is are was be being it its this that these those there of for from "
     "with in on at by to as and or if when whenever where whose which who has have having case cases "
     "ticket request task entry item letter record situation value equals equal type kind they come "
-    "comes concern concerns about only then also both affected".split()
+    "comes concern concerns about only then also both affected affect affects anything everything "
+    "thing use set give gives make put route send assign answer write choose handle handled routed sent "
+    "processed should must will get gets go goes always them keep".split()
 )
 _DEFAULT = re.compile(
     r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|otherwise|else|"
@@ -67,6 +69,8 @@ class Atom:
     """`is`, `>`, `>=`, `<`, `<=`, `between`."""
     value: str
     negated: bool = False
+    is_loose: bool = False
+    """The subject was only spoken of before: the value may be about something else."""
 
     def holds(self, record: Mapping[str, str], parts: Mapping[str, str]) -> bool:
         """True when a record, with the parts answered so far, is in this situation."""
@@ -74,11 +78,9 @@ class Atom:
 
     def _holds(self, record: Mapping[str, str], parts: Mapping[str, str]) -> bool:
         if not self.subject:
-            wanted = content(self.value)
-            known = {s for v in record.values() for s in stems(v)}
-            names = {s for k in record for s in stems(k)}
-            real = [w for w in wanted if w not in names or w in known]
-            return bool(real) and all(w in known for w in real)
+            return self._is_covered(record)
+        if self.is_loose and self._is_covered(record):
+            return True
         actual = parts.get(self.subject, record.get(self.subject))
         if actual is None:
             return False
@@ -91,6 +93,14 @@ class Atom:
         if value is None:
             return False
         return _compare(value, self.op, self.value)
+
+
+    def _is_covered(self, record: Mapping[str, str]) -> bool:
+        """True when the record's values hold every word of the phrase that carries meaning."""
+        known = {s for v in record.values() for s in stems(v.replace("-", " "))}
+        names = {s for k in record for s in stems(k.replace("_", " "))}
+        wanted = [w for w in content(self.value.replace("-", " ")) if w not in names or w in known]
+        return bool(wanted) and all(w in known for w in wanted)
 
 
 def _bare(text: str) -> list[str]:
@@ -193,7 +203,7 @@ def _atom(bit: str, names: Sequence[str], subject: str) -> Atom | None:
         return None
     if subject:
         words = [w for w in bit.split() if w not in ("it", "is", "a", "an", "the", "for", "on", "=")]
-        return Atom(subject, "is", " ".join(words), negated)
+        return Atom(subject, "is", " ".join(words), negated, is_loose=True)
     return Atom("", "is", bit, negated)
 
 

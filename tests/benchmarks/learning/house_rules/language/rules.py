@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from tests.benchmarks.learning.house_rules.language.answers import known_value
 from tests.benchmarks.learning.house_rules.language.conditions import (
     Condition,
+    content,
     inherit,
     read_condition,
     stems,
@@ -32,11 +33,12 @@ _STRONG = re.compile(
 _ASIDE = re.compile(
     r",?\s*\b(?:whatever|regardless(?: of)?|no matter|irrespective of|instead of)\b[^,.;:]*"
     r"(?=[,.;:]|$)|\bexceptions?:\s*|\b(?:always|then|please|simply|exactly|instead|but|in any case|"
-    r"also)\b,?", re.I,
+    r"also|overrides? (?:everything|all|that|this|the \w+(?: rule)?))\b,?", re.I,
 )  # fmt: skip
 _LEAD = r"(?:if|when|whenever|where|for|on|in case of|in|with|at)"
 _VERB = (
-    r"(?:use|set|choose|pick|give|route|send|assign|answer|put|write|make|it (?:is|should|must|goes)"
+    r"(?:use|set|choose|pick|give|route|send|assign|answer|put|write|make|double|halve|multiply|add|"
+    r"subtract|lower|raise|reduce|increase|it (?:is|should|must|goes)"
     r"|they (?:are|should|must|go)|is|are)"
 )
 _LINK = re.compile(
@@ -57,6 +59,12 @@ _MODIFIERS: tuple[tuple[str, str, float | None], ...] = (
     (r"(\d+(?:\.\d+)?) (?:points? |percent )?(?:less|lower|fewer)\b", "minus", None),
     (r"(\d+(?:\.\d+)?) (?:points? |percent )?(?:more|higher)\b", "plus", None),
 )  # fmt: skip
+
+
+_UNLESS = re.compile(r"(.+?),?\s+(?:unless|except (?:if|when|where))\s+(.+?),\s+(?:in which case|then|when)\s+(.+)$", re.I)
+_LABELLED = re.compile(
+    r"(?:situation|when|if|condition)\s*:\s*(.+?)[;,.|]?\s*\b(?:do|then|action|rule|what)\s*:\s*(.+)$", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ class Rule:
     value: str
     condition: Condition = Condition()
     is_strong: bool = False
+    source: str = ""
+    """The words that state it, as far as they were cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,12 +227,31 @@ def _read_table(lines: Sequence[str], words: Words) -> list[Rule]:
 def _read_sentence(sentence: str, words: Words, around: _Around) -> list[Rule]:
     if _NO_RULE.search(sentence):
         return []
-    strong = bool(_STRONG.search(sentence)) or around.is_strong
-    text = _ASIDE.sub(" ", sentence)
-    text = " ".join(text.split()).strip(" .,")
+    m = _UNLESS.match(sentence)
+    if m:
+        first = _read_sentence(m[1], words, around)
+        part = first[0].part if first else around.part
+        then = f"if {m[2]}, always {m[3]}"
+        return first + _read_sentence(then, words, replace(around, part=part))
+    m = _LABELLED.match(sentence)
+    if m:
+        sentence = f"When {m[1]}, {m[2]}"
+    text = _plain(sentence)
     text = re.sub(r"^(?:hence|so|remember that|note that|the rule is that|in general),?\s+", "", text, flags=re.I)
     found = _read_text(text, words, around)
-    return [replace(r, is_strong=strong and not r.condition.is_default) for r in found]
+    pieces = [(_plain(p), bool(_STRONG.search(p))) for p in sentence.split(";")]
+
+    def is_strong(rule: Rule) -> bool:
+        return around.is_strong or any(
+            strong and (rule.source in piece or len(pieces) == 1) for piece, strong in pieces
+        )
+
+    return [replace(r, is_strong=is_strong(r) and not r.condition.is_default) for r in found]
+
+
+def _plain(sentence: str) -> str:
+    """Return a sentence without the words that only say how strongly it holds."""
+    return " ".join(_ASIDE.sub(" ", sentence).split()).strip(" .,")
 
 
 def _read_text(text: str, words: Words, around: _Around) -> list[Rule]:
@@ -247,7 +276,7 @@ def _read_items(text: str, words: Words, around: _Around) -> list[Rule]:
     """Read a list of items that share what was said before them."""
     rules: list[Rule] = []
     for item in _items(text):
-        found = list(_read_item(item, words, around))
+        found = [replace(r, source=item) for r in _read_item(item, words, around)]
         for rule in found:
             if rule.condition.subject:
                 around = replace(around, subject=around.subject or rule.condition.subject)
@@ -261,14 +290,14 @@ def _items(text: str) -> list[str]:
     if ";" in text:
         return [i for part in text.split(";") for i in _items(part.strip()) if i]
     if re.search(_ARROW, text):
-        return [i for i in re.split(r",\s*(?:and\s+)?(?=[^,]*(?:→|->|=>|⇒))", text) if i]
+        return _grow(text, _ARROW, forward=True)
     if re.match(_LEAD + r"\b", text, re.I):
         pieces = re.split(rf"[,]\s*(?:and\s+)?(?={_LEAD}\b)|,?\s*(?=\b(?:otherwise|else)\b)", text, flags=re.I)
         return [p for p in pieces if p and p.strip()]
     if re.search(r"\b(?:for|if|when)\b", text):
         return _grow(text, r"^(?:otherwise|else|anything else)\b|\S.*\b(?:for|if|when|on|in)\b\s+\S", forward=False)
     if re.search(r"\w\s*[:=]\s*\w", text):
-        return [i for i in re.split(r",\s*(?:and\s+)?(?=[^,]*[:=])", text) if i]
+        return _grow(text, r"\w\s*[:=]\s*\w", forward=True)
     if re.search(r"\bto\b", text):
         return _grow(text, r"\bto\s+\S", forward=True)
     return [text]
@@ -313,8 +342,26 @@ def _read_item(item: str, words: Words, around: _Around) -> Iterator[Rule]:
         condition = read_condition(situation, names, subject=subject, and_is_or=lists)
         if not condition.alternatives and not condition.is_default:
             return
-    for rule in _effects(said, around.part, words):
+    effects = _effects(said, around.part, words)
+    for rule in effects:
+        if not situation:
+            left = _left_over(said, effects, words)
+            condition = read_condition(left, names) if left else Condition()
         yield replace(rule, condition=inherit(condition, around.condition))
+
+
+def _left_over(said: str, rules: Sequence[Rule], words: Words) -> str:
+    """Return what a saying without "if" or "for" says beside part and value: its situation."""
+    if not all(words.options.get(r.part) for r in rules):
+        return ""
+    rest = said
+    for part in words.parts:
+        rest = re.sub(_pattern(part.replace(" ", "_")), " ", rest, flags=re.I)
+    for rule in rules:
+        rest = re.sub(rf"(?<!\w){re.escape(rule.value)}(?!\w)", " ", rest, flags=re.I)
+    for pattern, _, _ in _MODIFIERS:
+        rest = re.sub(pattern, " ", rest, flags=re.I)
+    return " ".join(w for w in rest.split() if content(w))
 
 
 def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
@@ -341,9 +388,14 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
         m = re.match(r"(.+?)\s*(?:[:=]|\bis\b|\bare\b|\bgets?\b|\bmeans\b|\bto\b)\s*(.+)$", item, re.I)
         if m:
             return m[1], m[2], True
+    m = re.match(r"(.+?)\s*[:=]\s*(.+)$", item)
+    if m and around.part:
+        named = _mentions(m[1], words.parts)
+        if named and around.part not in named and _effects(m[1], "", words):
+            return m[1], m[2], False
     m = re.match(
         r"(.+?)\s+(?:(?:always )?(?:go|goes|belongs?|are routed|is routed|gets?|takes?|needs?|receives?|"
-        r"means?|requires?)(?:\s+(?:to|in|into|with))?|to)\s+(.+)$", item, re.I,
+        r"means?|requires?|has|have|carry|carries)(?:\s+(?:to|in|into|with))?|to)\s+(.+)$", item, re.I,
     )  # fmt: skip
     if m and not _mentions(m[1], words.parts):
         return m[1], m[2], True
