@@ -11,7 +11,10 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from tests.benchmarks.head_to_head.data import SYSTEM
 from tests.benchmarks.head_to_head.methods import ACTOR, Learnt, Setup, Unavailable
@@ -20,6 +23,7 @@ from tfgrpo.rollout import Task
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = Path(__file__).parent / "peers"
+EMPTY: Mapping[str, object] = MappingProxyType({})
 GRACE_S = 180.0
 """Time for a rival to end after its deadline, before it is stopped."""
 
@@ -30,9 +34,6 @@ async def run_rival(name: str, script: str, setup: Setup, url: str) -> Learnt:
     Raises:
         Unavailable: not installed, failed, or stopped for time.
     """
-    python = ROOT / ".venv-peers" / name / "bin" / "python"
-    if not python.exists():
-        raise Unavailable("not installed: sh tests/benchmarks/head_to_head/install.sh")
     job = {
         "url": url,
         "model": MODEL,
@@ -45,6 +46,20 @@ async def run_rival(name: str, script: str, setup: Setup, url: str) -> Learnt:
         "temperature": ACTOR.temperature,
         "max_tokens": ACTOR.max_tokens,
     }
+    return Learnt.from_row(await run_script(name, script, job, setup.extra))
+
+
+async def run_script(
+    name: str, script: str, job: Mapping[str, Any], extra: Mapping[str, object] = EMPTY
+) -> dict[str, Any]:
+    """Run a rival's script on a job (`peers.common.Job`) and return what it printed.
+
+    Raises:
+        Unavailable: not installed, failed, or stopped for time.
+    """
+    python = ROOT / ".venv-peers" / name / "bin" / "python"
+    if not python.exists():
+        raise Unavailable("not installed: sh tests/benchmarks/head_to_head/install.sh")
     with tempfile.TemporaryDirectory(prefix="rival-") as home:
         process = await asyncio.create_subprocess_exec(
             str(python),
@@ -52,11 +67,11 @@ async def run_rival(name: str, script: str, setup: Setup, url: str) -> Learnt:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=_environment(home, setup),
+            env=_environment(home, extra),
             cwd=home,
         )
         try:
-            async with asyncio.timeout(setup.deadline_s + GRACE_S):
+            async with asyncio.timeout(job["deadline_s"] + GRACE_S):
                 out, err = await process.communicate(json.dumps(job).encode())
         except TimeoutError:
             raise Unavailable(f"did not end {GRACE_S:.0f} s after its time limit") from None
@@ -68,14 +83,15 @@ async def run_rival(name: str, script: str, setup: Setup, url: str) -> Learnt:
         lines = err.decode(errors="replace").strip().splitlines()
         print(err.decode(errors="replace")[-3000:], file=sys.stderr)
         raise Unavailable(f"failed: {lines[-1][:160] if lines else process.returncode}")
-    return Learnt.from_row(json.loads(out.decode().strip().splitlines()[-1]))
+    row: dict[str, Any] = json.loads(out.decode().strip().splitlines()[-1])
+    return row
 
 
 def _row(task: Task) -> dict[str, str]:
     return {"task_id": task.task_id, "prompt": task.text, "reference": str(task.reference)}
 
 
-def _environment(home: str, setup: Setup) -> dict[str, str]:
+def _environment(home: str, extra: Mapping[str, object]) -> dict[str, str]:
     """An empty home, no keys, no network beyond this machine, caches thrown away."""
     return {
         "PATH": os.environ.get("PATH", ""),
@@ -84,5 +100,5 @@ def _environment(home: str, setup: Setup) -> dict[str, str]:
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "NO_PROXY": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
-        **{k: str(v) for k, v in setup.extra.items()},
+        **{k: str(v) for k, v in extra.items()},
     }

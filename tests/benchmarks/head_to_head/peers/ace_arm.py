@@ -18,7 +18,7 @@ def main() -> None:
 
     client = OpenAI(base_url=job.api_base, api_key="x", max_retries=0, timeout=600)
     llm = OpenAILLM(
-        model=job.model, api_key="x", base_url=job.api_base, max_retries=0, timeout=600,
+        model=job.writer, api_key="x", base_url=job.api_base, max_retries=0, timeout=600,
         json_mode=False, temperature=0.7,
     )  # fmt: skip
     ace = ACE(llm, ACEConfig(epochs=1, reflector_max_rounds=1, auto_embedder=False))
@@ -38,9 +38,10 @@ def main() -> None:
         )
         answer = (reply.choices[0].message.content or "").strip()
         reward, feedback = job.grade(task["task_id"], answer)
+        key = task["reference"] if job.tell else None
         ace.step(
-            Sample(id=task["task_id"], question=task["prompt"], answer=task["reference"]),
-            Feedback(correct=reward == 1.0, signal=feedback, ground_truth=task["reference"]),
+            Sample(id=task["task_id"], question=task["prompt"], answer=key),
+            Feedback(correct=reward == 1.0, signal=feedback, ground_truth=key),
             phase="offline-epoch1",
             generation=Generation(answer=answer, reasoning=answer, raw=answer),
         )

@@ -27,6 +27,15 @@ class Job:
     deadline_s: float
     temperature: float
     max_tokens: int
+    critic: str = ""
+    """The model that reflects; empty for the one that acts."""
+    critic_tokens: int = 300
+    metric_calls: int | None = None
+    minibatch: int | None = None
+    steps: int | None = None
+    """Sizes in a rival's own terms; None leaves them to its script."""
+    tell: bool = True
+    """False keeps references from the rival; feedback says then what is right and wrong alone."""
     started: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -38,6 +47,11 @@ class Job:
     def api_base(self) -> str:
         """Address of the OpenAI-compatible server."""
         return f"{self.url}/v1"
+
+    @property
+    def writer(self) -> str:
+        """The model that reflects."""
+        return self.critic or self.model
 
     def grade(self, task_id: str, reply: str) -> tuple[float, str]:
         """Return reward and feedback of a reply, as every method gets them."""

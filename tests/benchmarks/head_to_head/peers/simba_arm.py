@@ -55,17 +55,21 @@ def main() -> None:
                               "num_retries": 0}  # fmt: skip
     actor = dspy.LM(f"openai/{job.model}", temperature=job.temperature,
                     max_tokens=job.max_tokens, **common)  # fmt: skip
-    writer = dspy.LM(f"openai/{job.model}", temperature=1.0, max_tokens=300, **common)
+    writer = dspy.LM(f"openai/{job.writer}", temperature=1.0, max_tokens=job.critic_tokens,
+                     **common)  # fmt: skip
     dspy.configure(lm=actor, adapter=Plain())
 
-    def metric(example: Any, prediction: Any) -> float:
-        return job.grade(example.task_id, prediction.answer)[0]
+    def metric(example: Any, prediction: Any) -> Any:
+        reward, feedback = job.grade(example.task_id, prediction.answer)
+        return dspy.Prediction(score=reward, feedback=feedback) if job.critic else reward
 
     tasks = job.train
     trainset = [
-        dspy.Example(question=t["prompt"], answer=t["reference"], task_id=t["task_id"]).with_inputs(
-            "question"
-        )
+        dspy.Example(
+            question=t["prompt"],
+            task_id=t["task_id"],
+            **({"answer": t["reference"]} if job.tell else {}),
+        ).with_inputs("question")
         for t in tasks
     ]
     program = dspy.Predict(dspy.Signature("question -> answer", job.system))
@@ -73,7 +77,7 @@ def main() -> None:
         metric=metric,
         bsize=min(BATCH, len(trainset)),
         num_candidates=CANDIDATES,
-        max_steps=steps(job, len(trainset)),
+        max_steps=job.steps or steps(job, len(trainset)),
         max_demos=max_demos,
         prompt_model=writer,
         num_threads=24,
