@@ -26,7 +26,7 @@ from tfgrpo.serve.wire.errors import ApiError
 __all__ = ["Extensions", "IdMaker", "Place", "read_extensions", "read_place", "read_secret"]
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}\Z")
+_ID = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~-]{1,128}\Z")
 _RESPONSE = re.compile(r"(?:chatcmpl-|resp_|emb-)?(tf_[0-9A-Z]{26}[0-9a-f]{8})\Z")
 _SELECTIONS = ("vote", "verifier", "judge")
 

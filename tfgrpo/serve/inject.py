@@ -10,7 +10,7 @@ Does not know routes or arms. Source: own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, Context, render_messages
@@ -23,6 +23,7 @@ __all__ = ["EMPTY", "Injection", "inject", "inject_instructions", "text_of"]
 
 _SYSTEM = ("system", "developer")
 _BYTES_A_TOKEN = 4
+_MOST_HEADS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Injection:
     version: str = "empty"
     tokens: int = 0
     """Estimated tokens that it adds."""
+    heads: dict[str, tuple[Message, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """Rendered heads by system text: agents send the same one again and again."""
 
     @classmethod
     def of(cls, artefact: Artefact | None) -> Injection:
@@ -74,6 +77,8 @@ def inject(messages: Sequence[Any], injection: Injection) -> list[Any]:
             rest.append(row)
             turns.append(Message(row["role"], content if isinstance(content, str) else ""))
     kept = [t for t in turns if t.role != "system"]
+    if injection.context.placement == "system":
+        return [*_head(turns, head, injection), *rest]
     rendered = render_messages(turns, injection.context)
     # The client's turns stand last; without a user turn, what follows it is a turn of its own.
     has_user = any(t.role == "user" for t in kept)
@@ -86,6 +91,22 @@ def inject(messages: Sequence[Any], injection: Injection) -> list[Any]:
         out.append(row if turn is before else _with_text(row, turn.content))
     out += [message_json(m) for m in rendered[first + len(kept) :]]
     return out
+
+
+def _head(
+    turns: Sequence[Message], row: Mapping[str, Any], injection: Injection
+) -> list[dict[str, Any]]:
+    """Return system turn and exemplars, which depend on the client's system texts alone."""
+    system = [t for t in turns if t.role == "system"]
+    key = "\0".join(t.content for t in system)
+    rendered = injection.heads.get(key)
+    if rendered is None:
+        if len(injection.heads) >= _MOST_HEADS:
+            injection.heads.clear()
+        rendered = injection.heads[key] = render_messages(system, injection.context)
+    return [
+        {**row, "content": m.content} if m.role == "system" else message_json(m) for m in rendered
+    ]
 
 
 def _extra(context: Context) -> int:

@@ -62,15 +62,20 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
     retries = http.headers.get("x-stainless-retry-count", "0")
     if retries != "0":
         gateway.metrics.add("client_retries", {"route": route.name})
+    key: KeyPlace | None = None
+    digest = ""
+    if idempotency_key is not None:
+        key = KeyPlace(key_name, dialect.endpoint, idempotency_key)
+        digest = hashlib.sha256(orjson.dumps(body)).hexdigest()
+    deadline_s = _deadline_s(http.headers)
     try:
-        async with asyncio.timeout(_deadline_s(http.headers)) as deadline:
-            if idempotency_key is None:
-                await asking.serve(None, "")
-            else:
-                place_of_key = KeyPlace(key_name, dialect.endpoint, idempotency_key)
-                await asking.serve(place_of_key, hashlib.sha256(orjson.dumps(body)).hexdigest())
+        if deadline_s is None:
+            await asking.serve(key, digest)
+            return
+        async with asyncio.timeout(deadline_s) as deadline:
+            await asking.serve(key, digest)
     except TimeoutError:
-        if not deadline.expired():
+        if deadline_s is None or not deadline.expired():
             raise
         raise ApiError("deadline", "the time that the request allowed has passed") from None
     finally:

@@ -91,7 +91,8 @@ class ChatDialect:
             raise ApiError("invalid_request", "messages must be a list with at least one turn",
                            param="messages")  # fmt: skip
         for i, turn in enumerate(turns):
-            if not isinstance(turn, dict) or turn.get("role") not in _ROLES:
+            role = turn.get("role") if isinstance(turn, dict) else None
+            if not isinstance(role, str) or role not in _ROLES:
                 raise ApiError(
                     "invalid_request",
                     f"messages[{i}] must be an object with a role, one of {', '.join(_ROLES)}",

@@ -12,6 +12,7 @@ room for the rest (`tests/benchmarks/serve`).
 from __future__ import annotations
 
 import asyncio
+import io
 import ipaddress
 import logging
 import socket
@@ -41,6 +42,8 @@ __all__ = ["HttpUpstream", "LocalUpstream", "Upstream", "open_upstream"]
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 MAX_REPLY_BYTES = 16_000_000
+_LARGE = 1_000_000
+"""Bytes from which a body is sent in pieces."""
 _METADATA = ("169.254.", "fe80:", "fd00:ec2:")
 
 
@@ -163,12 +166,13 @@ class HttpUpstream:
         import aiohttp
 
         failure: ProviderError
+        data = orjson.dumps(body)
         try:
             async with (
                 asyncio.timeout(timeout_s),
                 self._get_session().post(
                     self._base + endpoint,
-                    data=orjson.dumps(body),
+                    data=data if len(data) < _LARGE else io.BytesIO(data),
                     headers=self._headers,
                     allow_redirects=False,
                 ) as response,
