@@ -309,7 +309,7 @@ def newer(path: Path) -> None:
         (overwrite, "damaged or not a journal"),
         (empty, "not a journal of tfgrpo"),
         (of_somebody_else, "not a journal of tfgrpo"),
-        (newer, "journal version 99, this tfgrpo reads 1"),
+        (newer, "journal version 99, this tfgrpo reads 1 and 2"),
     ],
 )
 def test_a_file_that_is_no_sound_journal_is_one_clear_line(

@@ -47,6 +47,7 @@ _LAZY = {
     "advise": ("tfgrpo.cli.report", "advise", "Say which lever pays next."),
     "models": ("tfgrpo.cli.models", "models", "List backends and known models."),
     "serve-model": ("tfgrpo.cli.models", "serve_model", "Offer a local model over HTTP."),
+    "serve": ("tfgrpo.cli.serve", "app", "Serve libraries behind an OpenAI-compatible API."),
     "route": ("tfgrpo.cli.route", "app", "Route tasks to models by predicted success."),
     "search": ("tfgrpo.cli.search", "search_command", "Search tool plans."),
     "train": ("tfgrpo.cli.train", "train", "Train a model on groups."),

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 APPLICATION_ID = 0x54464752
 """`TFGR`: marks a file as a run's journal."""
 VERSION = 1
+GATEWAY_VERSION = 2
+"""Version of a file that has a gateway's tables beside a run's."""
 BATCH_S = 0.02
 """Longest time in seconds that a row which nobody waits for stays out of the file."""
 CHECKPOINT_EVERY = 4000
@@ -211,10 +213,11 @@ def check_file(connection: sqlite3.Connection, path: Path, *, thorough: bool) ->
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if application != APPLICATION_ID:
             raise StoreError(f"{str(path)!r} is an SQLite file, but not a journal of tfgrpo")
-        if version != VERSION:
-            which = "a newer" if version > VERSION else "another"
+        if version not in (VERSION, GATEWAY_VERSION):
+            which = "a newer" if version > GATEWAY_VERSION else "another"
             raise StoreError(
-                f"{str(path)!r} has journal version {version}, this tfgrpo reads {VERSION}: "
+                f"{str(path)!r} has journal version {version}, this tfgrpo reads {VERSION} and "
+                f"{GATEWAY_VERSION}: "
                 f"use {which} tfgrpo, or start a new run"
             )
         found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if thorough else "ok"
@@ -479,6 +482,24 @@ class Writer:
                 self._write([(sql, ()) for sql in statements])
             finally:
                 self.connection.execute("DETACH DATABASE old")
+
+    def define(self, statements: Iterable[str]) -> None:
+        """Add tables or indices, all or nothing.
+
+        Raises:
+            StoreError: they could not be added.
+        """
+        with self._lock, store_errors(self.path, "write to"):
+            self.flush()
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                for statement in statements:
+                    self.connection.execute(statement)
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:
+                    self.connection.execute("ROLLBACK")
+                raise
 
     def close(self) -> None:
         """Write what is left, move the log into the file and close it."""

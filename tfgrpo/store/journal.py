@@ -217,6 +217,11 @@ class Journal:
             self._writer.commit_now([row])
 
     @property
+    def writer(self) -> Writer:
+        """The one way to write rows, for a room with tables of its own."""
+        return self._writer
+
+    @property
     def config(self) -> dict[str, Any] | None:
         """The settings of the run, secrets removed, or None where none were given."""
         rows = self._writer.read(

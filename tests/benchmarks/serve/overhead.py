@@ -1,0 +1,264 @@
+"""What the gateway adds over a stub upstream, beside litellm's proxy and Portkey's gateway.
+
+    python -m tests.benchmarks.serve.overhead [--rounds 5] [--seconds 6] [--rate 200]
+
+Gateways on core 0; stub and load generator on core 1. Rounds interleave; the figures are medians of
+rounds. CPU a request comes from process times, the one figure that survives a busy machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.record import record
+from tests.benchmarks.serve.processes import (
+    cpu_s,
+    load,
+    pressure,
+    rss_mb,
+    start,
+    stop,
+    wait_for,
+)
+from tfgrpo.experience.artefact import Artefact, export_artefact
+from tfgrpo.experience.library import from_texts
+
+LESSONS = [f"Lesson {i}: name the order, the cause and the next step in one sentence." for i in
+           range(12)]  # fmt: skip
+MASTER = "sk-benchmark-master-key-of-a-gateway-1234"
+
+
+def gateway_config(folder: Path, upstream: int, port: int) -> Path:
+    export_artefact(Artefact(from_texts(LESSONS)), folder / "library")
+    path = folder / "gateway.toml"
+    path.write_text(
+        f"""
+[serve]
+folder = "gateway"
+listen = "127.0.0.1:{port}"
+admin_listen = ""
+[upstreams.stub]
+lm = "http://127.0.0.1:{upstream}/v1#stub"
+price = {{ input = 1.0, output = 2.0 }}
+[routes.stub]
+upstreams = ["stub"]
+library = "library"
+budget = {{ usd_per_day = 1000.0 }}
+"""
+    )
+    return path
+
+
+def litellm_config(folder: Path, upstream: int) -> Path:
+    path = folder / "litellm.yaml"
+    path.write_text(
+        f"""
+model_list:
+  - model_name: stub
+    litellm_params:
+      model: openai/stub
+      api_base: http://127.0.0.1:{upstream}/v1
+      api_key: none
+general_settings:
+  master_key: {MASTER}
+litellm_settings:
+  telemetry: false
+"""
+    )
+    return path
+
+
+class Rivals:
+    """The gateways that could be started, by name."""
+
+    def __init__(self, folder: Path, upstream: int) -> None:
+        self.jobs: dict[str, dict[str, Any]] = {"direct": {"port": upstream}}
+        self.processes: dict[str, Any] = {}
+        self._folder, self._upstream = folder, upstream
+
+    def ours(self, port: int) -> None:
+        config = gateway_config(self._folder, self._upstream, port)
+        self._start("ours", [sys.executable, "-m", "tfgrpo", "serve", "--config", str(config)])
+        wait_for(f"http://127.0.0.1:{port}/health")
+        self.jobs["ours"] = {"port": port}
+
+    def litellm(self, port: int) -> None:
+        program = shutil.which("litellm", path=str(Path(sys.executable).parent))
+        if program is None:
+            return
+        config = litellm_config(self._folder, self._upstream)
+        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MODE": "PRODUCTION"}
+        self._start("litellm", [program, "--config", str(config), "--port", str(port),
+                                "--host", "127.0.0.1", "--num_workers", "1"], env)  # fmt: skip
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health/liveliness")
+        except RuntimeError as exc:
+            print(f"litellm did not start: {exc}", file=sys.stderr)
+            return
+        self.jobs["litellm"] = {"port": port, "key": MASTER}
+
+    def portkey(self, port: int) -> None:
+        folder = os.environ.get("PORTKEY_GATEWAY", "")
+        script = Path(folder) / "node_modules/@portkey-ai/gateway/build/start-server.js"
+        if not folder or not script.is_file():
+            return
+        self._start("portkey", ["node", str(script), f"--port={port}", "--headless"])
+        wait_for(f"http://127.0.0.1:{port}/")
+        self.jobs["portkey"] = {
+            "port": port,
+            "headers": {
+                "x-portkey-provider": "openai",
+                "x-portkey-custom-host": f"http://127.0.0.1:{self._upstream}/v1",
+            },
+        }
+
+    def _start(self, name: str, command: list[str], env: dict[str, str] | None = None) -> None:
+        log = self._folder / f"{name}.log"
+        self.processes[name] = start(command, 0, log, env)
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            stop(process)
+
+
+def measure(rivals: Rivals, rounds: int, job: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        for name, where in rivals.jobs.items():
+            process = rivals.processes.get(name)
+            before = cpu_s(process.pid) if process else 0.0
+            figures = load({**job, **where}, 1)
+            spent = cpu_s(process.pid) - before if process else 0.0
+            done = figures.get("requests", 0) + job.get("warm", 20)
+            figures["cpu_ms"] = spent * 1e3 / max(1, done)
+            found.setdefault(name, []).append(figures)
+    return {name: middle(rows) for name, rows in found.items()}
+
+
+def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in rows[0].items():
+        if isinstance(value, dict):
+            out[key] = {k: sum(r[key].get(k, 0) for r in rows) for k in
+                        sorted({k for r in rows for k in r[key]})}  # fmt: skip
+        else:
+            out[key] = round(statistics.median(r[key] for r in rows), 3)
+    best = [r["p99_ms"] for r in rows if "p99_ms" in r]
+    if best:
+        out["best_p99_ms"] = round(min(best), 3)
+    return out
+
+
+def highest_rate(rivals: Rivals, name: str, rates: list[int]) -> int:
+    """Return the highest rate with p99 under 100 ms and no error."""
+    held = 0
+    for rate in rates:
+        figures = load({"rate": rate, "seconds": 4, **rivals.jobs[name]}, 1)
+        if figures["p99_ms"] >= 100 or set(figures["statuses"]) != {"200"}:
+            break
+        held = rate
+    return held
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--rate", type=float, default=200.0)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--requests", type=int, default=100_000)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        stub = start([sys.executable, "-m", "tests.benchmarks.serve.stub"], 1, folder / "stub.log")
+        assert stub.stdout is not None
+        rivals = Rivals(folder, int(stub.stdout.readline()))
+        try:
+            rivals.ours(18080)
+            if asked.only != "ours":
+                rivals.litellm(18081)
+                rivals.portkey(18082)
+            figures = run(rivals, asked)
+        finally:
+            rivals.stop()
+            stop(stub)
+    command = "python -m tests.benchmarks.serve.overhead"
+    if asked.only:
+        print(json.dumps(figures, indent=1))
+    else:
+        record("serve", figures, command)
+
+
+def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
+    busy = pressure()
+    steady = measure(rivals, asked.rounds, {"rate": asked.rate, "seconds": asked.seconds})
+    gateways = [n for n in rivals.jobs if n != "direct"]
+    added = {
+        name: {
+            key: round(steady[name][key] - steady["direct"][key], 3)
+            for key in ("p50_ms", "p90_ms", "p99_ms")
+        }
+        for name in gateways
+    }
+    streamed = measure(rivals, asked.rounds, {"streams": 100})
+    for name in gateways:
+        rows = streamed[name]
+        cpu = rows.pop("cpu_ms") * 20  # counted for the 20 requests of a warm-up that streams lack
+        rows["cpu_us_a_chunk"] = round(cpu * 1e3 / (101 * 50), 2)
+    rates = list(range(200, 1001, 50))
+    figures: dict[str, Any] = {
+        "rate": asked.rate,
+        "steady": steady,
+        "added": added,
+        "streams": streamed,
+        "ttft_added_ms": {
+            n: round(streamed[n]["ttft_p50_ms"] - streamed["direct"]["ttft_p50_ms"], 3)
+            for n in gateways
+        },
+        "highest_rate": {n: highest_rate(rivals, n, rates) for n in gateways},
+        "rss_mb": {n: round(rss_mb(rivals.processes[n].pid), 1) for n in gateways},
+    }
+    if "litellm" in steady:
+        figures["cpu_share_of_litellm"] = round(
+            steady["ours"]["cpu_ms"] / steady["litellm"]["cpu_ms"], 3
+        )
+    if "portkey" in steady:
+        figures["cpu_share_of_portkey"] = round(
+            steady["ours"]["cpu_ms"] / steady["portkey"]["cpu_ms"], 3
+        )
+    figures["memory"] = memory(rivals, asked.requests)
+    figures["pressure"] = {"before": busy, "after": pressure()}
+    figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
+                                                    "uvloop")}  # fmt: skip
+    return figures
+
+
+def memory(rivals: Rivals, requests: int) -> dict[str, float]:
+    """Return our resident memory after a tenth of the requests and after all."""
+    pid = rivals.processes["ours"].pid
+    job = {"rate": 400, "warm": 0, **rivals.jobs["ours"]}
+    load({**job, "seconds": requests / 10 / 400}, 1)
+    early = rss_mb(pid)
+    load({**job, "seconds": requests * 0.9 / 400}, 1)
+    return {"requests": requests, "after_a_tenth_mb": round(early, 1),
+            "after_all_mb": round(rss_mb(pid), 1)}  # fmt: skip
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except ImportError:
+        return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""`tfgrpo serve`: start the gateway, make keys.
+
+Does not know how requests are served. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="Serve learnt libraries behind an OpenAI-compatible API.",
+                  invoke_without_command=True)  # fmt: skip
+key_app = typer.Typer(help="API keys.", no_args_is_help=True)
+app.add_typer(key_app, name="key")
+
+
+@app.callback(invoke_without_command=True)
+def serve(
+    context: typer.Context,
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config", "-c", help="TOML file; without one the embedded model is offered."
+        ),
+    ] = "",
+    folder: Annotated[str, typer.Option(help="Folder of the journal, without a file.")] = (
+        "runs/gateway"
+    ),
+    listen: Annotated[str, typer.Option(help="Address of the API, over the file's.")] = "",
+    admin_listen: Annotated[str, typer.Option(help="Address of the page, over the file's.")] = "",
+) -> None:
+    """Serve an OpenAI-compatible API in front of your models."""
+    if context.invoked_subcommand is not None:
+        return
+    from tfgrpo.serve.gateway import embedded_settings
+    from tfgrpo.serve.process import Running, new_loop
+    from tfgrpo.serve.process import serve as run
+    from tfgrpo.serve.settings import GatewaySettings
+
+    settings = GatewaySettings.from_toml(config) if config else embedded_settings(folder)
+    changes = {"listen": listen, "admin_listen": admin_listen}
+    changed = settings.serve.model_copy(update={k: v for k, v in changes.items() if v})
+    settings = settings.model_copy(update={"serve": changed})
+
+    def tell(running: Running) -> None:
+        typer.echo(f"{running.api_url}/v1")
+        for route in running.gateway.routes.values():
+            version = route.current.version
+            typer.echo(f"  route {route.name}: {', '.join(route.settings.upstreams)}, "
+                       f"library {version}", err=True)  # fmt: skip
+        if running.page_url:
+            typer.echo(f"  page {running.page_url}", err=True)
+        if not config:
+            typer.echo(
+                "  The embedded model answers with an empty library. To go on: learn a library\n"
+                "  (`tfgrpo init`, `tfgrpo learn`), name it as `library` of a route in a TOML\n"
+                "  file (docs/serve.md), and start `tfgrpo serve --config FILE`.",
+                err=True,
+            )
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run(settings, tell))
+
+
+@key_app.command("new")
+def new(name: Annotated[str, typer.Argument(help="Name of the key in the settings.")]) -> None:
+    """Make a key: prints it once, and the lines for the settings."""
+    from tfgrpo.serve.access.keys import hash_key, new_key
+
+    key = new_key()
+    typer.echo(key)
+    typer.echo(f'\n[keys.{name}]\nhash = "{hash_key(key)}"', err=True)

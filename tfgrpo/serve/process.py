@@ -1,0 +1,146 @@
+"""The process: two listeners, start, drain and stop.
+
+TERM or Ctrl-C: `/ready` fails and new requests are refused; running ones have `drain_s`, then they
+are cancelled and booked.
+
+Does not know endpoints. Source: own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from tfgrpo.errors import ConfigError, MissingExtraError, StoreError
+from tfgrpo.runtime.redaction import register
+from tfgrpo.serve.app import ApiApp
+from tfgrpo.serve.gateway import Gateway, split_address
+from tfgrpo.serve.settings import GatewaySettings
+from tfgrpo.serve.wire.protocol import guarded_protocol
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Running", "new_loop", "serve"]
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return the fastest event loop that is installed."""
+    with suppress(ImportError):
+        import uvloop
+
+        return uvloop.new_event_loop()  # type: ignore[no-any-return]
+    return asyncio.new_event_loop()
+
+
+def admin_secret(settings: GatewaySettings) -> tuple[str, bool]:
+    """Return the admin secret and whether it was made now."""
+    given = os.environ.get(settings.serve.admin_key_env, "").strip()
+    if given and len(given) < 16:
+        raise ConfigError(f"{settings.serve.admin_key_env} is shorter than 16 characters")
+    secret = given or secrets.token_urlsafe(24)
+    register(secret)
+    return secret, not given
+
+
+class Running:
+    """A started gateway; `stop` drains and closes it."""
+
+    def __init__(self, gateway: Gateway, app: ApiApp, secret: str) -> None:
+        self.gateway, self.app, self.secret = gateway, app, secret
+        self.api_url = ""
+        self.page_url = ""
+        self._servers: list[tuple[Any, asyncio.Task[None]]] = []
+
+    @classmethod
+    async def start(cls, settings: GatewaySettings, secret: str = "") -> Running:
+        """Open the folder and listen; port 0 takes a free one.
+
+        Raises:
+            ConfigError, StoreError, MissingExtraError: it cannot start.
+        """
+        secret = secret or admin_secret(settings)[0]
+        gateway = Gateway(settings)
+        app = ApiApp(gateway, secret)
+        running = cls(gateway, app, secret)
+        try:
+            address = await running._listen(app, settings.serve.listen)
+            app.listen(address)
+            running.api_url = f"http://{address}"
+        except BaseException:
+            await running.stop(0.0)
+            raise
+        return running
+
+    async def _listen(self, app: Any, address: str) -> str:
+        try:
+            import uvicorn
+        except ImportError as exc:
+            raise MissingExtraError.of("serve", "the gateway", "uvicorn") from exc
+        host, port = split_address(address)
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=guarded_protocol(),  # type: ignore[arg-type]
+            ws="none",
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            proxy_headers=False,
+            backlog=4096,
+            timeout_keep_alive=75,
+        )
+        server = uvicorn.Server(config)
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        try:
+            await server.startup()
+        except SystemExit:
+            raise StoreError(f"cannot listen on {address}: is another process there?") from None
+        task = asyncio.ensure_future(server.main_loop())
+        self._servers.append((server, task))
+        found = server.servers[0].sockets[0].getsockname()[1]
+        return f"{f'[{host}]' if ':' in host else host}:{found}"
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new requests, let running ones end within `drain_s`, then cancel and book them."""
+        self.gateway.is_draining = True
+        tasks = set(self.app.running)
+        if tasks:
+            await asyncio.wait(tasks, timeout=drain_s)
+        for task in self.app.running:
+            task.cancel()
+        if self.app.running:
+            await asyncio.wait(set(self.app.running), timeout=5.0)
+        for server, task in self._servers:
+            server.should_exit = True
+            await task
+            await server.shutdown()
+        await self.gateway.aclose()
+
+
+async def serve(settings: GatewaySettings, tell: Callable[[Running], None]) -> None:
+    """Serve until TERM or INT.
+
+    Args:
+        settings: checked.
+        tell: told the started gateway.
+    """
+    running = await Running.start(settings)
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    try:
+        tell(running)
+        await stopped.wait()
+    finally:
+        await running.stop(settings.serve.drain_s)

@@ -1,0 +1,342 @@
+"""The gateway's settings: one frozen model a section, TOML only, every mistake named.
+
+Order: file over defaults; the environment holds keys only. Paths are relative to the file.
+Does not know how a setting is used. Source: own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tfgrpo.errors import ConfigError
+
+__all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BudgetSettings(_Section):
+    """A cap on money or calls. Windows are UTC days; what is in flight counts at its worst."""
+
+    usd_per_day: float | None = Field(default=None, ge=0)
+    usd_total: float | None = Field(default=None, ge=0)
+    calls_per_day: int | None = Field(default=None, ge=0)
+
+    @property
+    def has_money(self) -> bool:
+        """True where dollars are limited, so that prices must be known."""
+        return self.usd_per_day is not None or self.usd_total is not None
+
+
+class RateSettings(_Section):
+    """How fast a key may ask."""
+
+    per_minute: int | None = Field(default=None, ge=1)
+    in_flight: int = Field(default=256, ge=1)
+    """Requests at once; more are refused."""
+
+
+class ServeSettings(_Section):
+    """The process."""
+
+    folder: str = Field(default="runs/gateway", min_length=1)
+    """The journal; one process at a time."""
+    listen: str = "127.0.0.1:8080"
+    """Address of the API; anything but loopback needs keys."""
+    admin_listen: str = "127.0.0.1:8081"
+    """Address of the page and its commands; empty switches them off."""
+    admin_key_env: str = "TFGRPO_ADMIN_KEY"
+    """Environment variable with the secret of the page, of /metrics and of commands. Unset: a
+    secret is made at the start and printed once."""
+    hosts: tuple[str, ...] = ()
+    """Further names that a `Host` header may hold, beside the address listened on."""
+    max_body_bytes: int = Field(default=4_000_000, ge=1024)
+    body_s: float = Field(default=30.0, gt=0)
+    """Time in which a body must arrive."""
+    hold_s: float = Field(default=10.0, ge=0)
+    """How long a stream's headers wait for the first content, while failover is invisible."""
+    comment_s: float = Field(default=15.0, gt=0)
+    """Pause between comments that keep a waiting stream open."""
+    drop_after_s: float = Field(default=30.0, gt=0)
+    """A client that reads nothing for so long is left."""
+    drain_s: float = Field(default=30.0, ge=0)
+    """After TERM: time that running requests have to end."""
+    in_flight: int = Field(default=2048, ge=1)
+    """Requests at once over all keys; more are refused."""
+    idempotency_h: float = Field(default=24.0, gt=0)
+    """How long replies are kept under an Idempotency-Key."""
+    budget: BudgetSettings = BudgetSettings()
+    """Cap over all keys and routes."""
+
+
+class UpstreamSettings(_Section):
+    """One model behind the gateway."""
+
+    lm: str
+    """Spec string, as everywhere: `openai:MODEL`, `http://HOST/v1#MODEL`, `local:…`."""
+    options: dict[str, Any] = {}
+    """Backend options, such as `api_key_env`."""
+    price: dict[str, float] | None = None
+    """Dollars per million tokens (`input`, `output`, …), over the package's table."""
+    timeout_s: float = Field(default=120.0, gt=0)
+    """Wall time of one call."""
+    context_tokens: int | None = Field(default=None, ge=256)
+    """The model's window: a library that does not fit beside the prompt is left out."""
+    rest_s: float = Field(default=30.0, ge=0)
+    """How long the model is left alone after a failure of its host."""
+
+
+class RuleSettings(_Section):
+    """How a router chooses: a target of success, or dollars against success."""
+
+    target: float | None = Field(default=None, gt=0, lt=1)
+    """The cheapest model whose predicted success (lower bound) reaches it."""
+    per_usd: float | None = Field(default=None, ge=0)
+    """The largest success − per_usd · cost."""
+
+
+class FeedbackSettings(_Section):
+    """What clients report and how it counts."""
+
+    metric: str = "reward"
+    """The metric that is the reward; others are kept and shown."""
+    low: float = 0.0
+    high: float = 1.0
+    """Range of its values; scaled to [0, 1]."""
+    window_h: float = Field(default=24.0, gt=0)
+    """How long an outcome may come after its reply to count in a live test."""
+    missing: Literal["drop"] | float = "drop"
+    """What a response without feedback counts in a live test: left out, or a number."""
+    max_share: float = Field(default=0.2, gt=0, le=1)
+    """Largest share of one step's evidence from one source (`source` or key)."""
+
+
+class GroupSettings(_Section):
+    """How groups are made of traffic."""
+
+    size: int = Field(default=4, ge=2)
+    """A group closes when it has so many rollouts."""
+    idle_s: float = Field(default=900.0, gt=0)
+    """… or when nothing was added for so long."""
+    repeat_h: float = Field(default=24.0, gt=0)
+    """Window in which the same task id is a repeat."""
+    task_identity: Literal["id", "messages"] = "id"
+    """`messages`: equal messages are one task, where clients send no ids."""
+    strict: bool = False
+    """Refuse other messages under a known task id (409) instead of making a task of their own."""
+
+
+class CanarySettings(_Section):
+    """The live test of a candidate."""
+
+    shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.05, 0.2, 0.5)
+    """Shares of traffic, growing."""
+    min_units: int = Field(default=50, ge=1)
+    """Units on a share before the next one."""
+    max_units: int = Field(default=5000, ge=1)
+    """Without a decision the candidate expires."""
+    level: float = Field(default=0.05, gt=0, lt=0.5)
+    """Chance of a false promotion, over all candidates of the route."""
+    min_difference: float = 0.0
+    max_harm: float = Field(default=0.05, ge=0)
+    max_cost_factor: float = Field(default=2.0, gt=0)
+    """Cost per unit of the candidate against the current library's."""
+
+
+class LearnSettings(_Section):
+    """The background job that proposes libraries."""
+
+    enabled: bool = True
+    critic: str = ""
+    """Spec of the critic's LM; empty: the route's first upstream."""
+    verifier: dict[str, Any] | None = None
+    """For the offline gate and for draws that nobody rates."""
+    feedback: FeedbackSettings = FeedbackSettings()
+    min_informative: int = Field(default=8, ge=1)
+    """Informative groups that start a proposal."""
+    approve: Literal["before_canary", "before_promotion", "never"] = "before_canary"
+    """When a person must agree."""
+    group_size: int = Field(default=4, ge=1)
+    """Draws a gate task for each arm of the offline gate."""
+    usd: float | None = Field(default=None, gt=0)
+    """Cap of one proposal, critic and gate together."""
+    settings: dict[str, Any] = {}
+    """Further settings of `[learn]` of a learning run."""
+    expire_h: float = Field(default=168.0, gt=0)
+    """A proposal that nobody answers for so long is dropped."""
+    canary: CanarySettings = CanarySettings()
+    drift: Literal["flag", "auto"] = "flag"
+    """After a fall of outcomes: flag it, or also roll back where the holdout did not fall."""
+
+
+class RouteSettings(_Section):
+    """What a client names as `model`."""
+
+    upstreams: tuple[Name, ...] = Field(min_length=1)
+    """In order of preference; the next one takes over where one fails before any content."""
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may use for it."""
+    library: str = ""
+    """A learnt `library.json`, or the folder that holds it; its hash is checked."""
+    holdout: float = Field(default=0.0, ge=0, le=0.5)
+    """Share of units that never gets a library, so that its worth stays measured."""
+    router: str = ""
+    """A fitted router's folder: orders the upstreams for each prompt."""
+    rule: RuleSettings = RuleSettings()
+    capture: bool = False
+    """Keep prompts and replies (secrets removed), which groups and learning need."""
+    keep_days: float = Field(default=30.0, gt=0)
+    """How long captured content is kept."""
+    urls: Literal["refuse", "pass"] = "refuse"
+    """Image and file URLs in prompts; we never fetch them."""
+    max_samples: int = Field(default=8, ge=1, le=64)
+    """Most draws of one request."""
+    select: Literal["vote", "verifier", "judge"] = "vote"
+    """How the best of several draws is chosen."""
+    answer: str = "text"
+    """What makes two draws agree: `text`, `number`, `last_line`, or `module:function`."""
+    min_agreement: float = Field(default=0.5, ge=0, le=1)
+    """Below this share of equal answers the reply says `x-tfgrpo-agreement: low`."""
+    verifier: dict[str, Any] | None = None
+    """For `select = "verifier"`."""
+    judge: str = ""
+    """Name of the upstream that judges, for `select = "judge"`."""
+    max_reply_tokens: int = Field(default=4096, ge=1)
+    """Worst case, and limit sent upstream, where a money cap holds and the client sets none."""
+    budget: BudgetSettings = BudgetSettings()
+    feedback_tokens: bool = False
+    """Give each reply a token with which a browser can rate it once."""
+    groups: GroupSettings = GroupSettings()
+    learn: LearnSettings | None = None
+
+
+class KeySettings(_Section):
+    """One API key; `tfgrpo serve key new NAME` prints key and hash once."""
+
+    hash: str = Field(pattern=r"^scrypt:")
+    routes: tuple[str, ...] = ()
+    """Routes it may use; empty means all."""
+    scopes: tuple[Literal["use", "feedback", "read"], ...] = ("use", "feedback", "read")
+    budget: BudgetSettings = BudgetSettings()
+    user_budget: BudgetSettings = BudgetSettings()
+    """Cap of each end user under this key."""
+    rate: RateSettings = RateSettings()
+    expires: str = ""
+    """UTC date (2027-01-31) from which it is refused."""
+
+
+class GatewaySettings(_Section):
+    """Everything that a gateway can be told."""
+
+    serve: ServeSettings = ServeSettings()
+    upstreams: dict[Name, UpstreamSettings] = {}
+    routes: dict[Name, RouteSettings] = {}
+    keys: dict[Name, KeySettings] = {}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> Self:
+        """Check a nested mapping.
+
+        Raises:
+            ConfigError: naming each key, its value and the nearest known one.
+        """
+        try:
+            settings = cls.model_validate(values)
+        except ValidationError as exc:
+            raise ConfigError(_explain(exc, cls, source)) from None
+        _check_names(settings, source)
+        return settings
+
+    @classmethod
+    def from_toml(cls, path: Path | str) -> Self:
+        """Read a TOML file; folders and files in it are relative to it.
+
+        Raises:
+            ConfigError: the file is absent, not TOML, or a key is wrong.
+        """
+        path = Path(path)
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise ConfigError(f"no config file {str(path)!r}: {exc}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
+        return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
+
+
+def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
+    serve = values.get("serve")
+    if isinstance(serve, dict) and isinstance(serve.get("folder"), str):
+        serve["folder"] = str(folder / serve["folder"])
+    routes = values.get("routes")
+    for route in routes.values() if isinstance(routes, dict) else ():
+        for key in ("library", "router"):
+            if isinstance(route, dict) and isinstance(route.get(key), str) and route[key]:
+                route[key] = str(folder / route[key])
+    return values
+
+
+def _check_names(settings: GatewaySettings, source: str) -> None:
+    """Refuse names that lead nowhere, and aliases that two routes claim."""
+    taken: dict[str, str] = {}
+    for name, route in settings.routes.items():
+        judges = (route.judge,) if route.judge else ()
+        for upstream in (*route.upstreams, *judges):
+            if upstream not in settings.upstreams:
+                known = ", ".join(settings.upstreams) or "none"
+                raise ConfigError(
+                    f"{source}: routes.{name} names the upstream {upstream!r}; known are {known}"
+                )
+        for alias in (name, *route.aliases):
+            if alias in taken:
+                raise ConfigError(
+                    f"{source}: {alias!r} names both the route {taken[alias]!r} and {name!r}"
+                )
+            taken[alias] = name
+    for name, key in settings.keys.items():
+        for wanted in key.routes:
+            if wanted not in settings.routes:
+                known = ", ".join(settings.routes) or "none"
+                raise ConfigError(
+                    f"{source}: keys.{name} names the route {wanted!r}; known are {known}"
+                )
+
+
+def _explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
+    lines = []
+    for error in exc.errors(include_url=False):
+        key = ".".join(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
+        else:
+            lines.append(f"{source}: {key} = {error['input']!r:.100}: {error['msg']}")
+    return "\n".join(lines)
+
+
+def _nearest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
+    known: type[BaseModel] | None = model
+    for part in loc[:-1]:
+        field = known.model_fields.get(str(part)) if known is not None else None
+        if field is None:
+            continue  # the name of a route, key or upstream
+        known = _model_in(field.annotation)
+    names = sorted(known.model_fields) if known is not None else []
+    close = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = [m for m in map(_model_in, get_args(annotation)) if m is not None]
+    return found[0] if found else None

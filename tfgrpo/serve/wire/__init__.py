@@ -1,0 +1,1 @@
+"""Bytes in and out: bodies, errors, upstream calls, event streams. Knows no route, key or money."""
