@@ -89,7 +89,16 @@ def test_a_simulator_cannot_reach_the_hidden_rules(simulator: str) -> None:
                     todo.append(inner)
                 continue
             top = module.split(".")[0]
-            assert top not in {"tests", "tfgrpo", "importlib", "sys", "os", "pathlib", "inspect", "gc"}
+            assert top not in {
+                "tests",
+                "tfgrpo",
+                "importlib",
+                "sys",
+                "os",
+                "pathlib",
+                "inspect",
+                "gc",
+            }
     assert len(seen) > 4
     assert not any(name.startswith("families") for name in seen)
 
@@ -221,7 +230,9 @@ def test_a_lesson_without_a_value_changes_nothing() -> None:
     family = FAMILIES["labels"]
     vague = "\n- Choose a moderate priority and a few hours.\n- Think about the queue carefully."
     for case in family.draw(5, 8, 8, 20).test:
-        prompt = policy_simulator.read_prompt([("system", family.system + vague), ("user", case.text)])
+        prompt = policy_simulator.read_prompt(
+            [("system", family.system + vague), ("user", case.text)]
+        )
         assert prompt is not None
         assert not prompt.rules
 
@@ -250,7 +261,9 @@ def test_worked_examples_help_as_turns_and_as_text() -> None:
 def test_both_simulators_are_functions_of_their_request(family: Family) -> None:
     case = family.draw(7, 8, 8, 8).test[0]
     messages = [("system", family.system), ("user", case.text)]
-    assert policy_simulator.reply(messages, 3, 0.1) == policy_simulator.reply(list(messages), 3, 0.1)
+    assert policy_simulator.reply(messages, 3, 0.1) == policy_simulator.reply(
+        list(messages), 3, 0.1
+    )
     assert len({policy_simulator.reply(messages, seed) for seed in range(20)}) > 1
     cases = family.draw(7, 12, 8, 8).practice
     critic_simulator._reply.cache_clear()

@@ -66,9 +66,7 @@ class Run:
     note: str
 
 
-async def one_run(
-    bench: Bench, family: Family, method: str, job: Job, test: Sequence[Case]
-) -> Run:
+async def one_run(bench: Bench, family: Family, method: str, job: Job, test: Sequence[Case]) -> Run:
     """Learn once and test; keys of the practice and gate tasks are the job's."""
     started = time.monotonic()
     if method in RIVALS:
@@ -116,7 +114,13 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 async def cell(
-    bench: Bench, family: Family, method: str, job: Job, sizes: Sizes, seeds: int, keys: str = "true"
+    bench: Bench,
+    family: Family,
+    method: str,
+    job: Job,
+    sizes: Sizes,
+    seeds: int,
+    keys: str = "true",
 ) -> dict[str, Any]:
     """Return one row of the table: a method in a family, over all seeds."""
     runs: list[Run] = []

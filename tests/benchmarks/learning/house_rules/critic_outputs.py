@@ -28,7 +28,9 @@ _PROPOSALS = re.compile(
     r"^[^\n]*\b(?:proposals|proposed changes|new insights|new experiences|new lessons|"
     r"operations that name no entry)\b[^\n]*:", re.I | re.M,
 )  # fmt: skip
-_LIBRARY = re.compile(r"^[^\n]*\b(?:library|playbook|list|entry with the operations[^\n]*)\b[^\n]*:", re.I | re.M)
+_LIBRARY = re.compile(
+    r"^[^\n]*\b(?:library|playbook|list|entry with the operations[^\n]*)\b[^\n]*:", re.I | re.M
+)
 
 
 def case_lines(cases: Sequence[CaseSeen], shape: Shape | None) -> list[str]:
@@ -95,7 +97,11 @@ def marked_fields(
     advice = "\n".join(lines)
     out = []
     for name, kind in fields:
-        value = json.dumps({m: advice for m in modules}) if "dict" in kind else "Compared with the key."
+        value = (
+            json.dumps(dict.fromkeys(modules, advice))
+            if "dict" in kind
+            else "Compared with the key."
+        )
         out.append(f"[[ ## {name} ## ]]\n{value}")
     return "\n\n".join([*out, "[[ ## completed ## ]]"])
 
@@ -108,7 +114,9 @@ def operations(text: str) -> str | None:
     before, after = text[: m.start()], text[m.end() :]
     at = _LIBRARY.search(before)
     library = _entries(before[at.end() :] if at else "")
-    proposals = _entries(after.split("\nReply with")[0].split("\nDecide")[0].split("\nReconcile")[0])
+    proposals = _entries(
+        after.split("\nReply with")[0].split("\nDecide")[0].split("\nReconcile")[0]
+    )
     if re.search(r"operations that name it", before, re.I):
         proposals = _entries(before[at.end() :] if at else "") + proposals
         library = []
@@ -140,7 +148,10 @@ def _entries(text: str) -> list[tuple[str, str]]:
         return [(str(i), str(r.get("content", ""))) for i, r in enumerate(rows)]
     rows = [o for o in (read_json(x) for x in text.splitlines() if "{" in x) if isinstance(o, dict)]
     if rows:
-        return [(str(r.get("id") or i), str(r.get("content", r.get("text", "")))) for i, r in enumerate(rows)]
+        return [
+            (str(r.get("id") or i), str(r.get("content", r.get("text", ""))))
+            for i, r in enumerate(rows)
+        ]
     for line in text.splitlines():
         m = _LINE.match(line)
         if m:
@@ -242,7 +253,17 @@ def _scan(text: str) -> tuple[Any, int]:
         return None, 0
 
 
-_TEXT = {"lesson", "text", "content", "rule", "experience", "insight", "statement", "advice", "sentence"}
+_TEXT = {
+    "lesson",
+    "text",
+    "content",
+    "rule",
+    "experience",
+    "insight",
+    "statement",
+    "advice",
+    "sentence",
+}
 _ITEMS = (*_TEXT, "do", "then", "what", "action_to_take")
 
 

@@ -97,7 +97,9 @@ def _limited(text: str, cases: Sequence[CaseSeen], shape: Shape | None) -> list[
         found = _joined(found)
     words = min((int(n) for n in re.findall(r"at most (\d+) words", text)), default=10_000)
     found = [s for whole in found for s in _short(whole, words)]
-    counts = re.findall(r"at most (\d+) (?:\w+ )?(?:lessons|experiences|rules|entries|insights)", text)
+    counts = re.findall(
+        r"at most (\d+) (?:\w+ )?(?:lessons|experiences|rules|entries|insights)", text
+    )
     limit = min((int(n) for n in counts), default=len(found))
     failed = {p: sum(c.failures[p] for c in cases) for p in (shape.parts if shape else ())}
     ranked = sorted(found, key=lambda s: -failed.get(s.part, 0)) if limit < len(found) else found

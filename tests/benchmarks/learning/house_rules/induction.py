@@ -65,7 +65,9 @@ class Test:
         if self.op == "is":
             return actual == self.value
         x = number(actual)
-        return x is not None and (x > float(self.value) if self.op == ">" else x < float(self.value))
+        return x is not None and (
+            x > float(self.value) if self.op == ">" else x < float(self.value)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,7 +130,12 @@ def our_config(preset: str, job: Job, folder: str) -> dict[str, Any]:
     is_paper = preset.startswith("paper")
     values: dict[str, Any] = {
         "run": {"folder": f"{folder}/run", "probe": 0, "concurrency": 64, "on_truncated": "grade"},
-        "tasks": {"practice": len(job.practice), "gate": len(job.gate), "test": 0, "seed": job.seed},
+        "tasks": {
+            "practice": len(job.practice),
+            "gate": len(job.gate),
+            "test": 0,
+            "seed": job.seed,
+        },
         "policy": {"lm": "scripted:policy", "system": job.family.system},
         "critic": {"lm": "scripted:critic"},
         "learn": {
@@ -190,9 +195,7 @@ async def learn_rival(name: str, job: Job, bench: Bench, label: str) -> Learnt:
     return Learnt.from_row(await run_script(environment, script, sent, demos))
 
 
-async def test_scores(
-    learnt: Learnt, job: Job, test: Sequence[Case], account: Account
-) -> Scores:
+async def test_scores(learnt: Learnt, job: Job, test: Sequence[Case], account: Account) -> Scores:
     """Return the rewards on the test tasks; every method gets the same draws' seeds."""
     groups = await sample_groups(
         [as_task(c, tell=False) for c in test],

@@ -106,7 +106,10 @@ def _background(
     """Return the examples and rules in what stands before the task."""
     turns = [m for m in messages[:-1] if m[0] != "system"]
     spoken = [c for role, c in messages[:-1] if role == "system"]
-    spoken += [messages[-1][1], *(c for _, c in turns if not find_records(c) and not shape.split(c))]
+    spoken += [
+        messages[-1][1],
+        *(c for _, c in turns if not find_records(c) and not shape.split(c)),
+    ]
     found, prose = text_examples("\n\n".join(spoken), shape)
     rules = read_rules(prose, Words(shape.parts, fields, shape.options))
     return (*turn_examples(turns, shape), *found), tuple(rules)
@@ -118,7 +121,8 @@ def _settled(part: str, prompt: Prompt, parts: dict[str, str]) -> str | None:
     held = [
         (r.condition.is_default, r, i)
         for i, r in enumerate(prompt.rules)
-        if r.part == part and r.condition.holds(facts, {k.replace(" ", "_"): v for k, v in parts.items()})
+        if r.part == part
+        and r.condition.holds(facts, {k.replace(" ", "_"): v for k, v in parts.items()})
     ]
     values = [(d, r, i) for d, r, i in held if r.kind == "value"]
     value = None

@@ -55,7 +55,9 @@ def statements(part: str, account: Account, against: Sequence[str] = ()) -> list
     for i, exception in enumerate(account.exceptions, 1):
         situation, do = _test(exception.test), f"{part} {_does(exception)}"
         backing = account.supports[i] if len(account.supports) > i else ()
-        found.append(Statement(f"When {situation}, {do}.", part, situation, do, backing, tuple(against)))
+        found.append(
+            Statement(f"When {situation}, {do}.", part, situation, do, backing, tuple(against))
+        )
     return found
 
 
@@ -112,7 +114,11 @@ def merged(sayings: Sequence[str]) -> str:
         return f"{last.split(':')[0]}: {rows}." if kept else ""
     if not votes:
         return last
-    return f"{last.split(', ')[0]}, {', '.join(f'{k} is {v}' for k, v in kept.items())}." if kept else ""
+    return (
+        f"{last.split(', ')[0]}, {', '.join(f'{k} is {v}' for k, v in kept.items())}."
+        if kept
+        else ""
+    )
 
 
 def _rows(text: str) -> dict[str, str]:

@@ -7,8 +7,6 @@ from tests.benchmarks.learning.house_rules.families.letters import LETTERS
 from tests.benchmarks.learning.house_rules.families.thresholds import THRESHOLDS
 from tests.benchmarks.learning.house_rules.families.tools import TOOLS
 
-FAMILIES: dict[str, Family] = {
-    f.name: f for f in (LABELS, THRESHOLDS, FORMATS, TOOLS, LETTERS)
-}
+FAMILIES: dict[str, Family] = {f.name: f for f in (LABELS, THRESHOLDS, FORMATS, TOOLS, LETTERS)}
 
 __all__ = ["FAMILIES", "Case", "Family", "Split"]

@@ -97,7 +97,9 @@ class Family:
             else:
                 wanted = f", wanted {case.parts[part]!r}" if tell else ""
                 words.append(f"{part}: wrong{wanted}")
-        return sum(right.get(p, False) for p in self.parts) / len(self.parts), "; ".join(words) + "."
+        return sum(right.get(p, False) for p in self.parts) / len(self.parts), "; ".join(
+            words
+        ) + "."
 
 
 def same(a: str, b: str) -> bool:

@@ -58,9 +58,7 @@ class Shape:
 def known_value(text: str, options: Sequence[str]) -> str | None:
     """Return the longest option that stands in a text as words."""
     low = text.casefold()
-    found = [
-        o for o in options if re.search(rf"(?<![\w]){re.escape(o.casefold())}(?![\w])", low)
-    ]
+    found = [o for o in options if re.search(rf"(?<![\w]){re.escape(o.casefold())}(?![\w])", low)]
     return max(found, key=len) if found else None
 
 

@@ -28,12 +28,107 @@ _COMPARE = (
     (rf"(?:(?:less|fewer|lower|smaller|younger|shorter) than|under|below|<) ?{_N}", "<"),
 )
 STOP = frozenset(
-    "a an the any all every each is are was be being it its this that these those there of for from "
-    "with in on at by to as and or if when whenever where whose which who has have having case cases "
-    "ticket request task entry item letter record situation value equals equal type kind they come "
-    "comes concern concerns about only then also both affected affect affects anything everything "
-    "thing use set give gives make put route send assign answer write choose handle handled routed sent "
-    "processed should must will get gets go goes always them keep".split()
+    [
+        "a",
+        "an",
+        "the",
+        "any",
+        "all",
+        "every",
+        "each",
+        "is",
+        "are",
+        "was",
+        "be",
+        "being",
+        "it",
+        "its",
+        "this",
+        "that",
+        "these",
+        "those",
+        "there",
+        "of",
+        "for",
+        "from",
+        "with",
+        "in",
+        "on",
+        "at",
+        "by",
+        "to",
+        "as",
+        "and",
+        "or",
+        "if",
+        "when",
+        "whenever",
+        "where",
+        "whose",
+        "which",
+        "who",
+        "has",
+        "have",
+        "having",
+        "case",
+        "cases",
+        "ticket",
+        "request",
+        "task",
+        "entry",
+        "item",
+        "letter",
+        "record",
+        "situation",
+        "value",
+        "equals",
+        "equal",
+        "type",
+        "kind",
+        "they",
+        "come",
+        "comes",
+        "concern",
+        "concerns",
+        "about",
+        "only",
+        "then",
+        "also",
+        "both",
+        "affected",
+        "affect",
+        "affects",
+        "anything",
+        "everything",
+        "thing",
+        "use",
+        "set",
+        "give",
+        "gives",
+        "make",
+        "put",
+        "route",
+        "send",
+        "assign",
+        "answer",
+        "write",
+        "choose",
+        "handle",
+        "handled",
+        "routed",
+        "sent",
+        "processed",
+        "should",
+        "must",
+        "will",
+        "get",
+        "gets",
+        "go",
+        "goes",
+        "always",
+        "them",
+        "keep",
+    ]
 )
 _DEFAULT = re.compile(
     r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|otherwise|else|"
@@ -93,7 +188,6 @@ class Atom:
         if value is None:
             return False
         return _compare(value, self.op, self.value)
-
 
     def _is_covered(self, record: Mapping[str, str]) -> bool:
         """True when the record's values hold every word of the phrase that carries meaning."""
@@ -159,7 +253,9 @@ def read_condition(
     for pattern, op in _COMPARE:
         low = re.sub(pattern, lambda m, op=op: f"§{op}{'~'.join(m.groups())}§", low)  # type: ignore[misc]
     alternatives: list[tuple[Atom, ...]] = []
-    for piece in re.split(r"\s*\bor\b\s*|\s*/\s*|\s*,\s*(?!and\b)" if _is_list(low) else r"\s+or\s+", low):
+    for piece in re.split(
+        r"\s*\bor\b\s*|\s*/\s*|\s*,\s*(?!and\b)" if _is_list(low) else r"\s+or\s+", low
+    ):
         if not piece.strip():
             continue
         bits = [b for b in re.split(r",?\s+and\s+|\s+&\s+|,\s+", piece) if b.strip()]
@@ -178,8 +274,10 @@ def read_condition(
 
 def _is_list(low: str) -> bool:
     """True when commas stand between alternatives."""
-    return " or " in low or bool(re.search(r"\w ?/ ?\w", low)) or (
-        "," in low and " and " not in low and " is " not in low and "§" not in low
+    return (
+        " or " in low
+        or bool(re.search(r"\w ?/ ?\w", low))
+        or ("," in low and " and " not in low and " is " not in low and "§" not in low)
     )
 
 
@@ -202,7 +300,9 @@ def _atom(bit: str, names: Sequence[str], subject: str) -> Atom | None:
     if not content(bit):
         return None
     if subject:
-        words = [w for w in bit.split() if w not in ("it", "is", "a", "an", "the", "for", "on", "=")]
+        words = [
+            w for w in bit.split() if w not in ("it", "is", "a", "an", "the", "for", "on", "=")
+        ]
         return Atom(subject, "is", " ".join(words), negated, is_loose=True)
     return Atom("", "is", bit, negated)
 
@@ -213,6 +313,4 @@ def inherit(condition: Condition, other: Condition) -> Condition:
         return condition
     if not condition.alternatives:
         return replace(other)
-    return Condition(
-        tuple(a + b for a in condition.alternatives for b in other.alternatives)
-    )
+    return Condition(tuple(a + b for a in condition.alternatives for b in other.alternatives))

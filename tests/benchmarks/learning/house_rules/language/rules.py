@@ -61,9 +61,13 @@ _MODIFIERS: tuple[tuple[str, str, float | None], ...] = (
 )  # fmt: skip
 
 
-_UNLESS = re.compile(r"(.+?),?\s+(?:unless|except (?:if|when|where))\s+(.+?),\s+(?:in which case|then|when)\s+(.+)$", re.I)
+_UNLESS = re.compile(
+    r"(.+?),?\s+(?:unless|except (?:if|when|where))\s+(.+?),\s+(?:in which case|then|when)\s+(.+)$",
+    re.I,
+)
 _LABELLED = re.compile(
-    r"(?:situation|when|if|condition)\s*:\s*(.+?)[;,.|]?\s*\b(?:do|then|action|rule|what)\s*:\s*(.+)$", re.I
+    r"(?:situation|when|if|condition)\s*:\s*(.+?)[;,.|]?\s*\b(?:do|then|action|rule|what)\s*:\s*(.+)$",
+    re.I,
 )
 
 
@@ -173,7 +177,9 @@ def _names(words: Words) -> tuple[str, ...]:
 def _head_names(head: str, words: Words) -> tuple[str, str]:
     """Return the part that a heading is about and the name it depends on."""
     parts = _mentions(head, words.parts)
-    by = re.search(r"\b(?:by|per|from|depends on|according to|for each|follows)\s+(?:the\s+)?(\w+)", head)
+    by = re.search(
+        r"\b(?:by|per|from|depends on|according to|for each|follows)\s+(?:the\s+)?(\w+)", head
+    )
     names = _names(words)
     subject = ""
     if by:
@@ -237,7 +243,12 @@ def _read_sentence(sentence: str, words: Words, around: _Around) -> list[Rule]:
     if m:
         sentence = f"When {m[1]}, {m[2]}"
     text = _plain(sentence)
-    text = re.sub(r"^(?:hence|so|remember that|note that|the rule is that|in general),?\s+", "", text, flags=re.I)
+    text = re.sub(
+        r"^(?:hence|so|remember that|note that|the rule is that|in general),?\s+",
+        "",
+        text,
+        flags=re.I,
+    )
     found = _read_text(text, words, around)
     pieces = [(_plain(p), bool(_STRONG.search(p))) for p in sentence.split(";")]
 
@@ -292,10 +303,16 @@ def _items(text: str) -> list[str]:
     if re.search(_ARROW, text):
         return _grow(text, _ARROW, forward=True)
     if re.match(_LEAD + r"\b", text, re.I):
-        pieces = re.split(rf"[,]\s*(?:and\s+)?(?={_LEAD}\b)|,?\s*(?=\b(?:otherwise|else)\b)", text, flags=re.I)
+        pieces = re.split(
+            rf"[,]\s*(?:and\s+)?(?={_LEAD}\b)|,?\s*(?=\b(?:otherwise|else)\b)", text, flags=re.I
+        )
         return [p for p in pieces if p and p.strip()]
     if re.search(r"\b(?:for|if|when)\b", text):
-        return _grow(text, r"^(?:otherwise|else|anything else)\b|\S.*\b(?:for|if|when|on|in)\b\s+\S", forward=False)
+        return _grow(
+            text,
+            r"^(?:otherwise|else|anything else)\b|\S.*\b(?:for|if|when|on|in)\b\s+\S",
+            forward=False,
+        )
     if re.search(r"\w\s*[:=]\s*\w", text):
         return _grow(text, r"\w\s*[:=]\s*\w", forward=True)
     if re.search(r"\bto\b", text):
@@ -370,7 +387,9 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
     if len(arrow) == 2:
         left = arrow[0]
         parts = _mentions(left, words.parts)
-        if parts and not re.search(rf"{_pattern(parts[0].replace(' ', '_'))}\s*(?:is|=|:)?\s*\w", left, re.I):
+        if parts and not re.search(
+            rf"{_pattern(parts[0].replace(' ', '_'))}\s*(?:is|=|:)?\s*\w", left, re.I
+        ):
             return re.sub(_pattern(parts[0]), " ", left, flags=re.I), f"{parts[0]} {arrow[1]}", True
         return left, arrow[1], True
     if re.match(_LEAD + r"\b", item, re.I):
@@ -381,11 +400,15 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
     m = re.search(r"\b(?:on|in|with|at)\b", item, re.I)
     if m and _effects(item[: m.start()], around.part, words) and not _is_open(item, around, words):
         return item[m.start() :], item[: m.start()], False
-    m = re.match(r"(?:route|send|assign|put|give|forward)\s+(.+?)\s+(?:in|into|to)\s+(.+)$", item, re.I)
+    m = re.match(
+        r"(?:route|send|assign|put|give|forward)\s+(.+?)\s+(?:in|into|to)\s+(.+)$", item, re.I
+    )
     if m:
         return m[1], m[2], True
     if around.part and around.subject:
-        m = re.match(r"(.+?)\s*(?:[:=]|\bis\b|\bare\b|\bgets?\b|\bmeans\b|\bto\b)\s*(.+)$", item, re.I)
+        m = re.match(
+            r"(.+?)\s*(?:[:=]|\bis\b|\bare\b|\bgets?\b|\bmeans\b|\bto\b)\s*(.+)$", item, re.I
+        )
         if m:
             return m[1], m[2], True
     m = re.match(r"(.+?)\s*[:=]\s*(.+)$", item)
@@ -420,7 +443,10 @@ def _cut_lead(item: str, words: Words) -> tuple[str, str]:
     for m in start.finditer(item):
         situation, said = item[: m.start()], item[m.start() :].strip(" ,")
         is_plain = bool(re.match(r"(?:is|are)\b", said, re.I))
-        if is_plain or not re.sub(rf"^{_LEAD}\b\s*(?:the|an?)?\s*", "", situation, flags=re.I).strip():
+        if (
+            is_plain
+            or not re.sub(rf"^{_LEAD}\b\s*(?:the|an?)?\s*", "", situation, flags=re.I).strip()
+        ):
             continue
         if _effects(said, "", words) or re.match(_VERB, said, re.I):
             best = (situation, said)
