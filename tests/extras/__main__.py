@@ -142,11 +142,13 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="tfgrpo-extras-") as place:
         folder = Path(place)
         wheel = build_wheel(folder)
+        print(f"{'extra':<10} {'':<8} {'install s':>9} {'feature s':>9}")
+        trials = []
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            trials = list(pool.map(lambda n: try_extra(n, wheel, folder / n), names or extras()))
-    print(f"{'extra':<10} {'':<8} {'install s':>9} {'feature s':>9}")
-    for t in trials:
-        print(f"{t.name:<10} {t.verdict:<8} {t.install_s:9.0f} {t.feature_s:9.0f} {t.words}")
+            for t in pool.map(lambda n: try_extra(n, wheel, folder / n), names or extras()):
+                row = f"{t.name:<10} {t.verdict:<8} {t.install_s:9.0f} {t.feature_s:9.0f} {t.words}"
+                print(row, flush=True)
+                trials.append(t)
     return int(any(t.verdict == "FAILED" for t in trials))
 
 

@@ -224,20 +224,22 @@ async def test_cancel_keeps_what_was_paid_and_returns_every_reservation() -> Non
 
 async def test_cancelling_from_outside_stops_all_visits_first() -> None:
     running, ledger = 0, Ledger(Budget())
+    deep = asyncio.Event()
 
     async def slow(ctx: SearchContext, node: Node, k: int) -> list[str]:
         nonlocal running
         running += 1
         try:
             if node.depth:
-                await asyncio.sleep(30)
+                deep.set()
+                await asyncio.Event().wait()
         finally:
             running -= 1
         return letters(ctx, node, k)
 
     settings = SearchSettings(samples=4, mode="fast")
     job = asyncio.create_task(run(FunctionExpander(slow), settings=settings, budget=ledger))
-    await asyncio.sleep(0.05)
+    await deep.wait()
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job

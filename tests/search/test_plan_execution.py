@@ -166,14 +166,17 @@ async def test_a_cancelled_run_returns_what_it_held() -> None:
     result = await found(bank)
     ledger = Ledger(Budget(tool_calls=3))
 
+    asked = asyncio.Event()
+
     async def never(action: Any, steps: Sequence[CarriedStep]) -> bool:
-        await asyncio.sleep(60)
+        asked.set()
+        await asyncio.Event().wait()
         return True
 
     run = asyncio.create_task(carry_out(result, bank.environment(), confirm=never, budget=ledger))
     while len(bank.calls) < 4:  # two of the search, two of the plan
         await asyncio.sleep(0.001)
-    await asyncio.sleep(0.05)
+    await asked.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

@@ -222,7 +222,7 @@ async def test_f36_when_the_one_request_fails_all_who_wait_are_told_and_it_count
 
 
 async def test_f36_when_the_one_who_asks_is_cancelled_another_takes_over(store: Journal) -> None:
-    lm = ScriptedLM("reply", latency_s=0.02)
+    lm = ScriptedLM("reply", latency_s=1.0)
     journaled = JournaledLM(lm, store)
     first = asyncio.create_task(journaled.complete(BASE, 1, [7]))
     await asyncio.sleep(0.005)
