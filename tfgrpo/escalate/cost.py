@@ -17,7 +17,7 @@ from typing import Any
 from tfgrpo.escalate.plan import TrainingPlan
 from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings
-from tfgrpo.escalate.student import ContextOf, Speed, bare
+from tfgrpo.escalate.student import ContextOf, Speed, Student, bare
 from tfgrpo.rl.model.shape import Shape
 from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rollout import Task
@@ -106,27 +106,12 @@ class Cost:
 
 
 def forecast_cost(
-    material: Material,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    prompts: Prompter,
-    shape: Shape,
-    parameters: int,
-    speed: Speed,
-    max_tokens: int,
+    material: Material, settings: EscalateSettings, plan: TrainingPlan, student: Student
 ) -> Cost:
-    """Return what the plan will take at most.
-
-    Args:
-        material: the run.
-        settings: of the escalation.
-        plan: what will be trained.
-        prompts: of the model, to count prompt tokens.
-        shape: of the model.
-        parameters: of the model.
-        speed: measured.
-        max_tokens: limit of a reply.
-    """
+    """Return what the plan will take at most, at the student's measured speed."""
+    prompts, speed = student.prompts, student.measure()
+    max_tokens = student.sampling.max_tokens or 1
+    decoder = student.parts.decoder
     sizes = Sizes.of(material, settings)
 
     def drawn(
@@ -150,8 +135,8 @@ def forecast_cost(
     arms = (bare, material.context) if material.has_library else (bare,)
     stages.append(drawn("table", material.test, sizes.test, *arms, times=2))
     told = max(len(prompts.ids(t, material.context(t))) for t in material.practice)
-    memory = training_bytes(shape, parameters, settings)
-    memory += cache_bytes(shape, settings.max_rows, told + max_tokens)
+    memory = training_bytes(decoder.shape, sum(p.numel() for p in decoder.parameters()), settings)
+    memory += cache_bytes(decoder.shape, settings.max_rows, told + max_tokens)
     return Cost(tuple(stages), memory, speed)
 
 

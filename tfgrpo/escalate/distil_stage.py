@@ -18,12 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.context import Context
-from tfgrpo.escalate.cost import Sizes
-from tfgrpo.escalate.journal import EscalationJournal
-from tfgrpo.escalate.plan import TrainingPlan
 from tfgrpo.escalate.run_data import Material
-from tfgrpo.escalate.settings import EscalateSettings, Say
-from tfgrpo.escalate.student import Student
+from tfgrpo.escalate.stage import Stage
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Verifier
 from tfgrpo.rl.distillation.distiller import Distiller, DistillSettings
@@ -82,17 +78,7 @@ def scores_of(groups: Sequence[RolloutGroup]) -> dict[str, tuple[float, ...]]:
     return {g.task.task_id: g.rewards_G for g in groups}
 
 
-def distil(
-    student: Student,
-    material: Material,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    journal: EscalationJournal,
-    verifier: Verifier,
-    folder: Path,
-    full_marks: float,
-    say: Say,
-) -> Distilled | None:
+def distil(stage: Stage) -> Distilled | None:
     """Train the student as the plan says and return its best look; goes on where it was cut.
 
     Returns None where no reply was fit to be trained on.
@@ -101,12 +87,14 @@ def distil(
         ConfigError: a gradient that is not finite.
         StoreError: the folder cannot be written or holds another run's checkpoints.
     """
+    student, material, settings = stage.student, stage.material, stage.settings
+    plan, folder, say = stage.plan, stage.folder, stage.say
     done = folder / "distilled.json"
     if done.is_file():
         row = json.loads(done.read_text(encoding="utf-8"))
         gate = {t: tuple(r) for t, r in row.pop("gate").items()}
         return Distilled(gate=gate, **row)
-    rows = _rows(student, material, settings, plan, journal, verifier, full_marks)
+    rows = _rows(stage)
     if not rows and plan.distil not in DRAWING:
         say("distil: left out, no reply of a practice task was fit to be trained on")
         return None
@@ -115,7 +103,7 @@ def distil(
     if rows:
         told = ", ".join(f"{n} from {source}" for source, n in counts.items())
         say(f"distil: {len(rows)} distinct replies of {tasks} practice tasks ({told})")
-    objective = _objective(student, material, settings, plan, rows)
+    objective = _objective(stage, rows)
     steps = settings.epochs * objective.steps_per_epoch
     every = max(1, math.ceil(settings.epochs / settings.looks)) * objective.steps_per_epoch
     training = DistillSettings(
@@ -128,7 +116,7 @@ def distil(
         save_every=every,
     )
     distiller = Distiller(student.parts, objective, training, folder)
-    looking = _Looks(student, material, settings, journal, folder, distiller, say)
+    looking = _Looks(stage, distiller)
 
     def on_step(step: int, figures: dict[str, float]) -> None:
         looking.losses.append(figures["loss"])
@@ -158,26 +146,11 @@ def _plain(found: Distilled) -> dict[str, Any]:
 class _Looks:
     """Scores on the gate tasks while training goes on, and the export of the best one."""
 
-    def __init__(
-        self,
-        student: Student,
-        material: Material,
-        settings: EscalateSettings,
-        journal: EscalationJournal,
-        folder: Path,
-        distiller: Distiller,
-        say: Say,
-    ) -> None:
-        self._student = student
-        self._tasks = material.gate
-        self._draws = Sizes.of(material, settings).gate
-        self._seed = derive_seed(settings.seed, "gate")
-        self._journal = journal
-        self._folder = folder
-        self._distiller = distiller
-        self._say = say
+    def __init__(self, stage: Stage, distiller: Distiller) -> None:
+        self._stage, self._distiller = stage, distiller
+        self._tasks, self._journal = stage.material.gate, stage.journal
         self.losses: list[float] = []
-        kept = journal.decided("look")
+        kept = self._journal.decided("look")
         self.means: dict[str, float] = {k: v["mean"] for k, v in kept.items()}
         self._scores: dict[str, dict[str, tuple[float, ...]]] = {}
 
@@ -188,18 +161,23 @@ class _Looks:
             "gate",
             label,
             self._tasks,
-            lambda: self._student.groups(self._tasks, self._draws, self._seed, label=label),
+            lambda: self._stage.student.groups(
+                self._tasks,
+                self._stage.sizes.gate,
+                derive_seed(self._stage.settings.seed, "gate"),
+                label=label,
+            ),
         )
         scores = scores_of(groups)
         mean = mean_interval(scores).estimate
         self._scores[str(step)] = scores
         self.means[str(step)] = mean
         if best_look(self.means) == str(step):
-            self._student.export(self._folder / "best", self._distiller.export)
+            self._stage.student.export(self._stage.folder / "best", self._distiller.export)
         self._journal.decide("look", {"mean": mean}, key=str(step))
         recent = self.losses[-5:]
         loss = f", loss {sum(recent) / len(recent):.3f}" if recent else ""
-        self._say(f"distil, step {step}: gate tasks {mean:.3f} without the library{loss}")
+        self._stage.say(f"distil, step {step}: gate tasks {mean:.3f} without the library{loss}")
 
     def catch_up(self, steps: int) -> None:
         """Look at the last step where a resumed run had nothing left to train."""
@@ -216,25 +194,19 @@ class _Looks:
         return self._scores[best]
 
 
-def _rows(
-    student: Student,
-    material: Material,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    journal: EscalationJournal,
-    verifier: Verifier,
-    full_marks: float,
-) -> list[DistillRow]:
+def _rows(stage: Stage) -> list[DistillRow]:
     """Return the rows of the offline objectives; none for those that draw their own."""
+    student, material, settings = stage.student, stage.material, stage.settings
+    plan = stage.plan
     if plan.distil in DRAWING:
         return []
     practice = {t.task_id for t in material.practice}
     rows: list[DistillRow] = []
-    keep = verified(full_marks) if plan.distil == "supervised" else graded
+    keep = verified(stage.full_marks) if plan.distil == "supervised" else graded
     if material.has_library:
-        draws = Sizes.of(material, settings).draws
+        draws = stage.sizes.draws
         seed = derive_seed(settings.seed, "draws")
-        groups = journal.drawn(
+        groups = stage.journal.drawn(
             "practice",
             "library",
             material.practice,
@@ -251,7 +223,7 @@ def _rows(
     if plan.distil == "supervised":
         more = (
             ("journal", material.practice_groups),
-            ("exemplar", exemplar_groups(material, verifier)),
+            ("exemplar", exemplar_groups(material, stage.verifier)),
         )
         for source, groups_of in more:
             rows += rows_of_groups(
@@ -286,14 +258,10 @@ def exemplar_groups(material: Material, verifier: Verifier) -> list[RolloutGroup
     return found
 
 
-def _objective(
-    student: Student,
-    material: Material,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    rows: Sequence[DistillRow],
-) -> Any:
+def _objective(stage: Stage, rows: Sequence[DistillRow]) -> Any:
     """Return the plan's objective, with `steps_per_epoch`."""
+    student, material, settings = stage.student, stage.material, stage.settings
+    plan = stage.plan
     temperature = student.sampling.temperature or 1.0
     passes = PassSettings(micro_batch_tokens=settings.micro_batch_tokens)
     common: dict[str, Any] = {"tasks_per_step": settings.tasks_per_step, "seed": settings.seed}

@@ -13,18 +13,13 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tfgrpo.config.learn import Config
-from tfgrpo.escalate.cost import GRPO_TASKS, Sizes
+from tfgrpo.escalate.cost import GRPO_TASKS
 from tfgrpo.escalate.distil_stage import scores_of, write_json
-from tfgrpo.escalate.journal import EscalationJournal
-from tfgrpo.escalate.plan import TrainingPlan, states_after
-from tfgrpo.escalate.run_data import Material, TaskState
-from tfgrpo.escalate.settings import EscalateSettings, Say
-from tfgrpo.escalate.student import Student
-from tfgrpo.protocols import Verifier
+from tfgrpo.escalate.plan import states_after
+from tfgrpo.escalate.run_data import TaskState
+from tfgrpo.escalate.stage import Stage
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
@@ -61,27 +56,19 @@ def practice_tasks(groups: Sequence[RolloutGroup], full_marks: float, hints: boo
     return found
 
 
-def practise(
-    student: Student,
-    material: Material,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    journal: EscalationJournal,
-    verifier: Verifier,
-    folder: Path,
-    full_marks: float,
-    say: Say,
-) -> Practised:
+def practise(stage: Stage) -> Practised:
     """Profile the student, train it on what is mixed, look at the gate tasks.
 
     Raises:
         ConfigError, StoreError, VerifierError: as the trainer does.
     """
+    student, material, settings = stage.student, stage.material, stage.settings
+    journal, folder, say = stage.journal, stage.folder, stage.say
     done = folder / "practised.json"
     if done.is_file():
         row = json.loads(done.read_text(encoding="utf-8"))
         return Practised(gate={t: tuple(r) for t, r in row.pop("gate").items()}, **row)
-    sizes = Sizes.of(material, settings)
+    sizes = stage.sizes
     seed = derive_seed(settings.seed, "profile")
     profile = journal.drawn(
         "practice",
@@ -89,7 +76,7 @@ def practise(
         material.practice,
         lambda: student.groups(material.practice, sizes.draws, seed, label="profile"),
     )
-    tasks = practice_tasks(profile, full_marks, plan.hints)
+    tasks = practice_tasks(profile, stage.full_marks, stage.plan.hints)
     mixed = sum(g.is_informative() for g in profile)
     if len(tasks) < LEAST_TASKS:
         reason = f"left out: the profile found {len(tasks)} of {len(profile)} tasks that can teach"
@@ -97,10 +84,8 @@ def practise(
         return Practised("", {}, len(tasks), 0, 0, reason)
     say(f"GRPO: {mixed} of {len(profile)} practice tasks are mixed; training on {len(tasks)} tasks")
     student.release()  # the trainer brings a sampler of its own
-    config = train_config(
-        student, material.config, settings, plan, folder, sizes, full_marks, tasks
-    )
-    spec = _train(student, config, tasks, verifier, folder, say)
+    config = train_config(stage, tasks)
+    spec = _train(stage, config, tasks)
     gate = journal.drawn(
         "gate",
         "grpo",
@@ -128,17 +113,10 @@ def practise(
     return found
 
 
-def train_config(
-    student: Student,
-    config: Config,
-    settings: EscalateSettings,
-    plan: TrainingPlan,
-    folder: Path,
-    sizes: Sizes,
-    full_marks: float,
-    tasks: Sequence[Task],
-) -> TrainConfig:
+def train_config(stage: Stage, tasks: Sequence[Task]) -> TrainConfig:
     """Return the trainer's settings: the run's prompts and sampling, the plan's steps."""
+    student, settings, plan = stage.student, stage.settings, stage.plan
+    config = stage.material.config
     sampling = student.sampling
     values: dict[str, Any] = {
         "model": {
@@ -151,7 +129,7 @@ def train_config(
         },
         "rollout": {
             "tasks_per_step": min(GRPO_TASKS, len(tasks)),
-            "group_size": max(2, sizes.draws),
+            "group_size": max(2, stage.sizes.draws),
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature or 1.0,
             "stop": list(sampling.stop),
@@ -165,39 +143,36 @@ def train_config(
             "micro_batch_tokens": settings.micro_batch_tokens,
             "vocabulary_chunk": 1024,
         },
-        "run": {"folder": str(folder), "seed": settings.seed, "save_every": 5, "keep": 1},
+        "run": {"folder": str(stage.folder), "seed": settings.seed, "save_every": 5, "keep": 1},
     }
     if plan.hints:
         # A reward of full marks is a success; part marks still leave something to hint at.
-        values["hints"] = {"name": "sage", "missing": "plain", "success_above": full_marks - 1e-6}
+        values["hints"] = {
+            "name": "sage",
+            "missing": "plain",
+            "success_above": stage.full_marks - 1e-6,
+        }
     return TrainConfig.from_mapping(values, "escalate")
 
 
-def _train(
-    student: Student,
-    config: TrainConfig,
-    tasks: Sequence[Task],
-    verifier: Verifier,
-    folder: Path,
-    say: Say,
-) -> str:
+def _train(stage: Stage, config: TrainConfig, tasks: Sequence[Task]) -> str:
     from tfgrpo.hints import make_scheduler
     from tfgrpo.rl.trainer import Trainer
 
     trainer = Trainer(
         config,
-        student.parts,
+        stage.student.parts,
         tasks,
-        verifier,
+        stage.verifier,
         hints=make_scheduler(config.hints) if config.hints else None,
     )
 
     def on_step(report: Any) -> None:
         figures = report.figures
-        say(
+        stage.say(
             f"GRPO, step {report.step}: reward {figures['reward_mean']:.3f}, mixed groups "
             f"{figures['informative_share']:.0%}"
         )
 
     trainer.train(on_step)
-    return student.export(folder / "model", trainer.export)
+    return stage.student.export(stage.folder / "model", trainer.export)

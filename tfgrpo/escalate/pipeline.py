@@ -25,6 +25,7 @@ from tfgrpo.escalate.plan import TrainingPlan, choose, gather, make_plan
 from tfgrpo.escalate.result import Escalated, Preview
 from tfgrpo.escalate.run_data import Material, read_material, task_states
 from tfgrpo.escalate.settings import EscalateSettings, Say
+from tfgrpo.escalate.stage import Stage
 from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampling_of
 from tfgrpo.learning.components import RunComponents, with_judge_role
 from tfgrpo.protocols import LM, Verifier
@@ -228,27 +229,20 @@ class _Escalation:
         )
 
     def _distil(self, student: Student, plan: TrainingPlan) -> Distilled | None:
-        return distil(
+        return distil(self._stage(student, plan, "distil"))
+
+    def _practise(self, spec: str, plan: TrainingPlan) -> Practised:
+        return practise(self._stage(self._student(spec, "start of grpo"), plan, "grpo"))
+
+    def _stage(self, student: Student, plan: TrainingPlan, name: str) -> Stage:
+        return Stage(
             student,
             self._material,
             self._settings,
             plan,
             self._journal,
             self._verifier,
-            self._folder / "distil",
-            self._full_marks,
-            self._say,
-        )
-
-    def _practise(self, spec: str, plan: TrainingPlan) -> Practised:
-        return practise(
-            self._student(spec, "start of grpo"),
-            self._material,
-            self._settings,
-            plan,
-            self._journal,
-            self._verifier,
-            self._folder / "grpo",
+            self._folder / name,
             self._full_marks,
             self._say,
         )
@@ -300,18 +294,7 @@ def _plan_of(
         )
     if sampling_of(material.config).temperature == 0 and plan.distil != "none":
         notes.append("the run samples at temperature 0: all draws of a task are equal")
-    decoder = student.parts.decoder
-    parameters = sum(p.numel() for p in decoder.parameters())
-    cost = forecast_cost(
-        material,
-        settings,
-        plan,
-        student.prompts,
-        decoder.shape,
-        parameters,
-        student.measure(),
-        student.sampling.max_tokens or 1,
-    )
+    cost = forecast_cost(material, settings, plan, student)
     return Preview(student.spec, evidence, plan, cost, tuple(notes))
 
 
