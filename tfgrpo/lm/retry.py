@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.protocols import LM, Completion, LMWrapper, Request
-from tfgrpo.runtime.call_scope import call_scope, current_scope
+from tfgrpo.runtime.call_scope import call_scope, count_extra_call, current_scope
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,11 @@ class RetryingLM(LMWrapper):
         """How many tries were made beyond the first."""
 
     @property
+    def price(self) -> Any:
+        """The wrapped LM's price, or None where it is unknown."""
+        return getattr(self._lm, "price", None)
+
+    @property
     def limiter(self) -> AdaptiveLimiter:
         """The width of the endpoint, with its history."""
         return self._limiter
@@ -109,6 +114,7 @@ class RetryingLM(LMWrapper):
                 if not exc.is_retryable:
                     raise
                 await self._sleep(self._wait_or_raise(exc, tries, started))
+                count_extra_call()
                 self.retries += 1
                 continue
             if not replies:
