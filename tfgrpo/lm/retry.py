@@ -76,11 +76,6 @@ class RetryingLM(LMWrapper):
         """How many tries were made beyond the first."""
 
     @property
-    def price(self) -> Any:
-        """The wrapped LM's price, or None where it is unknown."""
-        return getattr(self._lm, "price", None)
-
-    @property
     def limiter(self) -> AdaptiveLimiter:
         """The width of the endpoint, with its history."""
         return self._limiter

@@ -20,11 +20,16 @@ class PricedLM(LMWrapper):
 
     def __init__(self, lm: LM, price: Price | None) -> None:
         super().__init__(lm)
-        self.price = price
+        self._price = price
+
+    @property
+    def price(self) -> Price | None:
+        """The price given."""
+        return self._price
 
     async def complete(
         self, request: Request, n: int, seeds: Sequence[int | None]
     ) -> list[Completion]:
         """Return the wrapped LM's replies, priced."""
         replies = await self._lm.complete(request, n, seeds)
-        return [replace(r, usage=with_cost(r.usage, self.price)) for r in replies]
+        return [replace(r, usage=with_cost(r.usage, self._price)) for r in replies]

@@ -120,9 +120,9 @@ class PriceTable:
         for name in (model_id, without_query(model_id), bare):
             if name in self._own:
                 return self._own[name]
-        for name, price in self._own.items():
+        for name, own in self._own.items():
             if without_query(name) == without_query(model_id):
-                return price
+                return own
         model_id = without_query(model_id)
         if model_id.startswith(_OWN_MACHINE):
             return FREE
