@@ -31,6 +31,9 @@ class ModelSection(Section):
     """With form `text`: put the tools' schemas into the prompt."""
     show_siblings: bool = False
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, max_tokens=256)
+    prices: dict[str, dict[str, float]] = {}
+    """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write.
+    A cap on money needs the model's."""
     examples: tuple[tuple[tuple[Literal["user", "assistant"], str], ...], ...] = ()
     """Worked examples as turns, for models that learn by example only."""
 

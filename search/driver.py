@@ -23,7 +23,7 @@ import asyncio
 
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError, StoreError, TfgrpoError
 from tfgrpo.rollout import Usage
-from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope, extra_calls
 from tfgrpo.search.algorithms.protocol import VisitRequest
 from tfgrpo.search.reservations import Reservations
 from tfgrpo.search.resume import Pending, begin_or_replay
@@ -318,12 +318,14 @@ class Driver:
                 return  # not begun: nothing is paid for an answer that will not come
             node = self.fold.tree[ticket.work.node]
             try:
-                await self._worker.visit(ticket, node)
+                with extra_calls(ticket.allow_call):
+                    await self._worker.visit(ticket, node)
             except BudgetError as exc:
                 ticket.visit.error = f"budget: {exc}"
                 self._stop = self._stop or f"budget: {exc.resource}"
             except ProviderError as exc:
                 ticket.visit.error = f"provider {exc.kind}: {exc}"
+                ticket.take_failure("propose", exc)
                 if exc.is_fatal:
                     self._error = exc
                     self._stop = self._stop or f"provider: {exc.kind}"

@@ -32,6 +32,7 @@ from tfgrpo.search.paths import rollout_of
 from tfgrpo.search.scorers.scorer import SearchContext
 from tfgrpo.search.settings import SearchJob
 from tfgrpo.search.state import SearchState, VisitResult
+from tfgrpo.store.booking import book_failure
 from tfgrpo.store.budget import Reservation
 
 if TYPE_CHECKING:
@@ -56,6 +57,39 @@ class Ticket:
     task: asyncio.Task[None] | None = None
     is_whole: bool = False
     """False while running, and for a visit that was stopped."""
+    extra_calls: int = 0
+    """Calls beyond those that its usage reports: failed ones that were tried again."""
+
+    def allow_call(self, is_reported: bool) -> None:
+        """Hold one more call of this visit; raises `BudgetError` where there is none left."""
+        if self.reservation is not None:
+            self.reservation.extend(calls=1)
+        self.extra_calls += not is_reported
+
+    def take_failure(self, role: str, failure: ProviderError) -> None:
+        """Book a call that failed for good by what it can have cost; where nobody can tell, that is
+        all that was held for it."""
+        end = book_failure(failure, duration_s=0.0, price=None)
+        if end.kind != "unsettled":
+            if end.usage.calls:
+                self.visit.spend(role, end.usage)
+            return
+        held = self.reservation.amounts if self.reservation is not None else {}
+        used = sum(self.visit.usage.values(), Usage())
+
+        def left(name: str, gone: float) -> float:
+            return max(0.0, held.get(name, 0.0) - gone)
+
+        self.visit.spend(
+            role,
+            Usage(
+                uncached_tokens=int(left("prompt_tokens", used.prompt_tokens)),
+                text_tokens=int(left("completion_tokens", used.completion_tokens)),
+                calls=int(left("calls", used.calls + self.extra_calls)),
+                cost_usd=left("cost_usd", used.cost_usd or 0.0),
+                is_estimated=True,
+            ),
+        )
 
 
 @dataclass(slots=True)
@@ -164,6 +198,7 @@ class Worker:
         except ProviderError as exc:
             if exc.is_fatal:
                 raise
+            ticket.take_failure("score", exc)
             self._unscored(ticket, ctx, exc)
             return
         except TfgrpoError as exc:  # the children are paid for: they stay, unscored

@@ -188,6 +188,11 @@ class LMWrapper:
         """The wrapped LM's."""
         return self._lm.prefers_n
 
+    @property
+    def price(self) -> Any:
+        """What the wrapped LM says that its tokens cost; None where it does not say it."""
+        return getattr(self._lm, "price", None)
+
     async def aclose(self) -> None:
         """Close the wrapped LM."""
         await self._lm.aclose()

@@ -59,7 +59,8 @@ class FunctionExpander:
     """A function of (context, node, k) that returns actions or proposals, synchronous or async.
 
     Repeated actions count as repeated samples. `calls` says how many model calls one use stands
-    for in budgets; 0 for a function that asks nobody.
+    for in budgets; 0 for a function that asks nobody. `most` says what one use may spend beside
+    them, by resource (`cost_usd`, `prompt_tokens`, …): a budget that caps one needs to know it.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class FunctionExpander:
         fn: Callable[[SearchContext, Node, int], Offered | Awaitable[Offered]],
         *,
         calls: int = 0,
+        most: Mapping[str, float] | None = None,
     ) -> None:
         self._fn, self._calls = fn, calls
+        self._most = dict(most or {})
 
     async def propose(self, ctx: SearchContext, node: Node, k: int) -> list[Proposal]:
         """Return what the function offers."""
@@ -80,8 +83,8 @@ class FunctionExpander:
         return [a if isinstance(a, Proposal) else Proposal(a) for a in offered]
 
     def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
-        """Return the declared calls."""
-        return {"calls": float(self._calls)}
+        """Return the declared calls and amounts."""
+        return {"calls": float(self._calls), **self._most}
 
 
 class ArmExpander:

@@ -18,19 +18,21 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from tfgrpo.context import render_messages
-from tfgrpo.errors import ProviderError
+from tfgrpo.errors import BudgetError, ProviderError
 from tfgrpo.messages import Message
 from tfgrpo.policies.tool_calls import parse_action, parse_arguments
 from tfgrpo.prompts import render
 from tfgrpo.protocols import LM, Completion, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
-from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope, count_extra_call
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.search.algorithms.tree_rollouts import first_entropy
 from tfgrpo.search.node import FINISH, Node, NodeScore, Proposal, call, show_action
 from tfgrpo.search.paths import path_messages
 from tfgrpo.search.scorers.scorer import SearchContext
 from tfgrpo.search.tree import Tree
+from tfgrpo.store.booking import ASSUMED_REPLY_TOKENS, with_cost
+from tfgrpo.store.prices import Price, price_of
 
 __all__ = ["JudgeScorer", "LMExpander", "LMImagination", "draw"]
 
@@ -44,20 +46,48 @@ async def draw(lm: LM, request: Request, n: int, seed: int, scope: CallScope) ->
         ProviderError: the first call failed.
     """
     found: list[Completion] = []
+    price = price_of(lm)
     while len(found) < n:
         at = len(found)
         seeds = [derive_seed(seed, scope.sample_index + i) for i in range(at, n)]
         with call_scope(replace(scope, sample_index=scope.sample_index + at)):
             try:
+                for _ in range(_calls_for(lm, n - at) if found else 0):
+                    count_extra_call(is_reported=True)
                 fresh = await lm.complete(request, n - at, seeds)
-            except ProviderError:
+            except (BudgetError, ProviderError):
                 if not found:
                     raise
                 break
         if not fresh:
             break
-        found.extend(fresh)
+        found.extend(_with_known_cost(reply, price) for reply in fresh)
     return found
+
+
+def _calls_for(lm: LM, n: int) -> int:
+    return 1 if lm.prefers_n else n
+
+
+def _with_known_cost(reply: Completion, price: Price | None) -> Completion:
+    """Return a reply with its cost where the LM did not say it and the price is known."""
+    if price is None or reply.usage.cost_usd is not None:
+        return reply
+    return replace(reply, usage=with_cost(reply.usage, price))
+
+
+def worst_of(lm: LM, calls: int, prompt_tokens: int, completion_tokens: int) -> dict[str, float]:
+    """Return what so many calls may use at most, each with such a prompt, all with such replies;
+    `cost_usd` is in it where the price is known."""
+    amounts = {
+        "calls": float(calls),
+        "prompt_tokens": float(calls * prompt_tokens),
+        "completion_tokens": float(completion_tokens),
+    }
+    price = price_of(lm)
+    if price is not None:
+        amounts["cost_usd"] = price.worst_usd(calls * prompt_tokens, completion_tokens)
+    return amounts
 
 
 T = TypeVar("T")
@@ -133,13 +163,8 @@ class LMExpander:
         """Return what one visit may use: tokens from the size of the text and the token limit."""
         size = sum(len(m.content.encode()) + 16 for m in self.request(ctx, node).messages)
         size += sum(len(json.dumps(t.to_dict())) for t in self.tools)
-        calls = 1 if self.lm.prefers_n else k
-        reply = self.sampling.max_tokens or 4096
-        return {
-            "calls": float(calls),
-            "prompt_tokens": float(calls * size),
-            "completion_tokens": float(k * reply),
-        }
+        reply = self.sampling.max_tokens or ASSUMED_REPLY_TOKENS
+        return worst_of(self.lm, _calls_for(self.lm, k), size, k * reply)
 
     async def propose(self, ctx: SearchContext, node: Node, k: int) -> list[Proposal]:
         """Draw k samples and return those that are actions; equal ones are merged later.
@@ -241,14 +266,10 @@ class JudgeScorer:
 
     def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
         """Return the calls of judging k children."""
-        calls = k * (1 if self.lm.prefers_n else self.samples)
+        calls = k * _calls_for(self.lm, self.samples)
         size = len(_steps_text(ctx.tree, node).encode()) + len(ctx.task.text.encode()) + 1_000
-        reply = (self.sampling.max_tokens or 64) * self.samples * k
-        return {
-            "calls": float(calls),
-            "prompt_tokens": float(calls * size),
-            "completion_tokens": float(reply),
-        }
+        reply = (self.sampling.max_tokens or ASSUMED_REPLY_TOKENS) * self.samples * k
+        return worst_of(self.lm, calls, size, reply)
 
     async def score(
         self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]
@@ -289,6 +310,14 @@ class LMImagination:
         self.lm, self.per = lm, per
         self.sampling = sampling or Sampling(temperature=0.0, max_tokens=256)
         self._tools = "\n".join(f"{t.name}: {t.description}" for t in tools) or "(none)"
+
+    def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
+        """Return the calls of imagining the rest of k plans, or of one for all."""
+        calls = 1 if self.per == "parent" else k
+        texts = (_steps_text(ctx.tree, node), ctx.task.text, self._tools)
+        size = sum(len(t.encode()) for t in texts) + 1_500
+        reply = (self.sampling.max_tokens or ASSUMED_REPLY_TOKENS) * calls
+        return worst_of(self.lm, calls, size, reply)
 
     async def total_steps(
         self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]

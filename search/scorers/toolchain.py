@@ -22,7 +22,7 @@ search uses the numbers. Source: Zhuang et al. 2023, arXiv 2310.13227 (`paper`);
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -169,6 +169,13 @@ class ToolChainScorer:
         self.imagination = imagination
         self._by_match = MemoryImagination(weighted=self.preset.horizon == "steps")
         self._views: dict[str, tuple[int, _View]] = {}
+
+    def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
+        """Return what the imagination may use; nothing without one."""
+        if self.imagination is None:
+            return {}
+        own = getattr(self.imagination, "estimate", None)
+        return {"calls": float(k)} if own is None else dict(own(ctx, node, k))
 
     async def score(
         self, ctx: SearchContext, parent: Node, nodes: Sequence[Node]

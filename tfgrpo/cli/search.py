@@ -43,6 +43,8 @@ from tfgrpo.search.scorers.toolchain import ToolChainScorer
 from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.search.views import to_ascii, to_html
 from tfgrpo.store.budget import Budget
+from tfgrpo.store.priced_lm import PricedLM
+from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks.files import read_tasks
 
 __all__ = ["app", "run_config", "search_command"]
@@ -107,13 +109,14 @@ async def run_config(config: SearchConfig, *, lm: LM | None = None, show: bool =
 async def _open_model(config: SearchConfig, stack: AsyncExitStack) -> LM:
     lm: LM = open_lm(config.model.lm, **config.model.options)
     stack.push_async_callback(lm.aclose)
+    prices = PriceTable(config.model.prices or None)
     if config.output.run is not None:
         from tfgrpo.store import Journal, JournaledLM
 
         store = Journal.open(config.output.run, create=True, config={"search": "calls"})
         stack.callback(store.close)
-        lm = JournaledLM(lm, store)
-    return RetryingLM(lm)
+        return RetryingLM(JournaledLM(lm, store, prices=prices))
+    return RetryingLM(PricedLM(lm, prices.find(lm.model_id)))
 
 
 def _memory(path: Path | None) -> PlanMemory:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.protocols import LM, Completion, LMWrapper, Request
-from tfgrpo.runtime.call_scope import call_scope, current_scope
+from tfgrpo.runtime.call_scope import call_scope, count_extra_call, current_scope
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,7 @@ class RetryingLM(LMWrapper):
                 if not exc.is_retryable:
                     raise
                 await self._sleep(self._wait_or_raise(exc, tries, started))
+                count_extra_call()
                 self.retries += 1
                 continue
             if not replies:

@@ -51,15 +51,18 @@ class call_scope:
         _SCOPE.reset(self._token)
 
 
-_EXTRA: ContextVar[Callable[[], None] | None] = ContextVar("tfgrpo_extra_call", default=None)
+AllowCall = Callable[[bool], None]
+"""Asked before a further call, told whether its usage will be reported with the reply; raises to
+forbid it."""
+_EXTRA: ContextVar[AllowCall | None] = ContextVar("tfgrpo_extra_call", default=None)
 
 
 class extra_calls:
-    """Run a block in which `count_extra_call` asks `allow` first; `allow` raises to forbid it."""
+    """Run a block in which `count_extra_call` asks `allow` first."""
 
     __slots__ = ("_allow", "_token")
 
-    def __init__(self, allow: Callable[[], None]) -> None:
+    def __init__(self, allow: AllowCall) -> None:
         self._allow = allow
 
     def __enter__(self) -> None:
@@ -69,20 +72,34 @@ class extra_calls:
         _EXTRA.reset(self._token)
 
 
+def outer_allowance() -> AllowCall:
+    """Return what `count_extra_call` would ask now, for a caller that sets its own beside it."""
+    allow = _EXTRA.get()
+    return allow if allow is not None else _allow_all
+
+
+def _allow_all(is_reported: bool) -> None:
+    """Allow it: nobody counts."""
+
+
 def calls_are_counted() -> bool:
     """Tell whether somebody books each call of the running `LM.complete`."""
     return _EXTRA.get() is not None
 
 
-def count_extra_call() -> None:
-    """Ask whoever counts calls before a request is sent once more inside one `LM.complete`.
+def count_extra_call(*, is_reported: bool = False) -> None:
+    """Ask whoever counts calls before a request is sent once more than was promised.
 
     An LM that learns from a refusal (a parameter that its server does not take) sends again without
-    leaving `complete`; so that no cap on calls is passed, it says so here.
+    leaving `complete`, and a retry sends again what failed; so that no cap on calls is passed, they
+    say so here.
+
+    Args:
+        is_reported: True where the usage of the reply will count this call.
 
     Raises:
         BudgetError: no further call is allowed.
     """
     allow = _EXTRA.get()
     if allow is not None:
-        allow()
+        allow(is_reported)

@@ -445,9 +445,10 @@ class Writer:
 
     def _make_room(self, exc: Exception) -> bool:
         """Give up the reserved space where the disk is full; False where there is none."""
-        if self._reserve is None or not _is_full(exc):
+        reserve = self._reserve
+        if reserve is None or not _is_full(exc):
             return False
-        self._reserve, reserve = None, self._reserve
+        self._reserve = None
         self.is_full = True
         reserve.unlink(missing_ok=True)
         log.error(

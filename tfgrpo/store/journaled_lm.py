@@ -24,7 +24,7 @@ from tfgrpo.errors import BudgetError, ProviderError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import LM, Completion, LMWrapper, Request
 from tfgrpo.rollout import Usage
-from tfgrpo.runtime.call_scope import CallScope, current_scope, extra_calls
+from tfgrpo.runtime.call_scope import CallScope, current_scope, extra_calls, outer_allowance
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.booking import (
@@ -244,8 +244,11 @@ class JournaledLM(LMWrapper):
         extra = 0
         end: CallEnd | None = None
 
-        def one_more() -> None:
+        ask_outer = outer_allowance()
+
+        def one_more(is_reported: bool) -> None:
             nonlocal extra
+            ask_outer(True)  # what is sent here is counted in the reply's usage
             reservation.extend(calls=1)
             extra += 1
 

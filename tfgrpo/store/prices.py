@@ -22,7 +22,7 @@ from typing import Any, Self
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
 
-__all__ = ["FREE", "Price", "PriceTable", "price_help"]
+__all__ = ["FREE", "Price", "PriceTable", "price_help", "price_of"]
 
 _OWN_MACHINE = ("local:", "scripted:", "vllm:")
 _SNAPSHOT = re.compile(r"-(?:\d{4}-\d{2}-\d{2}|\d{8})$")
@@ -120,9 +120,9 @@ class PriceTable:
         for name in (model_id, without_query(model_id), bare):
             if name in self._own:
                 return self._own[name]
-        for name, price in self._own.items():
+        for name, own in self._own.items():
             if without_query(name) == without_query(model_id):
-                return price
+                return own
         model_id = without_query(model_id)
         if model_id.startswith(_OWN_MACHINE):
             return FREE
@@ -135,6 +135,15 @@ class PriceTable:
             if self._use_litellm and (price := _litellm_price(name)) is not None:
                 return price
         return None
+
+
+def price_of(lm: Any) -> Price | None:
+    """Return an LM's price: what it says itself (a wrapper that prices its replies), else what the
+    table knows of its model; None where it is unknown."""
+    own = getattr(lm, "price", None)
+    if isinstance(own, Price):
+        return own
+    return PriceTable().find(str(getattr(lm, "model_id", "")))
 
 
 def price_help(model_id: str) -> str:
