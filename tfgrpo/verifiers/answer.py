@@ -6,13 +6,13 @@ Does not know what is right. Source: own.
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.json_text import best_json
+from tfgrpo.verifiers.patterns import try_pattern
 
 __all__ = ["boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
 
@@ -33,19 +33,15 @@ def compiled(pattern: str, where: str, *, ignore_case: bool = False) -> re.Patte
         raise ConfigError(f"{where}: {pattern!r} is not a regular expression: {exc}") from exc
 
 
-def extracted(answer: str, pattern: re.Pattern[str] | None) -> str | None:
+async def extracted(answer: str, pattern: re.Pattern[str] | None) -> str | None:
     """Return the last match of `pattern` (its first group, where it has groups), or None.
 
-    >>> extracted("Answer: 4. Answer: 5", re.compile(r"Answer: (\\d)"))
-    '5'
+    Without a pattern the answer itself. Raises `VerifierError` where matching finds no end.
     """
     if pattern is None:
         return answer
-    last = deque(pattern.finditer(answer[-MOST_CHARS:]), maxlen=1)
-    if not last:
-        return None
-    found = last[0]
-    return next((g for g in found.groups() if g is not None), "") if found.re.groups else found[0]
+    found: str | None = await try_pattern(pattern, answer[-MOST_CHARS:], "last")
+    return found
 
 
 _BOX = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)

@@ -91,7 +91,7 @@ class Numeric:
     async def score(self, rollout: Rollout, task: Task) -> Score:
         """Compare; asks nobody."""
         wanted = self._reference(task)
-        text = extracted(rollout.answer, self._extract)
+        text = await extracted(rollout.answer, self._extract)
         given = None if text is None else self._answer(text)
         if given is None:
             return Score(0.0, f"no number found in the answer, expected {wanted}")
