@@ -118,10 +118,10 @@ class McpSession:
         return StepResult(observation=text, notes=notes)
 
     def _text(self, result: Any) -> tuple[str, tuple[str, ...]]:
-        parts = [getattr(c, "text", None) or f"[{c.type}]" for c in result.content]
-        if not parts and result.structured_content is not None:
-            parts = [json.dumps(result.structured_content)]
-        text = "\n".join(parts)
+        parts = [_block_text(block) for block in result.content]
+        text = "\n".join(p for p in parts if p)
+        if not text and result.structured_content is not None:
+            text = json.dumps(result.structured_content)
         data = text.encode("utf-8", "replace")
         if len(data) <= self._max_bytes:
             return text, ()
@@ -214,6 +214,34 @@ class McpEnvironment(ReplayEnvironment):
         if name == FINISH and self._finish:
             return "pure"
         return self._declared.get(name) or self._marks.get(name, "irreversible")
+
+
+def _block_text(block: Any) -> str:
+    """Return what a model can read of one block of a result: text, a file's text, an address."""
+    text = getattr(block, "text", None)
+    if isinstance(text, str):
+        return text
+    resource = getattr(block, "resource", None)
+    if resource is not None:
+        inner = getattr(resource, "text", None)
+        if isinstance(inner, str):
+            return inner
+        return _named("resource", resource, getattr(resource, "blob", None))
+    if getattr(block, "uri", None) is not None:
+        return _named("link", block, None)
+    return _named(str(getattr(block, "type", "block")), block, getattr(block, "data", None))
+
+
+def _named(kind: str, block: Any, data: Any) -> str:
+    """Return a mark for what is no text: kind, title, address, media type and size."""
+    said = [kind]
+    for name in ("title", "name", "uri", "mime_type", "description"):
+        value = getattr(block, name, None)
+        if value is not None and str(value) not in said:
+            said.append(str(value))
+    if isinstance(data, (str, bytes)):
+        said.append(f"{len(data) * 3 // 4 if isinstance(data, str) else len(data):,} bytes")
+    return f"[{' · '.join(said)}]"
 
 
 def _effect_from(tool: Any) -> Effect:

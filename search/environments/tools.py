@@ -28,7 +28,7 @@ from typing import Any, get_type_hints
 from tfgrpo.errors import ConfigError, PolicyError
 from tfgrpo.policies.tools import Tool, check_arguments, tool
 from tfgrpo.protocols import ToolSpec
-from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.canonical import digest, shown_as_json
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome
 from tfgrpo.search.node import FINISH, action_name
@@ -203,7 +203,7 @@ class ToolEnvironment:
                 error=PolicyError,
                 where=f"tool {name!r}",
                 timeout_s=known.timeout_s or self._timeout_s,
-                **copy.deepcopy(arguments),
+                named=copy.deepcopy(arguments),
             )
         except CallTimeout as exc:
             report.hangs += 1
@@ -288,10 +288,7 @@ class ToolEnvironment:
 def _text(result: Any) -> str:
     if isinstance(result, str):
         return result
-    try:
-        return json.dumps(result, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(result)
+    return json.dumps(shown_as_json(result), ensure_ascii=False)
 
 
 def _key_of(state: Any) -> str | None:

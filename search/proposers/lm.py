@@ -26,6 +26,7 @@ from tfgrpo.protocols import LM, Completion, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope, count_extra_call
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.tool_names import wire_names
 from tfgrpo.search.algorithms.tree_rollouts import first_entropy
 from tfgrpo.search.node import FINISH, Node, NodeScore, Proposal, call, show_action
 from tfgrpo.search.paths import path_messages
@@ -131,6 +132,8 @@ class LMExpander:
         show_siblings: bool = False,
     ) -> None:
         self.lm, self.tools, self.form = lm, tuple(tools), form
+        self._wire = wire_names(t.name for t in self.tools)
+        self._sent = tuple(replace(t, name=self._wire[t.name]) for t in self.tools)
         self.sampling = sampling or Sampling(temperature=0.8, max_tokens=512)
         self.show_siblings = show_siblings
         self.invalid = 0
@@ -156,8 +159,9 @@ class LMExpander:
             messages.append(Message("assistant", ctx.work.prefix))
             going_on = {"continue_final_message": True, "add_generation_prompt": False}
             sampling = replace(sampling, extra={**sampling.extra, **going_on})
-        native = self.tools if self.form == "native" else ()
-        return Request(tuple(messages), tools=native, sampling=sampling)
+        native = self._sent if self.form == "native" else ()
+        sent = tuple(_on_the_wire(m, self._wire) for m in messages)
+        return Request(sent, tools=native, sampling=sampling)
 
     def estimate(self, ctx: SearchContext, node: Node, k: int) -> Mapping[str, float]:
         """Return what one visit may use: tokens from the size of the text and the token limit."""
@@ -209,12 +213,22 @@ class LMExpander:
             asked = parse_action(text)
         if asked is not None:
             try:
-                return call(asked.name, **parse_arguments(asked.arguments))
+                own = {form: name for name, form in self._wire.items()}
+                name = own.get(asked.name, asked.name)
+                return call(name, **parse_arguments(asked.arguments))
             except ValueError:
                 return None
         if not text:
             return None
         return call(FINISH, answer=text) if self.tools else text
+
+
+def _on_the_wire(message: Message, names: Mapping[str, str]) -> Message:
+    """Return a turn whose calls have the names that the server was told."""
+    if not message.tool_calls:
+        return message
+    calls = tuple(replace(c, name=names.get(c.name, c.name)) for c in message.tool_calls)
+    return replace(message, tool_calls=calls)
 
 
 def _as_text(message: Message) -> Message:

@@ -98,8 +98,12 @@ async def test_a_raising_or_slow_tool_is_an_observation() -> None:
         release.wait(5)
         return x
 
+    class Odd:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
     def odd(x: int) -> object:
-        return object()
+        return Odd()
 
     tools = [tool(f) for f in (broken, leaves, odd)]
     tools += [tool(slow, timeout_s=0.02), tool(blocks, timeout_s=0.02)]
@@ -109,7 +113,7 @@ async def test_a_raising_or_slow_tool_is_an_observation() -> None:
     said = [m.content for m in done.steps[0].observations]
     assert "ValueError: no such thing" in said[0]
     assert "SystemExit" in said[1]
-    assert "object has no JSON form" in said[2]
+    assert "no text" in said[2]
     assert "0.02 s" in said[3] and "0.02 s" in said[4]
     assert done.outcome == "ungraded" and done.metadata["tool_calls"] == 5
 

@@ -202,3 +202,166 @@ async def test_cells_are_safe_at_once_and_leave_no_folder(
     )
     assert [s.reward for s in scores] == [1.0, 0.0] * 4
     assert list(tmp_path.iterdir()) == []
+
+
+BLOCKS = {
+    "usage after": "```python\ndef f(x): return x * x\n```\nUse:\n```python\nprint(f(3))\n```",
+    "output after": "```python\ndef f(x): return x * x\n```\nPrints:\n```\n9\n```",
+    "shell before": "```bash\npip install x\n```\n```py\ndef f(x): return x * x\n```",
+    "helper before": "```python\ndef g(x): return x * x\n```\n"
+    "```python\ndef f(x): return g(x)\n```",
+    "import before": "```python\nimport operator as o\n```\n"
+    "```python\ndef f(x): return o.mul(x, x)\n```",
+    "corrected": "```python\ndef f(x): return x\n```\nNo:\n```python\ndef f(x): return x * x\n```",
+    "in a list": "1. So:\n\n   ```python\n   def f(x):\n       return x * x\n   ```",
+    "left open": "```python\ndef f(x): return x * x\n",
+    "tildes": "~~~python\ndef f(x): return x * x\n~~~\n~~~\nf(2)\n~~~",
+    "assigned": "```python\nf = lambda x: x * x\n```\n```python\nassert f(2) == 4\n```",
+    "ends itself": "```python\ndef f(x): return x * x\nprint(f(2))\nexit()\n```",
+    "asks for input": "```python\ndef f(x): return x * x\nprint(f(int(input())))\n```",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("reference", [CASES, TESTS], ids=["cases", "tests"])
+async def test_the_block_that_defines_the_function_is_run(name: str, reference: Any) -> None:
+    assert (await code().score(said(BLOCKS[name]), task(reference))).reward == 1.0
+
+
+PROGRAMS = {
+    "stdin.buffer": "import sys; a,b=map(int,sys.stdin.buffer.read().split()); print(a+b)",
+    "stdin.read": "import sys; a,b=map(int,sys.stdin.read().split()); print(a+b)",
+    "stdin lines": "import sys\nfor l in sys.stdin: print(sum(map(int,l.split())))",
+    "open(0)": "a,b=map(int,open(0).read().split()); print(a+b)",
+    "os.read": "import os; a,b=map(int,os.read(0,99).split()); print(a+b)",
+    "fileinput": "import fileinput\nfor l in fileinput.input(): print(sum(map(int,l.split())))",
+    "stdout.buffer": "import sys\ns=sum(map(int,input().split()))\n"
+    "sys.stdout.buffer.write(str(s).encode())",
+    "os.write": "import os; os.write(1, str(sum(map(int,input().split()))).encode())",
+    "exit()": "print(sum(map(int,input().split()))); exit()",
+    "quit()": "print(sum(map(int,input().split()))); quit(0)",
+    "sys.exit(None)": "import sys; print(sum(map(int,input().split()))); sys.exit(None)",
+    "os._exit": "import os; print(sum(map(int,input().split())), flush=True); os._exit(0)",
+    "main guard": "def main(): print(sum(map(int,input().split())))\n"
+    "if __name__=='__main__': main()",
+    "thread": "import threading\nthreading.stack_size(1<<26)\n"
+    "t=threading.Thread(target=lambda: print(sum(map(int,input().split()))))\nt.start(); t.join()",
+    "atexit": "import atexit\natexit.register(lambda: print(s))\ns=sum(map(int,input().split()))",
+    "dataclass": "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    "@dataclass\nclass P:\n a: int\n b: int\np=P(*map(int,input().split()))\nprint(p.a+p.b)",
+    "no line end": "print(sum(map(int,input().split())), end='')",
+    "crlf": "print(sum(map(int,input().split())), end='\\r\\n')",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", PROGRAMS)
+async def test_a_right_program_is_right_however_it_reads_prints_and_ends(name: str) -> None:
+    runs = {"runs": [{"stdin": "2 3", "stdout": "5"}]}
+    assert await reward(PROGRAMS[name], runs) == 1.0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "source",
+    [
+        "print(5)\nraise SystemExit(1)",
+        "import os; print(5, flush=True); os._exit(3)",
+        "print(5)\n1/0",
+        "print('5\\x0b')",
+        "print(5); print(6)",
+        "import os, signal; print(5, flush=True); os.kill(os.getpid(), signal.SIGKILL)",
+    ],
+)
+async def test_a_program_that_fails_or_prints_otherwise_is_wrong(source: str) -> None:
+    assert await reward(source, {"runs": [{"stdin": "", "stdout": "5"}]}) == 0.0
+
+
+@pytest.mark.real
+async def test_only_a_line_feed_ends_a_line_of_output() -> None:
+    for mark in ("\u2028", "\x0b", "\x0c", "\x85", "\r"):
+        runs = {"runs": [{"stdin": "", "stdout": f"a{mark}b"}]}
+        assert await reward(f"print({'a' + mark + 'b'!r})", runs) == 1.0
+        assert await reward("print('a'); print('b')", runs) == 0.0
+
+
+@pytest.mark.real
+async def test_integers_of_any_length_cross_the_line() -> None:
+    fact = "import math\ndef fact(n): return math.factorial(n)"
+    tests = "import math\nassert fact(5) == 120\nassert fact(2000) == math.factorial(2000)"
+    assert await reward(fact, tests) == 1.0
+    long = 10**5000 + 7
+    cases = {"function": "f", "cases": [{"args": [long], "expected": long + 1}]}
+    assert await reward("def f(x): return x + 1", cases) == 1.0
+    assert await reward("def f(x): return x", cases) == 0.0
+    runs = {"runs": [{"stdin": "9" * 6000, "stdout": "1" + "0" * 6000}]}
+    assert await reward("print(int(input()) + 1)", runs) == 1.0
+    assert await reward("def f(x): return [x, {x: -x}]", {
+        "function": "f", "cases": [{"args": [3], "expected": [3, {"3": -3}]}]
+    }) == 0.0  # fmt: skip
+
+
+INTRUSIONS = {
+    "signals": "import os, signal\ndef f():\n try: os.kill(os.getppid(), 0)\n"
+    " except OSError: return 'refused'",
+    "memory": "import os\ndef f():\n try: open(f'/proc/{os.getppid()}/mem', 'rb')\n"
+    " except OSError: return 'refused'",
+    "environment": "import os\ndef f():\n try: open(f'/proc/{os.getppid()}/environ').read()\n"
+    " except OSError: return 'refused'",
+    "descriptors": "import os\ndef f():\n try: return os.listdir(f'/proc/{os.getppid()}/fd')\n"
+    " except OSError: return 'refused'",
+    "memfd": "import os\ndef f():\n try: os.memfd_create('x')\n except OSError: return 'refused'",
+    "processes": "import os\ndef f():\n try: os.fork()\n except OSError: return 'refused'",
+    "shared memory": "import os\ndef f():\n try: open('/dev/shm/x', 'w')\n"
+    " except OSError: return 'refused'",
+    "limits": "import os, resource\ndef f():\n"
+    " try: resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))\n"
+    " except OSError: return 'refused'",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("level", ["process", BWRAP])
+@pytest.mark.parametrize("name", INTRUSIONS)
+async def test_a_cell_reaches_no_other_process_and_no_memory_beside_its_limit(
+    name: str, level: str
+) -> None:
+    reference = {"function": "f", "cases": [{"expected": "refused"}]}
+    assert await reward(INTRUSIONS[name], reference, level) == 1.0
+
+
+GROWTH = {
+    "list": "def f(x): return [0] * 10**9",
+    "bytes": "def f(x): return len(bytearray(2 << 30)) and x * x",
+    "mmap": "import mmap\ndef f(x):\n m = mmap.mmap(-1, 2 << 30); m[0] = 1\n return x * x",
+    "files": "def f(x):\n for i in range(40):\n"
+    "  with open(str(i), 'wb') as h: h.write(bytes(8 << 20))\n"
+    " import time; time.sleep(2)\n return x * x",
+    "threads": "import threading\ndef f(x):\n threading.stack_size(1 << 29)\n"
+    " t = threading.Thread(target=print); t.start(); t.join()\n return x * x",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", GROWTH)
+async def test_memory_and_files_are_bounded_in_each_way_of_growing(name: str) -> None:
+    assert await reward(GROWTH[name], CASES) == 0.0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        "import os\nfor _ in range(1500):\n os.mkdir('d'); os.chdir('d')",
+        "import os\nos.mkdir('d'); open('d/x', 'w').close(); os.chmod('d', 0)",
+        "import os\nos.mkdir('d'); os.symlink('/', 'd/root')",
+    ],
+)
+async def test_whatever_a_cell_leaves_is_judged_and_removed(
+    leaves: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert await reward(f"{leaves}\ndef f(x): return x * x", CASES) == 1.0
+    assert await reward(f"{leaves}\ndef f(x): return 0", CASES) == 0.0
+    assert list(tmp_path.iterdir()) == []

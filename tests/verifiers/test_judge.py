@@ -16,6 +16,7 @@ from tfgrpo.verifiers import Judge
 from tfgrpo.verifiers.judge import Scale, read_score
 
 UNREADABLE = ["0.8", "120", "-5", "no score", "between 70 and 80", "", "1.0", "Score: -5"]
+UNREADABLE += ["[[0.8]]", "[[120]]", "[[-5]]", "see [85] and [90]", '{"score": "high"}']
 UNREADABLE += ["120/100", "8/0", "3 of 4, 8 out of 10", "Score: 85 Score: 10", "\uff15"]
 
 
@@ -29,6 +30,20 @@ UNREADABLE += ["120/100", "8/0", "3 of 4, 8 out of 10", "Score: 85 Score: 10", "
         ("I would say 8 out of 10", 0.8),
         ("Weak start.\n\n**Score: 85**.", 0.85),
         ("Score: 100\nbut on the whole\nScore: 20", 0.2),
+        ("Rating: [[85]]", 0.85),
+        ("[[85]]", 0.85),
+        ("[85]", 0.85),
+        ("Final rating: [[8/10]]", 0.8),
+        ("Score: **85**", 0.85),
+        ("**Score:** 85", 0.85),
+        ("Score: `85`", 0.85),
+        ("<score>85</score>", 0.85),
+        ("[RESULT] 85", 0.85),
+        (r"Score: \boxed{85}", 0.85),
+        ('Fine.\n{"reason": "good", "score": 85}', 0.85),
+        ('```json\n{\n "score": 85\n}\n```', 0.85),
+        ("<think>90?</think>Score: 85", 0.85),
+        ("My overall score is 85.", 0.85),
         ("0", 0.0),
         ("1", 0.01),
         ("100", 1.0),

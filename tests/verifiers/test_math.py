@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError, VerifierError
@@ -37,6 +39,18 @@ def judge() -> Iterator[Math]:
         ("5", r"\boxed{4}, no: \boxed{5}", 1.0),
         ("4", r"\boxed{4}, no: \boxed{5}", 0.0),
         (7, "it is 7", 1.0),
+        ("5e5", r"\boxed{500000}", 1.0),
+        ("5e5", r"\boxed{25e}", 0.0),
+        ("6.02e23", r"\boxed{6.02 \times 10^{23}}", 1.0),
+        ("1000", r"\boxed{1e3}", 1.0),
+        ("1000", "The answer is $1e3$.", 1.0),
+        ("0.00012", r"\boxed{1.2E-4}", 1.0),
+        ("2e", r"\boxed{2e}", 1.0),
+        ("e^2", r"\boxed{e^2}", 1.0),
+        ("2602", r"\boxed{2 602}", 1.0),
+        ("9500", r"\boxed{$9{,}500}", 1.0),
+        ("3.5", r"\boxed{3\frac{1}{2}}", 1.0),
+        ("4", r"\boxed{\frac{3}{4}}", 0.0),
         ("7", "I do not know", 0.0),
         ("7", "", 0.0),
         ("5", "$x = 5$", 1.0),  # an assignment is resolved on the side of the answer alone
@@ -55,6 +69,14 @@ def test_a_reference_that_is_no_mathematics_is_found_before_spending(
 ) -> None:
     with pytest.raises(ConfigError, match="t1"):
         judge.check_task(task(reference))
+
+
+@given(st.integers(1, 999), st.integers(0, 99), st.integers(-9, 30))
+@settings(max_examples=40)
+def test_e_notation_of_either_side_is_a_power_of_ten(judge: Math, n: int, d: int, e: int) -> None:
+    short, long = f"{n}.{d:02}e{e}", rf"{n}.{d:02} \times 10^{{{e}}}"
+    for reference, answer in ((short, long), (long, short)):
+        assert asyncio.run(judge.score(said(rf"\boxed{{{answer}}}"), task(reference))).reward == 1.0
 
 
 async def test_an_endless_comparison_is_a_failure_and_the_next_one_works() -> None:

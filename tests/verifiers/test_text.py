@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -10,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.verifiers.rows import said, task
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import ConfigError, VerifierError
+from tfgrpo.policies.chat import FunctionPolicy
+from tfgrpo.sampling import SampleSettings, sample_group
 from tfgrpo.verifiers import Exact, JsonSchema, Numeric, Regex
 from tfgrpo.verifiers.numeric import numbers_in
 
@@ -163,3 +167,48 @@ def test_json_references_must_fit_their_schema() -> None:
         JsonSchema().check_task(task(None))
     with pytest.raises(ConfigError, match="not a JSON Schema"):
         JsonSchema({"type": "objekt"})
+
+
+ENDLESS = [r"^(a+)+$", r"^(a|a)*$", r"^(a|aa)+$", r"^([a-z]+)*$", r"^(a*)*$", r"(?:a+){9}b"]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("pattern", ENDLESS)
+async def test_a_pattern_without_end_is_a_failure_and_leaves_the_loop_free(pattern: str) -> None:
+    answer = said("a" * 60 + "!")
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0.05)
+
+    ticking = asyncio.create_task(tick())
+    for verifier in (Regex(pattern), Exact(extract=pattern), Numeric(extract=pattern)):
+        with pytest.raises((TimeoutError, VerifierError)):
+            async with asyncio.timeout(0.5):
+                await verifier.score(answer, task("1"))
+    ticking.cancel()
+    assert ticks >= 9
+    assert (await Regex("(a+)+!").score(said("aaa!" * 500), task(None))).reward == 1.0
+
+
+@pytest.mark.real
+async def test_a_verifier_that_is_given_up_ends_as_a_failure_of_its_own() -> None:
+    group = await sample_group(
+        task(None),
+        FunctionPolicy(lambda prompt, context: "a" * 40 + "b", policy_id="p"),
+        Regex(r"^(a+)+$"),
+        settings=SampleSettings(verifier_timeout_s=0.5),
+    )
+    assert {r.outcome for r in group.rollouts} == {"verifier_failed"}
+
+
+@given(
+    st.sampled_from([r"a", r"a+b", r"^\\d{3}$", r"(x|y)z?", r"(a+)+b"]),
+    st.text("abxyz1", max_size=30),
+)
+def test_a_pattern_says_the_same_in_a_worker_as_here(pattern: str, text: str) -> None:
+    found = asyncio.run(Regex(pattern).score(said(text), task(None))).reward == 1.0
+    assert found == (re.search(pattern, text.strip()) is not None)

@@ -194,7 +194,7 @@ class FunctionPolicy:
                 error=PolicyError,
                 where=f"policy {self._policy_id!r}",
                 timeout_s=self._timeout_s,
-                **extra,
+                named=extra,
             )
             done = _rollout_from(made, blank, self._policy_id)
         except ProviderError as exc:

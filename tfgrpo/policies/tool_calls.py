@@ -16,8 +16,9 @@ from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout
 from tfgrpo.runtime.canonical import canonical_json
-from tfgrpo.runtime.json_schema import check_arguments, json_equal, load_json
+from tfgrpo.runtime.json_schema import argument_defaults, check_arguments, json_equal, load_json
 from tfgrpo.runtime.thinking import without_thinking
+from tfgrpo.runtime.tool_names import wire_name
 
 __all__ = [
     "CallMatch",
@@ -81,15 +82,6 @@ def calls_of(rollout: Rollout) -> tuple[ToolCall, ...]:
         elif (call := parse_action(without_thinking(step.action.content))) is not None:
             calls.append(call)
     return tuple(calls)
-
-
-def wire_name(name: str) -> str:
-    """Return the form of a tool's name that providers accept: letters, digits, `_`, `-`, 64 long.
-
-    >>> wire_name("math.area")
-    'math_area'
-    """
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
 
 
 def resolve_name(name: str, known: Sequence[str]) -> str | None:
@@ -180,11 +172,7 @@ def _read_call(call: Call, by_name: Mapping[str, ToolSpec]) -> _Read:
         return name, dict(given), (f"no tool named {name!r}",)
     schema = by_name[resolved].parameters
     reasons = tuple(f"{resolved}: {r}" for r in check_arguments(schema, given))
-    defaults = {
-        k: v["default"]
-        for k, v in schema.get("properties", {}).items()
-        if isinstance(v, Mapping) and "default" in v
-    }
+    defaults = argument_defaults(schema)
     return resolved, defaults | dict(given), reasons
 
 

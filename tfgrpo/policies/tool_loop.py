@@ -30,9 +30,10 @@ from tfgrpo.policies.tools import Tool
 from tfgrpo.prompts import load, render
 from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Rollout, Step, Task, Usage
-from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
+from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest, shown_as_json
 from tfgrpo.runtime.json_schema import check_arguments, check_schema
 from tfgrpo.runtime.terminal import clip
+from tfgrpo.runtime.tool_names import wire_names
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 
 __all__ = ["ToolLimits", "ToolMode", "ToolPolicy", "offer_text", "run_call"]
@@ -54,6 +55,11 @@ class ToolLimits:
     """Longest observation; longer ones keep their head and tail."""
     tool_timeout_s: float = 60.0
     """Limit of one call in seconds, for tools without a limit of their own."""
+    max_repeats: int = 5
+    """Equal calls with equal results in a row, before the attempt ends with `no_progress`; a tool
+    that says `is_read` is not run again for them, but answered from what it said."""
+    max_cycles: int = 3
+    """Repetitions of a cycle of two to eight such calls, before the attempt ends so."""
 
 
 class ToolPolicy:
@@ -72,8 +78,11 @@ class ToolPolicy:
             by what the tools' code does: give your own where that changes.
 
     The rollout's metadata tells `mode`, `tool_calls` (how many were run) and `stopped`: `answer`,
-    `max_steps` or `truncated`. An attempt that ran out of steps is `ungraded` like any other, for
-    what it did up to there can be judged.
+    `max_steps`, `no_progress` or `truncated`. An attempt that ran out of steps or went round in
+    circles is `ungraded` like any other, for what it did up to there can be judged.
+
+    Names that servers refuse (`coding.start`) are sent in the form of `tool_names.wire_names`;
+    rollouts hold the tools' own names.
     """
 
     def __init__(
@@ -100,6 +109,8 @@ class ToolPolicy:
         self._bounds = bounds if max_steps is None else replace(bounds, max_steps=max_steps)
         sample = list(self._make_tools())
         self._specs = tuple(t.spec for t in sample)
+        self._wire = wire_names(s.name for s in self._specs)
+        self._sent = tuple(replace(s, name=self._wire[s.name]) for s in self._specs)
         _check(self._specs, self._bounds, mode)
         check_sampling(self._sampling, "ToolPolicy")
         self._policy_id = policy_id or "tools-" + digest(
@@ -173,6 +184,8 @@ class ToolPolicy:
                 stopped = "truncated" if reply.finish == "length" else "answer"
                 return replace(run.rollout(stopped), is_truncated=reply.finish == "length")
             await self._observe(run, tools, calls, as_text=not reply.tool_calls)
+            if run.goes_round(self._bounds):
+                return run.rollout("no_progress")
         return run.rollout("max_steps")
 
     def _prompt(self, task: Task, context: Context, native: bool) -> tuple[Message, ...]:
@@ -188,15 +201,17 @@ class ToolPolicy:
         if not run.native:
             sampling = replace(sampling, stop=(*sampling.stop, "\nObservation:"))
         request = Request(
-            prompt + turns,
-            tools=self._specs if run.native else (),
+            tuple(_renamed(m, self._wire) for m in prompt + turns),
+            tools=self._sent if run.native else (),
             sampling=sampling,
             limits=self._limits,
         )
         replies = await self._lm.complete(request, 1, [seed])
         if not replies:
             raise ProviderError(f"{self._lm.model_id} returned no reply", kind="bad_reply")
-        return replies[0]
+        reply = replies[0]
+        own = {form: name for name, form in self._wire.items()}
+        return replace(reply, tool_calls=_renamed(reply.message, own).tool_calls)
 
     def _calls(self, reply: Completion, native: bool) -> list[ToolCall]:
         if reply.tool_calls:
@@ -215,8 +230,7 @@ class ToolPolicy:
         for number, call in enumerate(calls):
             # In order, one after the other: a later call may rely on an earlier one's effect.
             if number < most:
-                run.n_calls += 1
-                text = (await run_call(call, tools, timeout_s=self._bounds.tool_timeout_s))[0]
+                text = await self._result(run, tools, call)
             else:
                 text = f"Error: not run; at most {most} calls in one reply are run"
             text = clip(text, self._bounds.max_observation_chars)
@@ -226,6 +240,26 @@ class ToolPolicy:
                 message = Message("tool", text, tool_call_id=call.call_id)
             last = run.steps[-1]
             run.steps[-1] = replace(last, observations=(*last.observations, message))
+
+    async def _result(self, run: _Run, tools: Mapping[str, Tool], call: ToolCall) -> str:
+        """Run a call; one that only reads, made again on the same state, is answered from memory.
+
+        The state is the calls made since that may have changed something.
+        """
+        key = _call_key(call)
+        name = resolve_name(call.name, list(tools))
+        is_read = name is not None and tools[name].is_read
+        if is_read and key in run.read:
+            text = run.read[key]
+        else:
+            run.n_calls += 1
+            text, has_run = await run_call(call, tools, timeout_s=self._bounds.tool_timeout_s)
+            if has_run and not is_read:
+                run.read.clear()
+            elif has_run:
+                run.read[key] = text
+        run.exchanges.append(digest([key, text], 16))
+        return text
 
 
 async def run_call(
@@ -256,7 +290,7 @@ async def run_call(
             error=PolicyError,
             where=f"tool {name!r}",
             timeout_s=timeout_s if tool.timeout_s is None else tool.timeout_s,
-            **arguments,
+            named=arguments,
         )
         with boundary(PolicyError, f"tool {name!r}, result"):
             return _result_text(result), True
@@ -278,6 +312,19 @@ class _Run:
     steps: list[Step] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     n_calls: int = 0
+    exchanges: list[str] = field(default_factory=list)
+    """Each call with its result, as one mark."""
+    read: dict[str, str] = field(default_factory=dict)
+    """What tools that only read said on the present state."""
+
+    def goes_round(self, bounds: ToolLimits) -> bool:
+        """Return whether the last calls repeat themselves, results included."""
+        if _repeats(self.exchanges, 1, bounds.max_repeats):
+            return True
+        return any(
+            _repeats(self.exchanges, length, bounds.max_cycles)
+            for length in range(2, _LONGEST_CYCLE + 1)
+        )
 
     def rollout(self, stopped: str = "") -> Rollout:
         metadata: dict[str, Any] = {
@@ -289,10 +336,38 @@ class _Run:
         return replace(self.blank, steps=tuple(self.steps), usage=self.usage, metadata=metadata)
 
 
+_LONGEST_CYCLE = 8
+
+
+def _repeats(marks: Sequence[str], length: int, times: int) -> bool:
+    """Return whether the last `times` pieces of a length are equal; 1 time is no repetition."""
+    last = marks[-length * times :]
+    if times < 2 or len(last) < length * times:
+        return False
+    return all(mark == last[i % length] for i, mark in enumerate(last))
+
+
+def _call_key(call: ToolCall) -> str:
+    """Return one text for calls that mean the same: name and canonical arguments."""
+    try:
+        return digest([call.name, parse_arguments(call.arguments)], 16)
+    except ValueError:
+        return digest([call.name, call.arguments], 16)
+
+
+def _renamed(message: Message, names: Mapping[str, str]) -> Message:
+    """Return a turn whose calls have other names."""
+    if not any(names.get(c.name, c.name) != c.name for c in message.tool_calls):
+        return message
+    calls = tuple(replace(c, name=names.get(c.name, c.name)) for c in message.tool_calls)
+    return replace(message, tool_calls=calls)
+
+
 def _check(specs: Sequence[ToolSpec], bounds: ToolLimits, mode: str) -> None:
     if mode not in ("auto", "native", "text"):
         raise ConfigError(f"ToolPolicy: mode is {mode!r}; allowed are 'auto', 'native', 'text'")
-    for name in ("max_steps", "max_calls_a_step", "max_observation_chars", "tool_timeout_s"):
+    limits = ("max_steps", "max_calls_a_step", "max_observation_chars", "tool_timeout_s")
+    for name in (*limits, "max_repeats", "max_cycles"):
         if getattr(bounds, name) <= 0:
             raise ConfigError(f"ToolPolicy: {name} is {getattr(bounds, name)}; it must be above 0")
     names = [s.name for s in specs]
@@ -319,4 +394,4 @@ def _as_text(message: Message) -> Message:
 def _result_text(result: Any) -> str:
     if isinstance(result, str):
         return result or "(no output)"
-    return "(no output)" if result is None else canonical_json(result)
+    return "(no output)" if result is None else canonical_json(shown_as_json(result))

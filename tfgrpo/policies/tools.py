@@ -31,6 +31,8 @@ class Tool:
     """Called with the arguments as keywords; synchronous or async; its result becomes text."""
     timeout_s: float | None = None
     """Limit of one call; None leaves it to the policy."""
+    is_read: bool = False
+    """True where it changes nothing: the same call on the same state need not run again."""
 
 
 # --- schema from a function -----------------------------------------------------------------
@@ -45,7 +47,12 @@ _PLAIN: dict[Any, str] = {
 
 
 def tool(
-    fn: Callable[..., Any], *, name: str = "", description: str = "", timeout_s: float | None = None
+    fn: Callable[..., Any],
+    *,
+    name: str = "",
+    description: str = "",
+    timeout_s: float | None = None,
+    is_read: bool = False,
 ) -> Tool:
     """Return a tool whose schema is read from the function's signature and docstring.
 
@@ -95,7 +102,7 @@ def tool(
         "required": required,
         "additionalProperties": False,
     }
-    return Tool(ToolSpec(name, description or summary, parameters), fn, timeout_s)
+    return Tool(ToolSpec(name, description or summary, parameters), fn, timeout_s, is_read)
 
 
 def _schema_of(hint: Any, where: str) -> dict[str, Any]:

@@ -6,12 +6,18 @@ Does not know what the values mean. Source: own.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import enum
 import hashlib
 import json
+import logging
 import math
+from collections import deque
 from collections.abc import Mapping, Set
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
@@ -45,6 +51,74 @@ def jsonable(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return jsonable(value.model_dump(mode="json"))
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r:.200}")
+
+
+def shown_as_json(value: Any, depth: int = 0) -> Any:
+    """Return any Python value as plain JSON types, for a reader: what has no JSON form is told.
+
+    Dates become ISO texts, sets sorted lists, bytes text (or `base64:...`), arrays lists, other
+    objects their fields or their text. Never raises for what a value holds; not for digests.
+
+    >>> import datetime, decimal
+    >>> shown_as_json({"at": datetime.datetime(2026, 1, 2, 3, 4), 1: {decimal.Decimal("1.50")}})
+    {'at': '2026-01-02T03:04:00', '1': ['1.50']}
+    """
+    if depth > _MOST_DEPTH:
+        return "…"
+    if value is None or (isinstance(value, (bool, int)) and type(value) in (bool, int)):
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, enum.Enum):
+        return shown_as_json(value.value, depth + 1)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return _bytes_shown(bytes(value))
+    if isinstance(value, Mapping):
+        return {_key_shown(k): shown_as_json(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, (Set, frozenset)):
+        return sorted((shown_as_json(v, depth + 1) for v in value), key=repr)
+    if isinstance(value, tuple) and (named := getattr(value, "_asdict", None)) is not None:
+        return shown_as_json(named(), depth + 1)
+    if isinstance(value, (list, tuple, deque)):
+        return [shown_as_json(v, depth + 1) for v in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = dataclasses.fields(value)
+        return {f.name: shown_as_json(getattr(value, f.name, None), depth + 1) for f in fields}
+    return _object_shown(value, depth)
+
+
+_MOST_DEPTH = 50
+
+
+def _object_shown(value: Any, depth: int) -> Any:
+    """Ask an object of another library for a plain form; its text where it has none."""
+    # pydantic; numpy, torch and pandas; dates and times.
+    for name in ("model_dump", "tolist", "to_dict", "isoformat"):
+        method = getattr(value, name, None)
+        if callable(method) and not isinstance(value, type):
+            try:
+                return shown_as_json(method(), depth + 1)
+            except (ArithmeticError, AttributeError, LookupError, RuntimeError) as exc:
+                log.debug("%s.%s: %s", type(value).__name__, name, exc)
+            except (TypeError, ValueError) as exc:  # not the method that it looked like
+                log.debug("%s.%s: %s", type(value).__name__, name, exc)
+    return str(value)
+
+
+def _bytes_shown(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(data).decode("ascii")
+
+
+def _key_shown(key: Any) -> str:
+    shown = shown_as_json(key)
+    return shown if isinstance(shown, str) else json.dumps(shown)
 
 
 def canonical_json(value: Any) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator, validators
 from jsonschema.exceptions import SchemaError
@@ -20,7 +21,14 @@ from referencing import Registry
 
 from tfgrpo.errors import ConfigError
 
-__all__ = ["check_arguments", "check_schema", "json_equal", "load_json", "schema_errors"]
+__all__ = [
+    "argument_defaults",
+    "check_arguments",
+    "check_schema",
+    "json_equal",
+    "load_json",
+    "schema_errors",
+]
 
 
 def _is_integer(_checker: Any, value: Any) -> bool:
@@ -72,7 +80,10 @@ def schema_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]
     ([], [('$', "10.0 is not of type 'integer'")])
     """
     errors = _STRICT(dict(schema), registry=_NO_REMOTE).iter_errors(value)
-    return sorted((e.json_path, e.message) for e in errors)
+    try:
+        return sorted((e.json_path, e.message) for e in errors)
+    except RecursionError:
+        return [("$", "cannot be checked: the schema refers to itself without end")]
 
 
 def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -84,13 +95,12 @@ def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple
     >>> check_arguments(schema, {"n": 1})
     ()
     """
-    known = schema.get("properties", {})
-    open_ended = "additionalProperties" in schema or "patternProperties" in schema
+    parts = list(_parts(schema, schema))
+    known = list(dict.fromkeys(name for part in parts for name in part.get("properties", ())))
+    patterns = [p for part in parts for p in part.get("patternProperties", ())]
     reasons = []
-    for name in args:
-        if name not in known and (not open_ended or schema.get("additionalProperties") is False):
-            if any(re.search(p, name) for p in schema.get("patternProperties", ())):
-                continue
+    for name in args if not _is_open(parts) else ():
+        if name not in known and not any(re.search(p, name) for p in patterns):
             names = ", ".join(repr(k) for k in known) or "none"
             reasons.append(f"unknown argument {name!r}; known: {names}")
     inner = {k: v for k, v in schema.items() if not (k == "additionalProperties" and v is False)}
@@ -98,6 +108,72 @@ def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple
         place = path.removeprefix("$").removeprefix(".")
         reasons.append(f"argument {place!r}: {message}" if place else message)
     return tuple(reasons)
+
+
+_ALTERNATIVES = ("oneOf", "anyOf", "allOf")
+_BRANCHES = ("if", "then", "else")
+
+
+def _parts(
+    schema: Any, root: Mapping[str, Any], seen: tuple[str, ...] = ()
+) -> Iterator[Mapping[str, Any]]:
+    """Yield a schema and every schema that it applies to the same object."""
+    if not isinstance(schema, Mapping):
+        return
+    yield schema
+    inner = [s for key in _ALTERNATIVES for s in schema.get(key) or ()]
+    inner += [schema[key] for key in _BRANCHES if key in schema]
+    inner += (schema.get("dependentSchemas") or {}).values()
+    for part in inner:
+        yield from _parts(part, root, seen)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference not in seen:
+        yield from _parts(_resolved(reference, root), root, (*seen, reference))
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+    """Return what a reference inside a schema points to; None where that is nothing."""
+    place: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(place, Mapping):
+            place = place.get(step)
+        elif isinstance(place, (list, tuple)) and step.isdecimal() and int(step) < len(place):
+            place = place[int(step)]
+        else:
+            return None
+    return place
+
+
+def _is_open(parts: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether arguments without a name in the schema are allowed.
+
+    A schema that lists properties is meant to be whole; one that lists none anywhere, or that says
+    `additionalProperties`, is open as JSON Schema has it.
+    """
+    if any(
+        part.get(key, False) is not False
+        for part in parts
+        for key in ("additionalProperties", "unevaluatedProperties")
+    ):
+        return True
+    says = ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+    return not any(key in part for part in parts for key in says)
+
+
+def argument_defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the declared defaults of arguments, those of referred schemas included.
+
+    >>> argument_defaults({"allOf": [{"properties": {"n": {"default": 1}}}]})
+    {'n': 1}
+    """
+    sure = {k: v for k, v in schema.items() if k not in ("oneOf", "anyOf", *_BRANCHES)}
+    return {
+        name: value["default"]
+        for part in reversed(list(_parts(sure, schema)))
+        for name, value in (part.get("properties") or {}).items()
+        if isinstance(value, Mapping) and "default" in value
+    }
 
 
 def load_json(text: str) -> Any:

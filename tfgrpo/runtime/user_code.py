@@ -19,7 +19,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from tfgrpo.errors import TfgrpoError, boundary
@@ -51,17 +51,20 @@ async def call_foreign(
     error: type[TfgrpoError],
     where: str,
     timeout_s: float | None = None,
-    **kwargs: Any,
+    named: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return `fn(*args, **kwargs)`, awaited where it is awaitable.
+    """Return `fn(*args, **named)`, awaited where it is awaitable.
 
-    Context variables (such as the call scope) are seen by the function, also in its thread.
+    Arguments by name come as a mapping, so that they may have any name, also one of these
+    parameters. Context variables (such as the call scope) are seen by the function, also in its
+    thread.
 
     Raises:
         error: the function raised something that is not ours; `where` stands in the message.
         TfgrpoError: the function raised one itself; it passes unchanged.
         CallTimeout: it took longer than `timeout_s` seconds.
     """
+    kwargs = dict(named or {})
     try:
         async with asyncio.timeout(timeout_s) as deadline:
             with boundary(error, where):

@@ -6,12 +6,13 @@ Does not know what is right. Source: own.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.runtime.json_schema import load_json
+from tfgrpo.runtime.json_text import best_json
+from tfgrpo.verifiers.patterns import try_pattern
 
 __all__ = ["boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
 
@@ -32,19 +33,18 @@ def compiled(pattern: str, where: str, *, ignore_case: bool = False) -> re.Patte
         raise ConfigError(f"{where}: {pattern!r} is not a regular expression: {exc}") from exc
 
 
-def extracted(answer: str, pattern: re.Pattern[str] | None) -> str | None:
+async def extracted(answer: str, pattern: re.Pattern[str] | None) -> str | None:
     """Return the last match of `pattern` (its first group, where it has groups), or None.
 
-    >>> extracted("Answer: 4. Answer: 5", re.compile(r"Answer: (\\d)"))
-    '5'
+    Without a pattern the answer itself. Raises `VerifierError` where matching finds no end.
     """
     if pattern is None:
         return answer
-    last = deque(pattern.finditer(answer[-MOST_CHARS:]), maxlen=1)
-    if not last:
-        return None
-    found = last[0]
-    return next((g for g in found.groups() if g is not None), "") if found.re.groups else found[0]
+    found: str | None = await try_pattern(pattern, answer[-MOST_CHARS:], "last")
+    return found
+
+
+_BOX = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 
 
 def boxed(text: str) -> str | None:
@@ -53,62 +53,29 @@ def boxed(text: str) -> str | None:
     >>> boxed(r"so \boxed{1}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    end = len(text)
-    while (start := text.rfind("\\boxed{", 0, end)) >= 0:
-        depth, first = 0, start + len("\\boxed")
-        for i in range(first, len(text)):
-            if text[i] == "{":
-                depth += 1
-            elif text[i] == "}":
-                depth -= 1
-                if depth == 0:
-                    return text[first + 1 : i]
-        end = start
-    return None
+    opened: list[int] = []  # where each open brace's content begins; negative: no box
+    last = (-1, -1)
+    for found in _BOX.finditer(text):
+        if found[0] == "}":
+            if opened and (start := opened.pop()) > last[0]:
+                last = (start, found.start())
+        elif found[0] == "{":
+            opened.append(-1)
+        elif found[0].endswith("{") and len(found[0]) > 2:
+            opened.append(found.end())
+    return None if last[0] < 0 else text[last[0] : last[1]]
 
 
-_FENCE = re.compile(r"```[a-zA-Z]*\s*\n(.*?)```", re.DOTALL)
-
-
-def find_json(text: str) -> Any:
-    """Return the JSON value of a reply: the whole, the last fenced block, or the last object in it.
+def find_json(text: str, fits: Callable[[Any], float]) -> Any:
+    """Return the JSON value of a reply that fits best in shape (see `json_text.best_json`).
 
     Raises:
         ValueError: there is none.
     """
-    text = text[-MOST_CHARS:].strip()
-    fenced = [m[1].strip() for m in _FENCE.finditer(text)]
-    for candidate in (text, *reversed(fenced)):
-        try:
-            return load_json(candidate)
-        except ValueError:
-            continue
-    for candidate in reversed(_objects(text)):
-        try:
-            return load_json(candidate)
-        except ValueError:
-            continue
-    raise ValueError("no JSON object in the answer")
-
-
-def _objects(text: str) -> list[str]:
-    """Return the outermost balanced `{...}` of a text, braces inside strings left out."""
-    found: list[str] = []
-    depth, start, in_string, escaped = 0, 0, False, False
-    for i, char in enumerate(text):
-        if in_string:
-            in_string = escaped or char != '"'
-            escaped = char == "\\" and not escaped
-        elif depth and char == '"':
-            in_string, escaped = True, False
-        elif char == "{":
-            start = i if depth == 0 else start
-            depth += 1
-        elif char == "}" and depth:
-            depth -= 1
-            if depth == 0:
-                found.append(text[start : i + 1])
-    return found
+    found = best_json(text[-MOST_CHARS:], fits)
+    if found is None:
+        raise ValueError("no JSON value in the answer")
+    return found.value
 
 
 def short(value: Any, most: int = 200) -> str:

@@ -12,14 +12,15 @@ Does not know rewards. Source: own.
 """
 
 import ast
+import builtins
 import contextlib
 import ctypes
 import functools
-import io
 import json
 import os
 import resource
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,8 @@ def encode(value: Any, depth: int = 0) -> Any:
     if depth > _DEPTH:
         raise TypeError("nested more than 40 deep")
     kind = type(value)
+    if kind is int and abs(value) >> 64:
+        return {"i": hex(value)}  # decimal digits of long integers are limited, and slow
     if kind in _PLAIN:
         return value
     if kind is float:
@@ -70,6 +73,8 @@ def decode(value: Any) -> Any:
         return complex(decode(inner[0]), decode(inner[1]))
     if tag == "f":
         return float(inner)
+    if tag == "i":
+        return int(inner, 16)
     made: Any = {tag: kind for kind, tag in _TAGS.items()}[tag]
     return made([decode(v) for v in inner])
 
@@ -83,21 +88,34 @@ def describe(exc: BaseException) -> str:
     return (type(exc).__name__ + ": " + text)[:300]
 
 
-def limit(limits: dict[str, int]) -> None:
-    """Lower this process's limits for good; called before any foreign code is seen."""
+def limit(request: dict[str, Any]) -> None:
+    """Lower this process's limits and rights for good; called before any foreign code is seen."""
+    jail: dict[str, Any] = {"__name__": "jail"}
+    exec(compile(request["jail"], "cell_jail.py", "exec"), jail)
+    held = jail["confine"](request["readable"], os.getcwd())
+    limits = request["limits"]
     for name in ("CPU", "AS", "FSIZE", "NOFILE", "NPROC", "CORE"):
-        if name in limits:
+        if name in limits and not (name == "NPROC" and held["calls"]):
             kind = getattr(resource, "RLIMIT_" + name)
             _, hard = resource.getrlimit(kind)
             most = limits[name] if hard == resource.RLIM_INFINITY else min(limits[name], hard)
             resource.setrlimit(kind, (most, most))
     with contextlib.suppress(OSError, AttributeError):
         # Not dumpable: another process of the same user cannot read or trace this one.
-        # No new privileges: set-uid programs give none. The parent's end is this one's end.
+        # The parent's end is this one's end.
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         prctl(4, 0, 0, 0, 0)
-        prctl(38, 1, 0, 0, 0)
         prctl(1, 9, 0, 0, 0)
+    # As at a prompt: `exit` and `quit` are there, and long integers have a text.
+    vars(builtins).update(exit=sys.exit, quit=sys.exit)
+    sys.set_int_max_str_digits(0)
+
+
+def module(name: str) -> dict[str, Any]:
+    """Return the names of a fresh module that `sys.modules` knows, as a file of its own has."""
+    made = types.ModuleType(name)
+    sys.modules[name] = made
+    return made.__dict__
 
 
 class Line:
@@ -110,6 +128,12 @@ class Line:
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)
+
+    def give_up(self) -> None:
+        """Make the reply side the standard output: from here on its bytes are the program's."""
+        os.dup2(self._out.fileno(), 1)
+        self._out.close()
+        self._in.close()
 
     def read(self) -> Any:
         """Return the next request, or None at the end."""
@@ -125,7 +149,9 @@ class Line:
 
 def load(names: dict[str, Any], code: str) -> list[str]:
     """Run candidate code; return which functions it defines."""
-    exec(compile(code, "candidate.py", "exec"), names)
+    # A script's last lines may end it or ask for input; what it defined before that is there.
+    with contextlib.suppress(SystemExit, EOFError):
+        exec(compile(code, "candidate.py", "exec"), names)
     return sorted(k for k, v in names.items() if callable(v) and not k.startswith("_"))
 
 
@@ -138,18 +164,19 @@ def call(names: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     return {"value": encode(function(*args, **kwargs))}
 
 
-def program(request: dict[str, Any]) -> dict[str, Any]:
-    """Run a whole program on a standard input; return what it printed."""
-    out = io.StringIO()
-    sys.stdin = io.StringIO(request["stdin"])
-    names: dict[str, Any] = {"__name__": "__main__"}
-    with contextlib.redirect_stdout(out):
-        try:
-            exec(compile(request["program"], "candidate.py", "exec"), names)
-        except SystemExit as exc:
-            if exc.code not in (None, 0):
-                return {"raised": "SystemExit: " + str(exc.code)[:200]}
-    return {"value": out.getvalue()}
+def program(line: Line, request: dict[str, Any]) -> None:
+    """Run a whole program as a script: real standard input and output, and its own exit code."""
+    data = request["stdin"].encode("utf-8", "replace")
+    with open("stdin", "w+b") as given:
+        os.unlink("stdin")
+        given.write(data)
+        given.seek(0)
+        os.dup2(given.fileno(), 0)
+    line.give_up()
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - lives on
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.argv = ["candidate.py"]
+    exec(compile(request["program"], "candidate.py", "exec"), module("__main__"))
 
 
 class CandidateError(Exception):
@@ -187,7 +214,7 @@ def stand_in(line: Line, name: str) -> Callable[..., Any]:
 
 def tests(line: Line, request: dict[str, Any]) -> dict[str, Any]:
     """Run a task's tests; return [[name, why it failed or ""]]."""
-    names: dict[str, Any] = {"__name__": "tests"}
+    names = module("tests")
     names.update({n: stand_in(line, n) for n in request["names"]})
     results: list[list[str]] = []
 
@@ -225,15 +252,15 @@ def tests(line: Line, request: dict[str, Any]) -> dict[str, Any]:
 
 def serve(line: Line) -> None:
     """Answer requests until the parent hangs up."""
-    names: dict[str, Any] = {"__name__": "candidate"}
+    names = module("candidate")
     while (request := line.read()) is not None:
+        if "program" in request:
+            return program(line, request)
         try:
             if "load" in request:
                 reply: dict[str, Any] = {"names": load(names, request["load"])}
             elif "call" in request:
                 reply = call(names, request)
-            elif "program" in request:
-                reply = program(request)
             else:
                 reply = tests(line, request)
         except BaseException as exc:  # foreign code: also what leaves by SystemExit is its failure

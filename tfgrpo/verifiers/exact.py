@@ -12,6 +12,7 @@ import unicodedata
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.verifiers.answer import MOST_CHARS, compiled, extracted, short, verifier_name
+from tfgrpo.verifiers.patterns import try_pattern
 
 __all__ = ["Exact", "Regex"]
 
@@ -70,7 +71,7 @@ class Exact:
     async def score(self, rollout: Rollout, task: Task) -> Score:
         """Compare; asks nobody."""
         references = self._references(task)
-        answer = extracted(rollout.answer, self._extract)
+        answer = await extracted(rollout.answer, self._extract)
         if answer is None:
             return Score(0.0, "the reply has no answer in the form asked for")
         given = self._normal(answer)
@@ -157,13 +158,13 @@ class Regex:
         self._of(task)
 
     async def score(self, rollout: Rollout, task: Task) -> Score:
-        """Match; asks nobody."""
+        """Match; asks nobody. Raises `VerifierError` where matching finds no end."""
         pattern = self._of(task)
         answer = rollout.answer.strip()[-MOST_CHARS:]
-        found = pattern.fullmatch(answer) if self._full else pattern.search(answer)
+        found = await try_pattern(pattern, answer, "full" if self._full else "search")
         said = "matches" if found else "does not match"
         return Score(
-            float((found is not None) is not self._invert),
+            float(found is not self._invert),
             f"the answer {said} {pattern.pattern!r}"
             + (", and must not" if found and self._invert else ""),
         )

@@ -11,6 +11,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.json_schema import check_schema, json_equal, schema_errors
+from tfgrpo.runtime.json_text import shape_match
 from tfgrpo.verifiers.answer import find_json, short, verifier_name
 
 __all__ = ["JsonSchema"]
@@ -61,7 +62,7 @@ class JsonSchema:
     async def score(self, rollout: Rollout, task: Task) -> Score:
         """Parse and compare; asks nobody."""
         try:
-            value = find_json(rollout.answer)
+            value = find_json(rollout.answer, lambda v: self._fit(v, task.reference))
         except ValueError as exc:
             return Score(0.0, f"the answer is not JSON: {exc}", {"parsed": 0.0, "valid": 0.0})
         errors = schema_errors(self._schema, value) if self._schema is not None else []
@@ -75,6 +76,18 @@ class JsonSchema:
         reasons = [f"{name}: {why}" if name else why for name, why in sorted(wrong.items())]
         reward = share if self._partial else float(not wrong)
         return Score(reward, "; ".join(reasons) or "every field is right", parts)
+
+    def _fit(self, value: Any, reference: Any) -> float:
+        """Return how far a value has the shape asked for; any value fits a little."""
+        fit = 0.01
+        if reference is not None:
+            fit += shape_match(value, reference)
+        if self._schema is not None:
+            errors = schema_errors(self._schema, value)
+            fit += 1.0 / (1 + len(errors))
+            if any(path == "$" and "is not of type" in said for path, said in errors):
+                fit /= 100  # another kind of value
+        return fit
 
     def _fields(self, value: Any, reference: Any) -> set[str]:
         given = set(value) if isinstance(value, dict) else set()

@@ -21,7 +21,9 @@ from tfgrpo.prompts import load, render
 from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
+from tfgrpo.runtime.json_text import best_json
 from tfgrpo.runtime.terminal import clip
+from tfgrpo.runtime.thinking import without_thinking
 from tfgrpo.verifiers.answer import short, verifier_name
 
 __all__ = ["Judge", "Scale", "read_score"]
@@ -43,7 +45,21 @@ class Scale:
 
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
-_LABEL = r"(?:(?:final |overall )?(?:score|grade|rating)\s*(?:[:=]|is)\s*)?"
+_LABEL = (
+    r"(?:(?:the |my )?(?:final |overall |total )?"
+    r"(?:score|grade|rating|mark|points|verdict|judge?ment)\s*(?:[:=]|is)\s*)?"
+)
+_SET_OFF = (
+    re.compile(rf"<(\w{{1,20}})>\s*({_NUMBER[1:-1]}[^<>]{{0,12}}?)\s*</\1>"),  # <score>85</score>
+    re.compile(rf"()\\boxed\s*\{{\s*({_NUMBER[1:-1]})\s*\}}"),
+    re.compile(
+        rf"()[\[(<{{]{{1,2}}\s*({_NUMBER[1:-1]}(?:\s*(?:/|out of)\s*[0-9.]+|\s*%)?)"
+        r"\s*[\])>}]{1,2}"
+    ),
+    re.compile(r"^(\[RESULT\])\s*(?=[0-9])", re.IGNORECASE),
+)
+"""A score set off by marks, as in `[[85]]`; the marks say nothing."""
+_NAMES = ("score", "grade", "rating")
 _BARE = re.compile(rf"{_LABEL}{_NUMBER}", re.IGNORECASE)
 _OUT_OF = re.compile(
     rf"(?:[^0-9]*?[^0-9.,\-\u2212])??{_NUMBER}\s*(?:/|out of)\s*{_NUMBER}", re.IGNORECASE
@@ -61,11 +77,12 @@ def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
     (0.85, '')
     >>> read_score("0.8", Scale())[0]
     """
-    lines = [line.strip() for line in reply.splitlines() if line.strip()]
+    lines = [line.strip() for line in without_thinking(reply).split("\n") if line.strip()]
     if not lines:
         return None, "the reply is empty"
-    line = lines[-1].strip("*`_ ").removesuffix(".").strip("*`_ ")
-    line = line.replace("**", "")
+    line = _unmarked(lines[-1])
+    if line.endswith("}") or line == "":
+        line = _named_in_json(reply) or line
     if found := _BARE.fullmatch(line):
         return _on_scale(found[1], scale)
     if found := _OUT_OF.fullmatch(line):
@@ -73,6 +90,28 @@ def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
     if found := _PERCENT.fullmatch(line):
         return _as_share(Decimal(found[1]), Decimal(100), scale)
     return None, f"the last line {short(line, 80)} is not of the form 'Score: NUMBER'"
+
+
+def _unmarked(line: str) -> str:
+    """Return a line without emphasis and without the marks that set a score off."""
+    line = line.replace("**", "").strip("*`_ ").removesuffix(".").strip("*`_ ")
+    for pattern in _SET_OFF:
+        line = pattern.sub(lambda m: m[2] if (m.re.groups or 0) > 1 else "", line, count=1)
+    return re.sub(r"(?<=[:=\s])[`*_]+(?=[0-9])", "", line).strip()
+
+
+def _named_in_json(reply: str) -> str | None:
+    """Return the one score of a JSON object that ends a reply."""
+
+    def fits(value: object) -> float:
+        return float(isinstance(value, dict) and sum(n in value for n in _NAMES) == 1)
+
+    found = best_json(reply, fits)
+    if found is None or reply[found.end :].strip("`\n \t"):
+        return None
+    value = next(found.value[n] for n in _NAMES if n in found.value)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return str(value) if is_number else None
 
 
 def _on_scale(text: str, scale: Scale) -> tuple[float | None, str]:

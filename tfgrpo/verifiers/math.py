@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.user_code import call_foreign
 from tfgrpo.verifiers.answer import boxed, short, verifier_name
+from tfgrpo.verifiers.numbers import whole_number
 from tfgrpo.verifiers.workers import WorkerPool
 
 __all__ = ["Math"]
@@ -86,7 +89,9 @@ class Math:
         Raises:
             VerifierError: no result within the time, or the comparison broke.
         """
-        text = rollout.answer[-_MOST_CHARS:]
+        if _is_same_number(rollout.answer, task.reference):
+            return Score(1.0, "the answer equals the reference")
+        text = _without_exponents(rollout.answer[-_MOST_CHARS:])
         inside = boxed(text)
         if not (text if inside is None else inside).strip():
             return Score(0.0, "the answer is empty")
@@ -122,7 +127,7 @@ def _gold(task: Task) -> str:
         raise ConfigError(
             f"task {task.task_id!r}: the reference is {given!r:.80}; Math needs a number or LaTeX"
         )
-    text = str(given).strip()
+    text = _without_exponents(str(given).strip())
     inside = boxed(text)
     # A box makes plain LaTeX an answer that the parser finds; text with dollars has its own marks.
     return (
@@ -130,3 +135,21 @@ def _gold(task: Task) -> str:
         if inside is None and "$" in text
         else f"\\boxed{{{text if inside is None else inside}}}"
     )
+
+
+_EXPONENT = re.compile(
+    r"(?<![\w.\\])(?:\d{1,40}(?:\.\d{1,40})?|\.\d{1,40})[eE][+-]?\d{1,3}(?![\w^]|\.\d)"
+)
+
+
+def _without_exponents(text: str) -> str:
+    """Return a text with e-notation written out, which the parser would read as Euler's number."""
+    return _EXPONENT.sub(lambda m: format(Decimal(m[0]), "f"), text)
+
+
+def _is_same_number(answer: str, reference: object) -> bool:
+    """Return whether both are one number, in whatever form, and the same."""
+    wanted = str(reference)
+    given = boxed(answer)
+    values = [whole_number(boxed(t) or t) for t in (wanted, given or answer.strip().rstrip("."))]
+    return values[0] is not None and values[0] == values[1]

@@ -1,19 +1,20 @@
 r"""Verifier that compares numbers: separators, units, tolerance; the last number or the boxed one.
 
-Numbers are decimals of any length, never binary floats, so that 0.1 + 0.2 is 0.3.
-Does not know algebra (see `math`). Source: own.
+Numbers are decimals of any length, never binary floats, so that 0.1 + 0.2 is 0.3. The forms that
+are read stand in `numbers`. Does not know algebra (see `math`). Source: own.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import Context, Decimal, InvalidOperation, localcontext
+from decimal import Decimal, InvalidOperation, localcontext
 from typing import Literal, get_args
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import MOST_CHARS, boxed, compiled, extracted, verifier_name
+from tfgrpo.verifiers.answer import boxed, compiled, extracted, verifier_name
+from tfgrpo.verifiers.numbers import CONTEXT, number_of, numbers_in
 
 __all__ = ["Numeric", "Source", "numbers_in"]
 
@@ -21,48 +22,11 @@ Source = Literal["auto", "last", "boxed", "whole"]
 """Where the answer stands: the last number; the last `\\boxed{}`; the whole text, which then must
 be one number; `auto`: boxed where there is a box, else the last number."""
 
-# A point is a decimal sign or a comma groups thousands; the other way round for decimal commas.
-_DIGITS = {
-    ".": r"\d{1,3}(?:[,_'\u00a0\u2009\u202f]\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+",
-    ",": r"\d{1,3}(?:[._'\u00a0\u2009\u202f]\d{3})+(?:,\d+)?|\d+(?:,\d+)?|,\d+",
-}
-_UNIT = r"[ \u00a0]?(?P<unit>[A-Za-zµμΩ°%€$£][A-Za-z0-9µμΩ°%²³/·^]*)?"
-
-
-def _pattern(mark: str) -> re.Pattern[str]:
-    digits = _DIGITS[mark]
-    return re.compile(
-        rf"(?<![\w{mark}])(?:(?<![\w)\]}}])(?P<sign>[-+\u2212]))?[$€£]?"
-        rf"(?P<value>{digits})(?![\d])(?P<exp>[eE][+-]?\d{{1,3}}(?!\d))?"
-        rf"(?:/(?P<denominator>\d+(?![\d.,]\d)))?{_UNIT}",
-        re.ASCII,
-    )
-
-
-_PATTERNS = {mark: _pattern(mark) for mark in _DIGITS}
-_CONTEXT = Context(prec=60)
-
-
-def numbers_in(text: str, *, decimal_mark: str = ".") -> list[tuple[Decimal, str]]:
-    """Return each number of a text with the word that follows it directly, in order.
-
-    >>> [(str(n), u) for n, u in numbers_in("from -1,234.50 km to 3/4 of 7e2, not v2")]
-    [('-1234.50', 'km'), ('0.75', 'of'), ('7E+2', '')]
-    """
-    found = []
-    for match in _PATTERNS[decimal_mark].finditer(text[-MOST_CHARS:]):
-        digits = re.sub(r"[_'\u00a0\u2009\u202f]", "", match["value"])
-        digits = digits.replace(",", "") if decimal_mark == "." else digits.replace(".", "")
-        value = Decimal(digits.replace(",", ".") + (match["exp"] or ""))
-        if match["sign"] in ("-", "\u2212"):
-            value = -value
-        if match["denominator"] is not None:
-            below = Decimal(match["denominator"])
-            if below == 0:
-                continue
-            value = _CONTEXT.divide(value, below)
-        found.append((value, match["unit"] or ""))
-    return found
+_NO_NUMBER = re.compile(
+    r"[\w)}\]]\s*[+*^]|[+*^]\s*[\w(\\{]|(?<![A-Za-z])[A-Za-z]\s*-\s*\d|\d\s*-\s*[A-Za-z](?![A-Za-z])"
+    r"|\\sqrt|\\[dt]?frac"
+)
+"""An expression with variables: its last number is not its value."""
 
 
 class Numeric:
@@ -127,34 +91,45 @@ class Numeric:
     async def score(self, rollout: Rollout, task: Task) -> Score:
         """Compare; asks nobody."""
         wanted = self._reference(task)
-        text = extracted(rollout.answer, self._extract)
+        text = await extracted(rollout.answer, self._extract)
         given = None if text is None else self._answer(text)
         if given is None:
             return Score(0.0, f"no number found in the answer, expected {wanted}")
-        with localcontext(_CONTEXT):
+        with localcontext(CONTEXT):
             allowed = max(self._tolerance, self._relative * abs(wanted))
             is_right = given == wanted or abs(given - wanted) <= allowed
         said = "equals the reference" if is_right else f"is {given}, expected {wanted}"
         return Score(float(is_right), f"the number {said}")
 
     def _answer(self, text: str) -> Decimal | None:
+        inside: str | None = None
         if self._source in ("auto", "boxed"):
             inside = boxed(text)
             if inside is not None:
                 text = inside
             elif self._source == "boxed":
                 return None
-        # LaTeX spacing and currency inside boxes would hide separators and units.
-        text = text.replace("{,}", ",").replace("\\,", "\u2009").replace("\\%", "%")
-        text = text.replace("\\$", "$").replace("**", "")
+        if inside is not None or self._source == "whole":
+            one = self._value(text)
+            if one is not None:
+                return self._in_base_unit(*one)
+            if inside is not None and _NO_NUMBER.search(text):
+                return None
         found = numbers_in(text, decimal_mark=self._mark)
         if not found or (self._source == "whole" and len(found) != 1):
             return None
         return self._in_base_unit(*found[-1])
 
+    def _value(self, text: str) -> tuple[Decimal, str] | None:
+        """Return the one value that a text states, after its last equals sign."""
+        whole = number_of(text, decimal_mark=self._mark)
+        if whole is None and "=" in text:
+            whole = number_of(text.rpartition("=")[2], decimal_mark=self._mark)
+        return whole
+
     def _in_base_unit(self, value: Decimal, unit: str) -> Decimal | None:
         if unit in self._units:
-            return _CONTEXT.multiply(value, self._units[unit])
+            return CONTEXT.multiply(value, self._units[unit])
         return None if self._unit_required else value
 
     def _reference(self, task: Task) -> Decimal:
@@ -168,8 +143,9 @@ class Numeric:
                 return value
         elif isinstance(given, str):
             text = boxed(given) or given
-            found = numbers_in(text, decimal_mark=self._mark)
-            if len(found) == 1:
+            one = self._value(text)
+            found = numbers_in(text, decimal_mark=self._mark) if one is None else [one]
+            if len(found) == 1 and (one is not None or not _NO_NUMBER.search(text)):
                 base = self._in_base_unit(*found[0])
                 if base is not None:
                     return base

@@ -1,9 +1,10 @@
 """Cells: processes of their own for foreign Python code, with limits and a deadline.
 
 `process` limits CPU time, memory, files and processes, gives a new session, an empty environment
-and an empty folder, and kills the whole process group at the end. It is **not** a security
-boundary: the code sees the file system and the network of its user. `bwrap` adds namespaces: no
-network, a read-only system, nothing of the user's files.
+and an empty folder, and kills the whole process group at the end; where the kernel can, the code
+also gives up files outside, TCP, other processes and uncounted memory (see `cell_jail`). It is
+**not** a security boundary: on an older kernel the code sees the files and processes of its user.
+`bwrap` adds namespaces: no network, a read-only system, nothing of the user's files.
 
 Started by root, a cell runs as the unprivileged user 65534 where that user can read the
 interpreter; where it cannot, process limits do not bind and a warning says so.
@@ -14,6 +15,7 @@ Does not know what the code is for. Source: own; bubblewrap for the namespaces.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +42,8 @@ log = logging.getLogger(__name__)
 Level = Literal["none", "process", "bwrap"]
 _NOBODY = 65534
 _MOST_REPLY = 4_000_000
+_LOOK_EVERY_S = 0.25
+"""How often the size of a cell's folder is looked at while it works."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,14 @@ class CellGone(Exception):
         self.is_late = is_late
 
 
+class _Ended(CellGone):
+    """The cell's process ended by itself."""
+
+    def __init__(self, message: str, code: int | None) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def check_level(level: str) -> None:
     """Raise `ConfigError` where cells of this level cannot be made here."""
     if level not in ("none", "process", "bwrap"):
@@ -90,8 +103,20 @@ def check_level(level: str) -> None:
 
 
 @cache
-def _source() -> str:
-    return Path(__file__).with_name("cell_runner.py").read_text(encoding="utf-8")
+def _source(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
+
+
+@cache
+def _hide_this_process() -> None:
+    """Let no other process of this user read or trace this one: cells run as the same user.
+
+    The price: no core files and no debugger that attaches. Not for root, whose cells run as
+    another user.
+    """
+    if os.geteuid() != 0:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 
 
 @cache
@@ -120,7 +145,12 @@ def _python() -> str:
 
 def _command(level: Level, limits: CellLimits) -> list[str]:
     isolated = ["-I", "-B"] if limits.packages else ["-I", "-S", "-B"]
-    python = [sys.executable if limits.packages else _python(), *isolated, "-c", _source()]
+    python = [
+        sys.executable if limits.packages else _python(),
+        *isolated,
+        "-c",
+        _source("cell_runner.py"),
+    ]
     if level == "process":
         return python
     binds: list[str] = []
@@ -137,10 +167,21 @@ def _command(level: Level, limits: CellLimits) -> list[str]:
         *("bwrap", "--unshare-all", "--unshare-user", "--die-with-parent", "--new-session"),
         *("--uid", str(_NOBODY), "--gid", str(_NOBODY), "--hostname", "cell", "--clearenv"),
         *("--ro-bind", "/usr", "/usr", *binds, "--proc", "/proc", "--dev", "/dev"),
+        # Whatever can be written lies in memory: one folder of a fixed size, and nothing else.
         *("--size", str(limits.file_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *("--remount-ro", "/dev", "--remount-ro", "/"),
         "--",
         *python,
     ]
+
+
+def _readable(limits: CellLimits) -> list[str]:
+    """Return what the interpreter needs to read."""
+    paths = ["/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/localtime"]
+    paths += [sys.base_prefix, sys.prefix, str(Path(_python()).parent.parent)]
+    if limits.packages:
+        paths += [p for p in sys.path if p and os.path.isdir(p)]
+    return list(dict.fromkeys(paths))
 
 
 class Cell:
@@ -160,6 +201,8 @@ class Cell:
         self._buffer = b""
         self.output = b""
         """What the code printed, as far as it is kept."""
+        if level == "process":
+            _hide_this_process()
         self._folder = tempfile.mkdtemp(prefix="tfgrpo-cell-")
         uid = _unprivileged_uid()
         if uid is not None:
@@ -180,14 +223,20 @@ class Cell:
                 **as_user,
             )
         except OSError as exc:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            _remove(self._folder)
             raise VerifierError(f"a code cell could not be started: {exc}") from exc
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
         self.deadline = time.monotonic() + 30.0
         try:
-            reply = self.ask(limits.as_rlimits())
+            reply = self.ask(
+                {
+                    "limits": limits.as_rlimits(),
+                    "jail": _source("cell_jail.py"),
+                    "readable": _readable(limits),
+                }
+            )
         except CellGone as exc:
             reply = {"raised": str(exc)}
         if "ready" not in reply:
@@ -209,26 +258,7 @@ class Cell:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send one request and return the reply; raises `CellGone`."""
-        to_send = memoryview(json.dumps(request).encode() + b"\n")
-        with selectors.DefaultSelector() as ready:
-            process = self._process
-            assert process.stdin and process.stdout and process.stderr
-            ready.register(process.stdin, selectors.EVENT_WRITE)
-            ready.register(process.stdout, selectors.EVENT_READ)
-            ready.register(process.stderr, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                left = self.deadline - time.monotonic()
-                events = ready.select(left) if left > 0 else []
-                if not events:
-                    limit = self._limits.timeout_s
-                    raise CellGone(f"no result within {limit:g} s", is_late=True)
-                for key, _ in events:
-                    if key.fileobj is process.stdin:
-                        to_send = self._send(to_send)
-                        if not to_send:
-                            ready.unregister(process.stdin)
-                    elif not self._receive(key.fd, is_reply=key.fileobj is process.stdout):
-                        ready.unregister(key.fileobj)
+        self._exchange(request, lambda: b"\n" in self._buffer)
         line, self._buffer = self._buffer.split(b"\n", 1)
         try:
             reply = json.loads(line)
@@ -237,6 +267,50 @@ class Cell:
         if not isinstance(reply, dict):
             raise CellGone(f"unreadable result {line[:60]!r}")
         return reply
+
+    def run_program(self, code: str, stdin: str) -> str:
+        """Run a whole program in this cell, to its end; return what it printed.
+
+        Raises:
+            CellGone: it was late, failed, or ended with another exit code than 0.
+        """
+        try:
+            self._exchange({"program": code, "stdin": stdin}, lambda: False)
+        except _Ended as end:
+            if end.code != 0:
+                said = self.output.decode(errors="replace").strip().split("\n")[-1]
+                raise CellGone(f"{said[:300]} ({_how(end.code)})".strip()) from None
+        return self._buffer.decode("utf-8", "replace")
+
+    def _exchange(self, request: dict[str, Any], is_done: Callable[[], bool]) -> None:
+        to_send = memoryview(json.dumps(request).encode() + b"\n")
+        with selectors.DefaultSelector() as ready:
+            process = self._process
+            assert process.stdin and process.stdout and process.stderr
+            ready.register(process.stdin, selectors.EVENT_WRITE)
+            ready.register(process.stdout, selectors.EVENT_READ)
+            ready.register(process.stderr, selectors.EVENT_READ)
+            while not is_done():
+                left = self.deadline - time.monotonic()
+                events = ready.select(min(left, _LOOK_EVERY_S)) if left > 0 else []
+                if left <= 0:
+                    limit = self._limits.timeout_s
+                    raise CellGone(f"no result within {limit:g} s", is_late=True)
+                if not events:
+                    self._check_folder()
+                for key, _ in events:
+                    if key.fileobj is process.stdin:
+                        to_send = self._send(to_send)
+                        if not to_send:
+                            ready.unregister(process.stdin)
+                    elif not self._receive(key.fd, is_reply=key.fileobj is process.stdout):
+                        ready.unregister(key.fileobj)
+
+    def _check_folder(self) -> None:
+        """End a cell whose files together pass what they may take."""
+        most = 4 * self._limits.file_mb << 20
+        if _is_larger(self._folder, most):
+            raise CellGone(f"its files take more than {most >> 20} MiB")
 
     def _send(self, data: memoryview) -> memoryview:
         assert self._process.stdin is not None
@@ -255,7 +329,7 @@ class Cell:
             return bool(data)
         if not data:
             code = self._wait()
-            raise CellGone(f"the code ended its process ({_how(code)})")
+            raise _Ended(f"the code ended its process ({_how(code)})", code)
         self._buffer += data
         if len(self._buffer) > _MOST_REPLY:
             raise CellGone(f"a result of more than {_MOST_REPLY} bytes")
@@ -275,7 +349,39 @@ class Cell:
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folder)
+
+
+def _remove(folder: str) -> None:
+    """Remove a cell's folder, whatever it left there: folders nested deep, or without rights."""
+    try:
+        os.rmdir(folder)  # as a rule it is empty
+        return
+    except OSError:
+        pass
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        if not os.path.lexists(folder):
+            return
+        subprocess.run([*command, "--", folder], **quiet)  # type: ignore[call-overload]
+    if os.path.lexists(folder):
+        log.warning("the folder %s of a code cell could not be removed; remove it by hand", folder)
+
+
+def _is_larger(folder: str, most: int) -> bool:
+    """Return whether the files of a folder take more than `most` bytes, or are too many to say."""
+    total, looked, waiting = 0, 0, [folder]
+    while waiting:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                looked += 1
+                if looked > 10_000:
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                else:
+                    total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total > most
 
 
 def _how(code: int | None) -> str:

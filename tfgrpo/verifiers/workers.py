@@ -49,17 +49,23 @@ class WorkerPool:
         """Workers started so far."""
         self._finalizer = weakref.finalize(self, _end_all, self._running)
 
-    def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        timeout_s: float,
+        stop: threading.Event | None = None,
+    ) -> dict[str, Any]:
         """Return a worker's reply; blocks. Waiting for a free worker does not count as its time.
 
         Raises:
-            VerifierError: no reply within `timeout_s` seconds, or the worker died.
+            VerifierError: no reply within `timeout_s` seconds, the worker died, or `stop` was set:
+                nobody waits any more.
         """
         worker = self._free.get()
         try:
             if worker is None:
                 worker = self._start()
-            reply = self._exchange(worker, json.dumps(request), timeout_s)
+            reply = self._exchange(worker, json.dumps(request), timeout_s, stop)
         except VerifierError:
             if worker is not None:
                 self._end(worker)
@@ -95,23 +101,34 @@ class WorkerPool:
         return worker
 
     def _exchange(
-        self, worker: subprocess.Popen[bytes], line: str, timeout_s: float
+        self,
+        worker: subprocess.Popen[bytes],
+        line: str,
+        timeout_s: float,
+        stop: threading.Event | None,
     ) -> dict[str, Any]:
         assert worker.stdin is not None
         try:
             worker.stdin.write(line.encode() + b"\n")
         except (BrokenPipeError, ValueError) as exc:
             raise VerifierError(f"{self._name}: its process had died") from exc
-        return self._read(worker, timeout_s)
+        return self._read(worker, timeout_s, stop)
 
-    def _read(self, worker: subprocess.Popen[bytes], timeout_s: float) -> dict[str, Any]:
+    def _read(
+        self,
+        worker: subprocess.Popen[bytes],
+        timeout_s: float,
+        stop: threading.Event | None = None,
+    ) -> dict[str, Any]:
         assert worker.stdout is not None
         deadline = time.monotonic() + timeout_s
         data = b""
         while not data.endswith(b"\n"):
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([worker.stdout], [], [], left)[0]:
+            if left <= 0 or (stop is not None and stop.is_set()):
                 raise VerifierError(f"{self._name}: no result within {timeout_s:g} s")
+            if not select.select([worker.stdout], [], [], min(left, 0.1 if stop else left))[0]:
+                continue
             more = worker.stdout.read(65536)
             if not more:
                 raise VerifierError(f"{self._name}: its process died (exit {worker.poll()})")

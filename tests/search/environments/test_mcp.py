@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.rollout import Task
 from tfgrpo.search import FunctionExpander, SearchSettings, UnitScorer, call, search_tree
-from tfgrpo.search.environments.mcp import McpEnvironment
+from tfgrpo.search.environments.mcp import McpEnvironment, McpSession
 from tfgrpo.store.budget import Budget
 
 SERVER = '''
@@ -104,3 +107,72 @@ async def test_a_server_of_its_own_process_is_searched_over_stdio(tmp_path: Path
     assert (await world.apply(start, call("look"))).observation == "off"  # a fresh process
     assert world.replayed == 0
     await world.close()
+
+
+def block(kind: str, **fields: Any) -> Any:
+    return SimpleNamespace(type=kind, **fields)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        (
+            [
+                block("text", text="successfully downloaded"),
+                block("resource", resource=block("r", uri="file:///a", text="hello world 42")),
+            ],
+            "successfully downloaded\nhello world 42",
+        ),
+        ([block("text", text=""), block("text", text="b")], "b"),
+        ([block("text", text="")], ""),
+        (
+            [block("resource_link", uri="file:///a.txt", name="a.txt", mime_type="text/plain")],
+            "[link · a.txt · file:///a.txt · text/plain]",
+        ),
+        (
+            [block("resource", resource=block("r", uri="x:y", mime_type="a/b", blob="AAAA"))],
+            "[resource · x:y · a/b · 3 bytes]",
+        ),
+        ([block("image", data="AAAA", mime_type="image/png")], "[image · image/png · 3 bytes]"),
+        ([block("audio", data="AAAAAAAA", mime_type="audio/wav")], "[audio · audio/wav · 6 bytes]"),
+        ([], '{"a": 1}'),
+    ],
+)
+def test_every_block_of_a_result_is_told(blocks: list[Any], text: str) -> None:
+    session = McpSession(None, timeout_s=1.0, max_observation_bytes=1000)
+    result = SimpleNamespace(content=blocks, structured_content=None if blocks else {"a": 1})
+    assert session._text(result)[0] == text
+
+
+@given(st.lists(st.tuples(st.sampled_from(["text", "resource"]), st.text(max_size=9)), min_size=1))
+def test_no_text_of_a_result_is_lost(parts: list[tuple[str, str]]) -> None:
+    blocks = [
+        block(k, text=t) if k == "text" else block(k, resource=block("r", uri="u", text=t))
+        for k, t in parts
+    ]
+    session = McpSession(None, timeout_s=1.0, max_observation_bytes=10_000)
+    text, _ = session._text(SimpleNamespace(content=blocks, structured_content=None))
+    assert text == "\n".join(t for _, t in parts if t)
+
+
+@pytest.mark.real
+async def test_an_embedded_file_of_a_real_server_reaches_the_plan() -> None:
+    from mcp.server.mcpserver import MCPServer
+    from mcp.types import EmbeddedResource, TextContent, TextResourceContents
+
+    server = MCPServer("files")
+
+    @server.tool(structured_output=False)
+    def fetch() -> list[Any]:
+        """Fetch."""
+        file = TextResourceContents(uri="file:///a", text="hello world 42")
+        return [
+            TextContent(type="text", text="successfully downloaded"),
+            EmbeddedResource(type="resource", resource=file),
+        ]
+
+    session = await McpSession(lambda: server, timeout_s=20, max_observation_bytes=1000).open()
+    try:
+        assert "hello world 42" in (await session.act(call("fetch"))).observation
+    finally:
+        await session.close()
