@@ -159,8 +159,8 @@ RIVALS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "gepa": ("gepa", "gepa_arm.py", {"metric_calls": 150, "minibatch": 6}),
     "gepa-300": ("gepa", "gepa_arm.py", {"metric_calls": 300, "minibatch": 6}),
     "gepa-600": ("gepa", "gepa_arm.py", {"metric_calls": 600, "minibatch": 6}),
-    "simba": ("dspy", "simba_arm.py", {"steps": 4}),
-    "simba-demos": ("dspy", "simba_arm.py", {"steps": 4}),
+    "simba": ("dspy", "simba_arm.py", {"steps": 8}),
+    "simba-demos": ("dspy", "simba_arm.py", {"steps": 8}),
     "ace": ("ace", "ace_arm.py", {}),
 }
 

@@ -66,8 +66,12 @@ def _answer_after(text: str, shape: Shape) -> tuple[dict[str, str], int]:
         return {}, 0
     rows = len(shape.parts) if shape.form == "lines" else 1
     lines = text[m.end() :].lstrip("\n").split("\n")
+    lines[0] = re.sub(r"\s*\([^()]*\)\s*$", "", lines[0])
     raw = "\n".join(lines[:rows])
     if shape.form == "lines" and len(lines[0].split(" / ")) == len(shape.parts):
-        raw = lines[0].replace(" / ", "\n")
-    parts = shape.split(raw.strip(" `*\"'"))
-    return parts, (text.find(raw, m.end()) + len(raw)) if parts else 0
+        parts = shape.split(lines[0].replace(" / ", "\n"))
+        raw = lines[0]
+    else:
+        parts = shape.split(raw.strip(" `*\"'"))
+    stop = text.find("\n", text.find(raw, m.end()) + len(raw) - 1)
+    return parts, (stop if stop > 0 else len(text)) if parts else 0

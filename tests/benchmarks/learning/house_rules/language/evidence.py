@@ -34,10 +34,8 @@ _PREFIX = re.compile(
     r"^.*?(?:answer(?:ed)?|outputs?|agent|reply|response|truth|reference|expected|wanted|content|"
     r"attempt(?: \d+)?|right answer is)\W*[:=→]\s*", re.I,
 )  # fmt: skip
-_COUNT = re.compile(r"\s*(?:[×x]\s?\d+|\((?:[×x]\s?)?\d+(?: times)?\))\s*$")
-_NAME = re.compile(
-    r"(?:task|example|case|group)\s+(?:id\s*)?[:#]?\s*[\[(`'\"]?([A-Za-z]*[-_]?\d[\w-]*)", re.I
-)
+_COUNT = re.compile(r"\s*(?:[×x]\s?\d+|\([^()]*\))\s*$")
+_NAME = re.compile(r"(?:task|example|case|group)\s+(?:id\s*)?[:#]?\s*[\[(`'\"]?([A-Za-z]*[-_]?\d[\w-]*)", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +61,12 @@ class CaseSeen:
         """Return the right value of a part; empty where the prompt does not show it."""
         if part in self.key:
             return self.key[part]
-        return next(
-            (a.parts[part] for a in self.attempts if a.verdicts.get(part) and part in a.parts), ""
-        )
+        return next((a.parts[part] for a in self.attempts if a.verdicts.get(part) and part in a.parts), "")
 
     def wrong(self, part: str) -> frozenset[str]:
         """Return the values of a part that are known to be wrong."""
         return frozenset(
-            a.parts[part]
-            for a in self.attempts
-            if a.verdicts.get(part) is False and part in a.parts
+            a.parts[part] for a in self.attempts if a.verdicts.get(part) is False and part in a.parts
         )
 
     @property
@@ -89,15 +83,16 @@ def plain(text: str) -> str:
 def read_cases(text: str) -> tuple[list[CaseSeen], Shape | None]:
     """Return the cases of a prompt, one a record, and the shape of their answers."""
     records = find_records(text)
-    described = read_shape(text)
+    stops = [r.start for r in records[1:]] + [len(text)]
+    segments = [text[r.end : stop] for r, stop in zip(records, stops, strict=True)]
+    shape = read_shape(text)
     names = _named_parts(text)
+    if shape is None and names:
+        # The case in hand comes last and is written out; earlier ones may be short notes.
+        guessed = (_shape_of(segment, names) for segment in reversed(segments))
+        shape = next((s for s in guessed if s is not None), None)
     merged: dict[tuple[tuple[str, str], ...], CaseSeen] = {}
-    shape = described
-    for i, here in enumerate(records):
-        stop = records[i + 1].start if i + 1 < len(records) else len(text)
-        segment = text[here.end : stop]
-        if shape is None and names:
-            shape = _shape_of(segment, names)
+    for i, (here, segment) in enumerate(zip(records, segments, strict=True)):
         name = _name_before(text[max(0, here.start - 160) : here.start]) or f"{i + 1}"
         case = _read_case(name, here.record, segment, shape)
         known = merged.get(key_of(here.record))
@@ -133,11 +128,7 @@ def _name_before(text: str) -> str:
 def _both(a: CaseSeen, b: CaseSeen) -> CaseSeen:
     name = b.name if a.name.isdigit() and not b.name.isdigit() else a.name
     return replace(
-        a,
-        name=name,
-        key=b.key or a.key,
-        answer=b.answer or a.answer,
-        attempts=(*a.attempts, *b.attempts),
+        a, name=name, key=b.key or a.key, answer=b.answer or a.answer, attempts=(*a.attempts, *b.attempts)
     )
 
 
@@ -153,9 +144,7 @@ def _read_case(name: str, record: Record, segment: str, shape: Shape | None) -> 
         if _is_key(segment[:start]):
             key, written = parts, segment[start:end].strip()
             continue
-        stop = min(
-            (s for s, _, _ in found[i + 1 :] if not _is_key(segment[:s])), default=len(segment)
-        )
+        stop = min((s for s, _, _ in found[i + 1 :] if not _is_key(segment[:s])), default=len(segment))
         verdicts: dict[str, bool] = {}
         for at, m in feedback:
             part = m[1].strip().lower().split("\n")[-1]
@@ -175,9 +164,7 @@ def _read_case(name: str, record: Record, segment: str, shape: Shape | None) -> 
     key = key or wanted
     if wanted and len(key) < len(shape.parts):
         for attempt in attempts:
-            key |= {
-                p: v for p, v in attempt.parts.items() if attempt.verdicts.get(p) and p not in key
-            }
+            key |= {p: v for p, v in attempt.parts.items() if attempt.verdicts.get(p) and p not in key}
     return CaseSeen(name, record, key, tuple(attempts), written)
 
 
@@ -209,7 +196,7 @@ def _answers(segment: str, shape: Shape) -> Iterator[tuple[int, int, dict[str, s
         body = line.rstrip("\n")
         m = _PREFIX.match(body) or re.match(r"[\s\-*>→]*", body)
         shift = m.end() if m else 0
-        raw = _COUNT.sub("", body[shift:].strip(" `\"',}])\\"))
+        raw = _COUNT.sub("", body[shift:].strip(" `\"',}]\\"))
         raw = raw.removesuffix(".") if shape.split(raw.removesuffix(".")) else raw
         parts = shape.split(raw)
         if parts and _is_sane(parts, shape):
@@ -232,7 +219,7 @@ def _line_answers(
 ) -> Iterator[tuple[int, int, dict[str, str]]]:
     n = len(shape.parts)
     for start, line in lines:
-        joined = re.sub(r"^[\s\-*>→]*", "", line).strip()
+        joined = _COUNT.sub("", re.sub(r"^[\s\-*>→]*", "", line).strip())
         if joined.count(" / ") == n - 1:
             parts = shape.split(joined.replace(" / ", "\n"))
             if parts and _is_sane_text(parts, shape):
