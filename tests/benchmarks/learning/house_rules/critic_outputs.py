@@ -196,7 +196,7 @@ def _in_their_words(text: str, edits: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for edit in edits:
         kind = str(edit["op"])
-        if kind == "drop" and '"drop"' not in text:
+        if kind in ("drop", "keep") and f'"{kind}"' not in text and "NONE" not in text:
             continue
         if '"NONE"' in text or "or NONE" in text:
             kind = "none" if kind == "keep" else kind

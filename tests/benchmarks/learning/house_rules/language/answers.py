@@ -44,7 +44,8 @@ class Shape:
 
     def value(self, part: str, text: str) -> str:
         """Return the known value that a text holds, else the text."""
-        return known_value(text, self.options.get(part, ())) or text.strip()
+        bare = text.strip(" ,.;") if self.form == "lines" else text.strip()
+        return known_value(text, self.options.get(part, ())) or bare
 
     def join(self, values: Mapping[str, str], record: Mapping[str, str]) -> str:
         """Write an answer."""

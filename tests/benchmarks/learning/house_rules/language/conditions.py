@@ -183,7 +183,12 @@ class Atom:
             mine, his = number(self.value), number(actual)
             if mine is not None and his is not None:
                 return mine == his
-            return _bare(self.value) == _bare(actual)
+            wanted, found = _bare(self.value), _bare(actual)
+            if self.subject in parts and found:
+                # A part may have been quoted with the words around it.
+                n = len(found)
+                return any(wanted[i : i + n] == found for i in range(len(wanted) - n + 1))
+            return wanted == found
         value = number(actual)
         if value is None:
             return False
