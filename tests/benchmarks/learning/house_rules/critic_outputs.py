@@ -100,7 +100,10 @@ def marked_fields(
     fields = re.findall(r"^\d+\. `(\w+)` \(([^)]*)\)", asked, re.M)
     names = re.findall(r"\[\[ ## module_names ## \]\]\s*\[(.*?)\]", text, re.S)
     modules = re.findall(r"[\"'«]*(?:\[\d+\] )?[\"'«]?([\w.]+)", names[-1]) if names else ["self"]
-    lines = [s.text for s in found] + ["Cases seen:", *case_lines([c for c in cases if c.attempts], shape)]
+    lines = [s.text for s in found] + [
+        "Cases seen:",
+        *case_lines([c for c in cases if c.attempts], shape),
+    ]
     advice = "\n".join(lines)
     out = []
     for name, kind in fields:

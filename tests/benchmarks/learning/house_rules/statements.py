@@ -143,7 +143,11 @@ def parts_of(text: str) -> list[str]:
     if m:
         return [m[1]]
     said = re.sub(r"^when .+?, ", "", body)
-    return [m[1] for c in re.split(r"[,;] (?:otherwise )?", said) if (m := re.match(r"([\w -]+?) is ", c))]
+    return [
+        m[1]
+        for c in re.split(r"[,;] (?:otherwise )?", said)
+        if (m := re.match(r"([\w -]+?) is ", c))
+    ]
 
 
 def is_base(text: str) -> bool:

@@ -35,7 +35,9 @@ _PREFIX = re.compile(
     r"attempt(?: \d+)?|right answer is)\W*[:=→]\s*", re.I,
 )  # fmt: skip
 _COUNT = re.compile(r"\s*(?:[×x]\s?\d+|\([^()]*\))\s*$")
-_NAME = re.compile(r"(?:task|example|case|group)\s+(?:id\s*)?[:#]?\s*[\[(`'\"]?([A-Za-z]*[-_]?\d[\w-]*)", re.I)
+_NAME = re.compile(
+    r"(?:task|example|case|group)\s+(?:id\s*)?[:#]?\s*[\[(`'\"]?([A-Za-z]*[-_]?\d[\w-]*)", re.I
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,16 @@ class CaseSeen:
         """Return the right value of a part; empty where the prompt does not show it."""
         if part in self.key:
             return self.key[part]
-        return next((a.parts[part] for a in self.attempts if a.verdicts.get(part) and part in a.parts), "")
+        return next(
+            (a.parts[part] for a in self.attempts if a.verdicts.get(part) and part in a.parts), ""
+        )
 
     def wrong(self, part: str) -> frozenset[str]:
         """Return the values of a part that are known to be wrong."""
         return frozenset(
-            a.parts[part] for a in self.attempts if a.verdicts.get(part) is False and part in a.parts
+            a.parts[part]
+            for a in self.attempts
+            if a.verdicts.get(part) is False and part in a.parts
         )
 
     @property
@@ -83,8 +89,8 @@ def plain(text: str) -> str:
 def read_cases(text: str) -> tuple[list[CaseSeen], Shape | None]:
     """Return the cases of a prompt, one a record, and the shape of their answers."""
     records = find_records(text)
-    stops = [r.start for r in records[1:]] + [len(text)]
-    segments = [text[r.end : stop] for r, stop in zip(records, stops, strict=True)]
+    stops = [*(r.start for r in records[1:]), len(text)]
+    segments = [text[r.end : stop] for r, stop in zip(records, stops, strict=False)]
     shape = read_shape(text)
     names = _named_parts(text)
     if shape is None and names:
@@ -128,7 +134,11 @@ def _name_before(text: str) -> str:
 def _both(a: CaseSeen, b: CaseSeen) -> CaseSeen:
     name = b.name if a.name.isdigit() and not b.name.isdigit() else a.name
     return replace(
-        a, name=name, key=b.key or a.key, answer=b.answer or a.answer, attempts=(*a.attempts, *b.attempts)
+        a,
+        name=name,
+        key=b.key or a.key,
+        answer=b.answer or a.answer,
+        attempts=(*a.attempts, *b.attempts),
     )
 
 
@@ -144,7 +154,9 @@ def _read_case(name: str, record: Record, segment: str, shape: Shape | None) -> 
         if _is_key(segment[:start]):
             key, written = parts, segment[start:end].strip()
             continue
-        stop = min((s for s, _, _ in found[i + 1 :] if not _is_key(segment[:s])), default=len(segment))
+        stop = min(
+            (s for s, _, _ in found[i + 1 :] if not _is_key(segment[:s])), default=len(segment)
+        )
         verdicts: dict[str, bool] = {}
         for at, m in feedback:
             part = m[1].strip().lower().split("\n")[-1]
@@ -164,7 +176,9 @@ def _read_case(name: str, record: Record, segment: str, shape: Shape | None) -> 
     key = key or wanted
     if wanted and len(key) < len(shape.parts):
         for attempt in attempts:
-            key |= {p: v for p, v in attempt.parts.items() if attempt.verdicts.get(p) and p not in key}
+            key |= {
+                p: v for p, v in attempt.parts.items() if attempt.verdicts.get(p) and p not in key
+            }
     return CaseSeen(name, record, key, tuple(attempts), written)
 
 
