@@ -79,7 +79,7 @@ def tagged(text: str, tag: str, found: Sequence[Statement]) -> str:
 
 
 def account_of_attempt(cases: Sequence[CaseSeen], shape: Shape | None) -> str:
-    """Return an account of the attempts that a prompt shows, with feedback and key as it has them."""
+    """Return an account of the attempts of a prompt, with feedback and key as it has them."""
     lines = []
     for case in cases:
         inner = "; ".join(f"{k}: {v}" for k, v in case.record.items())

@@ -40,7 +40,8 @@ STOP = frozenset(
     )
 )
 _DEFAULT = re.compile(
-    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|otherwise|else|"
+    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|"
+    r"otherwise|else|"
     r"others?|the rest|rest|default|by default|any other.*|in all other.*|remaining.*)$"
 )
 
@@ -165,7 +166,7 @@ def read_condition(
     if _DEFAULT.match(low):
         return Condition(is_default=True)
     for pattern, op in _COMPARE:
-        low = re.sub(pattern, lambda m, op=op: f"§{op}{'~'.join(m.groups())}§", low)  # type: ignore[misc]
+        low = _marked(pattern, op, low)
     alternatives: list[tuple[Atom, ...]] = []
     for piece in re.split(
         r"\s*\bor\b\s*|\s*/\s*|\s*,\s*(?!and\b)" if _is_list(low) else r"\s+or\s+", low
@@ -184,6 +185,11 @@ def read_condition(
         elif atoms:
             alternatives.append(tuple(atoms))
     return Condition(tuple(alternatives))
+
+
+def _marked(pattern: str, op: str, text: str) -> str:
+    """Write comparisons with numbers as marks that no later cut goes through."""
+    return re.sub(pattern, lambda m: f"§{op}{'~'.join(m.groups())}§", text)
 
 
 def _is_list(low: str) -> bool:

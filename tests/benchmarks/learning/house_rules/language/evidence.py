@@ -28,7 +28,8 @@ _SAID = re.compile(
 _FEEDBACK = re.compile(
     r"\b([a-z][\w ]{0,24}?)(?: is| was)?: (right|wrong|correct|incorrect)\b"
     r"(?![^;.\n]{0,6}\bin \d)"
-    r"(?:[^;.\n'\"]*?(?:wanted|expected|should be)\s+(?:'([^']*)'|\"([^\"]*)\"|([^;,.\n]+)))?", re.I,
+    r"(?:[^;.\n'\"]*?(?:wanted|expected|should be)\s+"
+    r"(?:'([^']*)'|\"([^\"]*)\"|([^;,.\n]+)))?", re.I,
 )  # fmt: skip
 _PREFIX = re.compile(
     r"^.*?(?:answer(?:ed)?|outputs?|agent|reply|response|truth|reference|expected|wanted|content|"
