@@ -34,6 +34,7 @@ from tests.benchmarks.learning.house_rules.methods import (
 from tests.benchmarks.learning.house_rules.model import Account
 from tests.benchmarks.learning.house_rules.server import Bench
 from tests.benchmarks.record import record
+from tfgrpo.errors import TfgrpoError
 from tfgrpo.statistics import Scores
 
 COMMAND = "python -m tests.benchmarks.learning.house_rules"
@@ -41,6 +42,8 @@ T_975 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31
          19: 2.09}  # fmt: skip
 """Student's t, 97.5 %, by degrees of freedom."""
 
+FAILED = (Unavailable, TfgrpoError)
+"""A learner that cannot run here or fails: the row says so."""
 SIDE_BY_SIDE = 3
 """Rivals' processes at once."""
 
@@ -141,9 +144,9 @@ async def cell(
 
     done = await asyncio.gather(*(learn(s) for s in range(seeds)), return_exceptions=True)
     runs = [r for r in done if isinstance(r, Run)]
-    failed = "; ".join(str(r)[:200] for r in done if isinstance(r, Unavailable))
+    failed = "; ".join(f"{type(r).__name__}: {r}"[:200] for r in done if isinstance(r, FAILED))
     for other in done:
-        if isinstance(other, BaseException) and not isinstance(other, Unavailable):
+        if isinstance(other, BaseException) and not isinstance(other, FAILED):
             raise other
     row: dict[str, Any] = {"family": family.name, "method": method, "arm": job.arm.name,
                            "noise": job.noise, "keys": keys, "seeds": len(runs)}  # fmt: skip
