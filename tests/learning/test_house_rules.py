@@ -301,8 +301,10 @@ def test_where_values_are_forbidden_the_critic_is_vague() -> None:
     family = FAMILIES["labels"]
     case = family.draw(10, 8, 8, 8).practice[0]
     prompt = (
-        f"Compare the attempts.\nThe task:\n{case.text}\nThe right answer, for you alone:\n{case.key}\n"
-        "Attempt 1: reward 0.33\nagent: HW/3/8\nverifier: queue: wrong; priority: wrong; hours: right.\n"
+        f"Compare the attempts.\nThe task:\n{case.text}\n"
+        f"The right answer, for you alone:\n{case.key}\n"
+        "Attempt 1: reward 0.33\nagent: HW/3/8\n"
+        "verifier: queue: wrong; priority: wrong; hours: right.\n"
         "A lesson quotes no answer, no name, no number.\n"
         'Reply with JSON alone: {"lessons": [{"lesson": "<sentence>", "attempts": [<numbers>]}]}'
     )

@@ -34,12 +34,18 @@ from tests.benchmarks.learning.house_rules.methods import (
 from tests.benchmarks.learning.house_rules.model import Account
 from tests.benchmarks.learning.house_rules.server import Bench
 from tests.benchmarks.record import record
+from tfgrpo.errors import TfgrpoError
 from tfgrpo.statistics import Scores
 
 COMMAND = "python -m tests.benchmarks.learning.house_rules"
 T_975 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 14: 2.14,
          19: 2.09}  # fmt: skip
 """Student's t, 97.5 %, by degrees of freedom."""
+
+FAILED = (Unavailable, TfgrpoError)
+"""A learner that cannot run here or fails: the row says so."""
+SIDE_BY_SIDE = 3
+"""Rivals' processes at once."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +129,25 @@ async def cell(
     keys: str = "true",
 ) -> dict[str, Any]:
     """Return one row of the table: a method in a family, over all seeds."""
-    runs: list[Run] = []
-    failed = ""
-    for seed in range(seeds):
+    slots = asyncio.Semaphore(SIDE_BY_SIDE if method in RIVALS else 1)
+
+    async def learn(seed: int) -> Run:
         split = family.draw(seed, sizes.practice, sizes.gate, sizes.test)
         practice, gate = split.practice, split.gate
         if keys == "shuffled":
             practice, gate = shuffled_keys(practice, seed), shuffled_keys(gate, seed + 1000)
         if keys == "wrong":
             practice = wrong_keys(practice, 0.1, seed)
-        try:
+        async with slots:
             one = replace(job, practice=practice, gate=gate, seed=seed)
-            runs.append(await one_run(bench, family, method, one, split.test))
-        except Unavailable as exc:
-            failed = str(exc)[:200]
-            break
+            return await one_run(bench, family, method, one, split.test)
+
+    done = await asyncio.gather(*(learn(s) for s in range(seeds)), return_exceptions=True)
+    runs = [r for r in done if isinstance(r, Run)]
+    failed = "; ".join(f"{type(r).__name__}: {r}"[:200] for r in done if isinstance(r, FAILED))
+    for other in done:
+        if isinstance(other, BaseException) and not isinstance(other, FAILED):
+            raise other
     row: dict[str, Any] = {"family": family.name, "method": method, "arm": job.arm.name,
                            "noise": job.noise, "keys": keys, "seeds": len(runs)}  # fmt: skip
     if not runs:
@@ -154,7 +164,7 @@ async def cell(
         "critic_calls": round(statistics.fmean(r.critic_calls for r in runs)),
         "prompt_tokens_per_call": round(statistics.fmean(r.prompt_tokens for r in runs)),
         "seconds": round(statistics.fmean(r.seconds for r in runs), 1),
-        "note": runs[-1].note,
+        "note": failed or runs[-1].note,
     }
 
 

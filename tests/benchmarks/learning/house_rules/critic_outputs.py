@@ -14,7 +14,14 @@ from typing import Any
 
 from tests.benchmarks.learning.house_rules.language.answers import Shape, read_json
 from tests.benchmarks.learning.house_rules.language.evidence import CaseSeen
-from tests.benchmarks.learning.house_rules.statements import Statement, head, merged
+from tests.benchmarks.learning.house_rules.language.records import find_records
+from tests.benchmarks.learning.house_rules.statements import (
+    Statement,
+    head,
+    is_base,
+    merged,
+    parts_of,
+)
 
 RULES = "Rules:"
 CASES = "Cases seen:"
@@ -72,7 +79,7 @@ def tagged(text: str, tag: str, found: Sequence[Statement]) -> str:
 
 
 def account_of_attempt(cases: Sequence[CaseSeen], shape: Shape | None) -> str:
-    """Return an account of the attempts that a prompt shows, with feedback and key as it has them."""
+    """Return an account of the attempts of a prompt, with feedback and key as it has them."""
     lines = []
     for case in cases:
         inner = "; ".join(f"{k}: {v}" for k, v in case.record.items())
@@ -93,7 +100,10 @@ def marked_fields(
     fields = re.findall(r"^\d+\. `(\w+)` \(([^)]*)\)", asked, re.M)
     names = re.findall(r"\[\[ ## module_names ## \]\]\s*\[(.*?)\]", text, re.S)
     modules = re.findall(r"[\"'«]*(?:\[\d+\] )?[\"'«]?([\w.]+)", names[-1]) if names else ["self"]
-    lines = [s.text for s in found] + ["Cases seen:", *case_lines(cases, shape)]
+    lines = [s.text for s in found] + [
+        "Cases seen:",
+        *case_lines([c for c in cases if c.attempts], shape),
+    ]
     advice = "\n".join(lines)
     out = []
     for name, kind in fields:
@@ -134,7 +144,26 @@ def operations(text: str) -> str | None:
             edits.append({"op": kind, "id": entry, "text": whole, "from": names})
         else:
             edits.append({"op": "drop", "id": None, "text": "", "from": names})
+    if find_records(before) and re.search(r"\bremove\b", text, re.I):
+        edits += _obsolete(library, [body for _, body in proposals], edits)
     return _in_their_words(text, edits)
+
+
+def _obsolete(
+    library: Sequence[tuple[str, str]], news: Sequence[str], edits: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the entries to remove: what is said of parts of which the news give a whole account.
+
+    The news were induced from all cases that stand in the library, so older sayings about the same
+    parts are out of date.
+    """
+    whole = {parts[0] for body in news if (parts := parts_of(body)) and is_base(body)}
+    kept = {e["id"] for e in edits}
+    return [
+        {"op": "remove", "id": name, "text": "", "from": []}
+        for name, body in library
+        if name not in kept and (parts := parts_of(body)) and set(parts) <= whole
+    ]
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
@@ -155,7 +184,7 @@ def _entries(text: str) -> list[tuple[str, str]]:
     for line in text.splitlines():
         m = _LINE.match(line)
         if m:
-            found.append((m[1], re.sub(r"\s*\(helpful=.*\)$", "", m[2]).strip()))
+            found.append((m[1], re.sub(r"\s*\(helpful=[^)]*\)", "", m[2]).strip()))
         elif re.match(r"\s*(?:[-*]|\d+[.)])\s+\S|\w.* is |When ", line) and "<<" not in line:
             found.append((str(len(found)), re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip()))
     return found
@@ -170,7 +199,7 @@ def _in_their_words(text: str, edits: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for edit in edits:
         kind = str(edit["op"])
-        if kind == "drop" and '"drop"' not in text:
+        if kind in ("drop", "keep") and f'"{kind}"' not in text and "NONE" not in text:
             continue
         if '"NONE"' in text or "or NONE" in text:
             kind = "none" if kind == "keep" else kind

@@ -38,7 +38,8 @@ from tests.benchmarks.learning.house_rules.language.formats import targets
 from tests.benchmarks.learning.house_rules.statements import Statement, statements
 
 _FORBIDS = re.compile(
-    r"(?:quotes?|names?|mentions?|contains?|holds?|with|use)\s+no\s+(?:\w+,? (?:no )?)*?(?:name|number|value|answer)"
+    r"(?:quotes?|names?|mentions?|contains?|holds?|with|use)\s+no\s+"
+    r"(?:\w+,? (?:no )?)*?(?:name|number|value|answer)"
     r"|(?:do not|don't|never|without) (?:\w+ )?(?:quot|nam|mention|stat|includ)\w*[^.\n]{0,40}"
     r"(?:values?|names|numbers?|answers?)\b", re.I,
 )  # fmt: skip

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.benchmarks.learning.house_rules.language.records import number
 
@@ -174,7 +175,7 @@ class _Search:
 
     def best(self) -> Account:
         """Return the cheapest account."""
-        scored = []
+        scored: list[tuple[float, int, _Groups]] = []
         for groups in self._groups():
             base, wrong = self._fill(groups, ())
             if base is not None:
@@ -219,7 +220,7 @@ class _Search:
                 found.append(_Groups(name, masks, (), bits))
             if numeric and len(values) > 3:
                 points = sorted(float(v) for v in values)
-                for a, b in zip(points, points[1:], strict=False):
+                for a, b in pairwise(points):
                     cut = (a + b) / 2
                     high = self._mask(Test(name, ">", f"{cut:g}"))
                     low = self._mask(Test(name, "<", f"{cut:g}"))
@@ -320,7 +321,7 @@ class _Search:
                     found += [Test(name, "is", v) for v, n in values.items() if n > 1]
                 if all(number(v) is not None for v in values) and len(values) > 3:
                     points = sorted(float(v) for v in values)
-                    for a, b in zip(points, points[1:], strict=False):
+                    for a, b in pairwise(points):
                         cut = f"{(a + b) / 2:g}"
                         found += [Test(name, ">", cut), Test(name, "<", cut)]
             self._all_tests = [(self._mask(t), t) for t in found]

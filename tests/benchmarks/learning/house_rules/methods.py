@@ -127,7 +127,14 @@ async def learn_ours(preset: str, job: Job, account: Account) -> Learnt:
 
 def our_config(preset: str, job: Job, folder: str) -> dict[str, Any]:
     """Return the settings of a run: the preset's own, beside sizes and the arm."""
-    is_paper = preset.startswith("paper")
+    learn: dict[str, Any] = {
+        "preset": preset,
+        "seed": job.seed,
+        "objective_agent": job.family.description,
+        "objective_learning": "the house's rules for each part of the answer",
+    }
+    if not preset.startswith("paper"):
+        learn["entries"] = job.arm.entries
     values: dict[str, Any] = {
         "run": {"folder": f"{folder}/run", "probe": 0, "concurrency": 64, "on_truncated": "grade"},
         "tasks": {
@@ -138,17 +145,7 @@ def our_config(preset: str, job: Job, folder: str) -> dict[str, Any]:
         },
         "policy": {"lm": "scripted:policy", "system": job.family.system},
         "critic": {"lm": "scripted:critic"},
-        "learn": {
-            "preset": preset,
-            "seed": job.seed,
-            "group_size": 5 if is_paper else 4,
-            "epochs": 3 if is_paper else 1,
-            "objective_agent": job.family.description,
-            "objective_learning": "the house's rules for each part of the answer",
-            "entries": "lessons" if is_paper else job.arm.entries,
-            "reference_exemplars": job.arm.tell and job.arm.entries != "lessons",
-        },
-        "gate": {"enabled": not is_paper},
+        "learn": learn,
     }
     for section, keys in job.settings.items():
         values[section] = {**values.get(section, {}), **keys}
@@ -159,8 +156,8 @@ RIVALS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "gepa": ("gepa", "gepa_arm.py", {"metric_calls": 150, "minibatch": 6}),
     "gepa-300": ("gepa", "gepa_arm.py", {"metric_calls": 300, "minibatch": 6}),
     "gepa-600": ("gepa", "gepa_arm.py", {"metric_calls": 600, "minibatch": 6}),
-    "simba": ("dspy", "simba_arm.py", {"steps": 4}),
-    "simba-demos": ("dspy", "simba_arm.py", {"steps": 4}),
+    "simba": ("dspy", "simba_arm.py", {"steps": 8}),
+    "simba-demos": ("dspy", "simba_arm.py", {"steps": 8}),
     "ace": ("ace", "ace_arm.py", {}),
 }
 

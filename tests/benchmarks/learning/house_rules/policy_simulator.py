@@ -35,6 +35,7 @@ from tests.benchmarks.learning.house_rules.language.cases import (
     text_examples,
     turn_examples,
 )
+from tests.benchmarks.learning.house_rules.language.effects import Rule, Words
 from tests.benchmarks.learning.house_rules.language.formats import (
     AS,
     notations,
@@ -43,7 +44,7 @@ from tests.benchmarks.learning.house_rules.language.formats import (
     write,
 )
 from tests.benchmarks.learning.house_rules.language.records import Record, find_records, number
-from tests.benchmarks.learning.house_rules.language.rules import Rule, Words, joined, read_rules
+from tests.benchmarks.learning.house_rules.language.rules import joined, read_rules
 
 SIMILAR = 0.4
 HABIT = 0.5

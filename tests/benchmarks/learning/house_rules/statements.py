@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tests.benchmarks.learning.house_rules.induction import Account, Exception_, Test
 from tests.benchmarks.learning.house_rules.language.formats import AS
+from tests.benchmarks.learning.house_rules.language.records import find_records
 
 AGREED = 0.6
 _ROW = re.compile(r"\s*(.+?)\s*→\s*(.+?)\s*$")
@@ -82,6 +83,8 @@ def _test(test: Test) -> str:
 def head(text: str) -> str:
     """Return what a saying is about: the heading of a table, or the situation."""
     body = re.sub(r"^(?:house rule|rule): ", "", text.strip(), flags=re.I)
+    if find_records(body):
+        return body.lower()
     if "→" in body and ":" in body:
         return body.split(":")[0].strip().lower()
     m = re.match(r"when (.+?), ", body, re.I)
@@ -129,3 +132,24 @@ def _rows(text: str) -> dict[str, str]:
 def _clauses(text: str) -> dict[str, str]:
     found = (re.match(r"(.+?) is (.+)", c) for c in text.rstrip(". ").split(", ")[1:])
     return {m[1]: m[2] for m in found if m}
+
+
+def parts_of(text: str) -> list[str]:
+    """Return the parts of the answer that a saying is about; none for a worked case."""
+    body = re.sub(r"^(?:house rule|rule): ", "", text.strip(), flags=re.I).lower()
+    if find_records(body):
+        return []
+    m = re.match(r"([\w -]+?) by [\w -]+: ", body)
+    if m:
+        return [m[1]]
+    said = re.sub(r"^when .+?, ", "", body)
+    return [
+        m[1]
+        for c in re.split(r"[,;] (?:otherwise )?", said)
+        if (m := re.match(r"([\w -]+?) is ", c))
+    ]
+
+
+def is_base(text: str) -> bool:
+    """True for a saying that settles a part in general, not in one situation alone."""
+    return not text.lower().startswith("when ") or "otherwise" in text

@@ -27,7 +27,8 @@ def _wanted(r: Record) -> Parts:
 
 
 _NAMES = ("maria lopez", "ian berg", "ruth okafor", "pavel novak", "lea martin", "sam ito",
-          "nora lind", "omar haddad", "eva klein", "jon price", "ada wirth", "tom falk")  # fmt: skip
+          "nora lind", "omar haddad", "eva klein", "jon price", "ada wirth",
+          "tom falk")  # fmt: skip
 _DATES = ("3 March 2024", "14 July 2023", "9 May 2022", "21 January 2024", "30 June 2021",
           "7 August 2023", "12 October 2022", "5 April 2021", "18 December 2023",
           "26 February 2022", "2 November 2024", "11 September 2021")  # fmt: skip

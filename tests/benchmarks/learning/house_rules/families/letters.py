@@ -76,7 +76,8 @@ LETTERS = Family(
     },
     intro="A customer complains:",
     rules=(
-        "The greeting is Good day for a member, Dear member for a guest and Hello there for a club.",
+        "The greeting is Good day for a member, Dear member for a guest and Hello there for a "
+        "club.",
         "The remedy is a loan bicycle for a brake, a voucher for a lamp or saddle, a refund for a "
         "tyre and a free repair for a chain.",
         "When age in months is under 4 the remedy is always a refund.",

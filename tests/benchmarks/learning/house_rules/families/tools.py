@@ -13,8 +13,13 @@ from tests.benchmarks.learning.house_rules.families.family import (
 )
 
 _PARTS = ("opening", "action", "reason", "mode", "closing")
-_ACTION = {"cancel order": "send_replacement", "money back": "book_credit", "new item": "send_replacement",
-           "change address": "book_credit", "complaint": "open_claim"}  # fmt: skip
+_ACTION = {
+    "cancel order": "send_replacement",
+    "money back": "book_credit",
+    "new item": "send_replacement",
+    "change address": "book_credit",
+    "complaint": "open_claim",
+}
 _REASON = {"toys": "R7", "audio": "R2", "garden": "R5", "books": "R2"}
 
 

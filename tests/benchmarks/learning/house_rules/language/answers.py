@@ -44,7 +44,8 @@ class Shape:
 
     def value(self, part: str, text: str) -> str:
         """Return the known value that a text holds, else the text."""
-        return known_value(text, self.options.get(part, ())) or text.strip()
+        bare = text.strip(" ,.;") if self.form == "lines" else text.strip()
+        return known_value(text, self.options.get(part, ())) or bare
 
     def join(self, values: Mapping[str, str], record: Mapping[str, str]) -> str:
         """Write an answer."""
@@ -76,8 +77,8 @@ def read_shape(text: str) -> Shape | None:
     after = text[m.start() : m.end() + 400]
     if re.search(r"JSON list of \w+ calls", after):
         named = re.search(r"(\w+(?:, \w+)*(?: and \w+)?) are further arguments", after)
-        found = named[1] if named else ""
-        return Shape(parts, "calls", "", options, tuple(p for p in parts if p in found.split()))
+        arguments = named[1].split() if named else []
+        return Shape(parts, "calls", "", options, tuple(p for p in parts if p in arguments))
     if re.search(r"each on a line of its own", after):
         return Shape(parts, "lines", "\n", options)
     joined = re.search(re.escape(parts[0]) + r"(\W+?)" + re.escape(parts[1]), text[m.end() - 8 :])

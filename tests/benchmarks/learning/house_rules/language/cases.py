@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tests.benchmarks.learning.house_rules.language.answers import Shape
 from tests.benchmarks.learning.house_rules.language.records import Record, find_records
@@ -15,7 +16,8 @@ from tests.benchmarks.learning.house_rules.language.records import Record, find_
 Message = tuple[str, str]
 """Role and content."""
 _LABEL = re.compile(
-    r"(?:^|[\n.;,\]])\s*(?:[-*#>]+\s*)?\**(?:the )?(?:right |correct |expected |reference |wanted )?"
+    r"(?:^|[\n.;,\]])\s*(?:[-*#>]+\s*)?\**(?:the )?"
+    r"(?:right |correct |expected |reference |wanted )?"
     r"(?:answer|key|reply|output|response|label|reference|ground truth|expected)\**"
     r"(?: (?:is|was))?\s*(?::|→|->|=|\n)\s*",
     re.I,
@@ -34,7 +36,7 @@ class Example:
 def turn_examples(messages: Sequence[Message], shape: Shape) -> list[Example]:
     """Return the examples that stand as a user's turn followed by an assistant's."""
     found = []
-    for (role, text), (next_role, reply) in zip(messages, messages[1:], strict=False):
+    for (role, text), (next_role, reply) in pairwise(messages):
         records = find_records(text) if role == "user" and next_role == "assistant" else []
         parts = shape.split(reply) if records else {}
         if parts:
@@ -66,8 +68,12 @@ def _answer_after(text: str, shape: Shape) -> tuple[dict[str, str], int]:
         return {}, 0
     rows = len(shape.parts) if shape.form == "lines" else 1
     lines = text[m.end() :].lstrip("\n").split("\n")
+    lines[0] = re.sub(r"\s*\([^()]*\)\s*$", "", lines[0])
     raw = "\n".join(lines[:rows])
     if shape.form == "lines" and len(lines[0].split(" / ")) == len(shape.parts):
-        raw = lines[0].replace(" / ", "\n")
-    parts = shape.split(raw.strip(" `*\"'"))
-    return parts, (text.find(raw, m.end()) + len(raw)) if parts else 0
+        parts = shape.split(lines[0].replace(" / ", "\n"))
+        raw = lines[0]
+    else:
+        parts = shape.split(raw.strip(" `*\"'"))
+    stop = text.find("\n", text.find(raw, m.end()) + len(raw) - 1)
+    return parts, (stop if stop > 0 else len(text)) if parts else 0

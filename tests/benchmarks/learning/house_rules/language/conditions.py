@@ -28,110 +28,20 @@ _COMPARE = (
     (rf"(?:(?:less|fewer|lower|smaller|younger|shorter) than|under|below|<) ?{_N}", "<"),
 )
 STOP = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "any",
-        "all",
-        "every",
-        "each",
-        "is",
-        "are",
-        "was",
-        "be",
-        "being",
-        "it",
-        "its",
-        "this",
-        "that",
-        "these",
-        "those",
-        "there",
-        "of",
-        "for",
-        "from",
-        "with",
-        "in",
-        "on",
-        "at",
-        "by",
-        "to",
-        "as",
-        "and",
-        "or",
-        "if",
-        "when",
-        "whenever",
-        "where",
-        "whose",
-        "which",
-        "who",
-        "has",
-        "have",
-        "having",
-        "case",
-        "cases",
-        "ticket",
-        "request",
-        "task",
-        "entry",
-        "item",
-        "letter",
-        "record",
-        "situation",
-        "value",
-        "equals",
-        "equal",
-        "type",
-        "kind",
-        "they",
-        "come",
-        "comes",
-        "concern",
-        "concerns",
-        "about",
-        "only",
-        "then",
-        "also",
-        "both",
-        "affected",
-        "affect",
-        "affects",
-        "anything",
-        "everything",
-        "thing",
-        "use",
-        "set",
-        "give",
-        "gives",
-        "make",
-        "put",
-        "route",
-        "send",
-        "assign",
-        "answer",
-        "write",
-        "choose",
-        "handle",
-        "handled",
-        "routed",
-        "sent",
-        "processed",
-        "should",
-        "must",
-        "will",
-        "get",
-        "gets",
-        "go",
-        "goes",
-        "always",
-        "them",
-        "keep",
-    ]
+    re.findall(
+        r"\w+",
+        "a an the any all every each is are was be being it its this that these those there of for "
+        "from with in on at by to as and or if when whenever where whose which who has have having "
+        "case cases ticket request task entry item letter record situation value equals equal type "
+        "kind they come comes concern concerns about only then also both affected affect affects "
+        "anything everything thing use set give gives make put route send assign answer write "
+        "choose handle handled routed sent processed should must will get gets go goes always them "
+        "keep ",
+    )
 )
 _DEFAULT = re.compile(
-    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|otherwise|else|"
+    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|"
+    r"otherwise|else|"
     r"others?|the rest|rest|default|by default|any other.*|in all other.*|remaining.*)$"
 )
 
@@ -183,7 +93,12 @@ class Atom:
             mine, his = number(self.value), number(actual)
             if mine is not None and his is not None:
                 return mine == his
-            return _bare(self.value) == _bare(actual)
+            wanted, found = _bare(self.value), _bare(actual)
+            if self.subject in parts and found:
+                # A part may have been quoted with the words around it.
+                n = len(found)
+                return any(wanted[i : i + n] == found for i in range(len(wanted) - n + 1))
+            return wanted == found
         value = number(actual)
         if value is None:
             return False
@@ -251,7 +166,7 @@ def read_condition(
     if _DEFAULT.match(low):
         return Condition(is_default=True)
     for pattern, op in _COMPARE:
-        low = re.sub(pattern, lambda m, op=op: f"§{op}{'~'.join(m.groups())}§", low)  # type: ignore[misc]
+        low = _marked(pattern, op, low)
     alternatives: list[tuple[Atom, ...]] = []
     for piece in re.split(
         r"\s*\bor\b\s*|\s*/\s*|\s*,\s*(?!and\b)" if _is_list(low) else r"\s+or\s+", low
@@ -270,6 +185,11 @@ def read_condition(
         elif atoms:
             alternatives.append(tuple(atoms))
     return Condition(tuple(alternatives))
+
+
+def _marked(pattern: str, op: str, text: str) -> str:
+    """Write comparisons with numbers as marks that no later cut goes through."""
+    return re.sub(pattern, lambda m: f"§{op}{'~'.join(m.groups())}§", text)
 
 
 def _is_list(low: str) -> bool:

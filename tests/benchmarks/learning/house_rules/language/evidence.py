@@ -28,13 +28,14 @@ _SAID = re.compile(
 _FEEDBACK = re.compile(
     r"\b([a-z][\w ]{0,24}?)(?: is| was)?: (right|wrong|correct|incorrect)\b"
     r"(?![^;.\n]{0,6}\bin \d)"
-    r"(?:[^;.\n'\"]*?(?:wanted|expected|should be)\s+(?:'([^']*)'|\"([^\"]*)\"|([^;,.\n]+)))?", re.I,
+    r"(?:[^;.\n'\"]*?(?:wanted|expected|should be)\s+"
+    r"(?:'([^']*)'|\"([^\"]*)\"|([^;,.\n]+)))?", re.I,
 )  # fmt: skip
 _PREFIX = re.compile(
     r"^.*?(?:answer(?:ed)?|outputs?|agent|reply|response|truth|reference|expected|wanted|content|"
     r"attempt(?: \d+)?|right answer is)\W*[:=→]\s*", re.I,
 )  # fmt: skip
-_COUNT = re.compile(r"\s*(?:[×x]\s?\d+|\((?:[×x]\s?)?\d+(?: times)?\))\s*$")
+_COUNT = re.compile(r"\s*(?:[×x]\s?\d+|\([^()]*\))\s*$")
 _NAME = re.compile(
     r"(?:task|example|case|group)\s+(?:id\s*)?[:#]?\s*[\[(`'\"]?([A-Za-z]*[-_]?\d[\w-]*)", re.I
 )
@@ -89,15 +90,16 @@ def plain(text: str) -> str:
 def read_cases(text: str) -> tuple[list[CaseSeen], Shape | None]:
     """Return the cases of a prompt, one a record, and the shape of their answers."""
     records = find_records(text)
-    described = read_shape(text)
+    stops = [*(r.start for r in records[1:]), len(text)]
+    segments = [text[r.end : stop] for r, stop in zip(records, stops, strict=False)]
+    shape = read_shape(text)
     names = _named_parts(text)
+    if shape is None and names:
+        # The case in hand comes last and is written out; earlier ones may be short notes.
+        guessed = (_shape_of(segment, names) for segment in reversed(segments))
+        shape = next((s for s in guessed if s is not None), None)
     merged: dict[tuple[tuple[str, str], ...], CaseSeen] = {}
-    shape = described
-    for i, here in enumerate(records):
-        stop = records[i + 1].start if i + 1 < len(records) else len(text)
-        segment = text[here.end : stop]
-        if shape is None and names:
-            shape = _shape_of(segment, names)
+    for i, (here, segment) in enumerate(zip(records, segments, strict=True)):
         name = _name_before(text[max(0, here.start - 160) : here.start]) or f"{i + 1}"
         case = _read_case(name, here.record, segment, shape)
         known = merged.get(key_of(here.record))
@@ -209,7 +211,7 @@ def _answers(segment: str, shape: Shape) -> Iterator[tuple[int, int, dict[str, s
         body = line.rstrip("\n")
         m = _PREFIX.match(body) or re.match(r"[\s\-*>→]*", body)
         shift = m.end() if m else 0
-        raw = _COUNT.sub("", body[shift:].strip(" `\"',}])\\"))
+        raw = _COUNT.sub("", body[shift:].strip(" `\"',}]\\"))
         raw = raw.removesuffix(".") if shape.split(raw.removesuffix(".")) else raw
         parts = shape.split(raw)
         if parts and _is_sane(parts, shape):
@@ -232,7 +234,7 @@ def _line_answers(
 ) -> Iterator[tuple[int, int, dict[str, str]]]:
     n = len(shape.parts)
     for start, line in lines:
-        joined = re.sub(r"^[\s\-*>→]*", "", line).strip()
+        joined = _COUNT.sub("", re.sub(r"^[\s\-*>→]*", "", line).strip())
         if joined.count(" / ") == n - 1:
             parts = shape.split(joined.replace(" / ", "\n"))
             if parts and _is_sane_text(parts, shape):

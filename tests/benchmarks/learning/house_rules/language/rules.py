@@ -15,15 +15,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tests.benchmarks.learning.house_rules.language.answers import known_value
 from tests.benchmarks.learning.house_rules.language.conditions import (
     Condition,
-    content,
     inherit,
     read_condition,
     stems,
 )
-from tests.benchmarks.learning.house_rules.language.records import number
+from tests.benchmarks.learning.house_rules.language.effects import (
+    Rule,
+    Words,
+    effects_of,
+    left_over,
+    mentions,
+    names_of,
+    pattern_of,
+    value_of,
+)
 
 _ARROW = r"\s*(?:→|->|=>|⇒|⟶)\s*"
 _STRONG = re.compile(
@@ -32,71 +39,41 @@ _STRONG = re.compile(
 )  # fmt: skip
 _ASIDE = re.compile(
     r",?\s*\b(?:whatever|regardless(?: of)?|no matter|irrespective of|instead of)\b[^,.;:]*"
-    r"(?=[,.;:]|$)|\bexceptions?:\s*|\b(?:always|then|please|simply|exactly|instead|but|in any case|"
+    r"(?=[,.;:]|$)|\bexceptions?:\s*|\b(?:always|then|please|simply|exactly|instead|but|"
+    r"in any case|"
     r"also|overrides? (?:everything|all|that|this|the \w+(?: rule)?))\b,?", re.I,
 )  # fmt: skip
 _LEAD = r"(?:if|when|whenever|where|for|on|in case of|in|with|at)"
 _VERB = (
-    r"(?:use|set|choose|pick|give|route|send|assign|answer|put|write|make|double|halve|multiply|add|"
-    r"subtract|lower|raise|reduce|increase|it (?:is|should|must|goes)"
+    r"(?:use|set|choose|pick|give|route|send|assign|answer|put|write|make|double|halve|multiply|"
+    r"add|subtract|lower|raise|reduce|increase|it (?:is|should|must|goes)"
     r"|they (?:are|should|must|go)|is|are)"
 )
-_LINK = re.compile(
-    r"^(?:\s|[:=]|\b(?:is|are|as|to|must|should|be|being|becomes?|gets?|will|written|set|use|the|"
-    r"always|it|an?|goes|go|of|put|answer|in)\b)*", re.I,
-)  # fmt: skip
 _NO_RULE = re.compile(r"\bis one of\b|\bare one of\b|\bhas the parts\b|: (?:right|wrong)\b", re.I)
-_NOTE = re.compile(r"\s*[(\[](?:[^()\[\]]*\b(?:provisional|confirmed|support\w*|tasks?|seen|helpful|"
-                   r"harmful|evidence|sure|confidence|cases?|of \d+)\b[^()\[\]]*)[)\]]", re.I)  # fmt: skip
-_MODIFIERS: tuple[tuple[str, str, float | None], ...] = (
-    (r"\b(?:doubled?|doubles|twice)\b", "times", 2.0),
-    (r"\b(?:halved?|halves)\b", "times", 0.5),
-    (r"\b(?:tripled?|triples)\b", "times", 3.0),
-    (r"(?:\btimes|×|multiplied by|multiply by) ?(\d+(?:\.\d+)?)", "times", None),
-    (r"\b(?:lower(?:ed)?|reduced?|decreased?|minus|subtract|less|cut|down)\b(?: by)? ?(\d+(?:\.\d+)?)",
-     "minus", None),
-    (r"\b(?:raised?|increased?|plus|add|more|higher|up)\b(?: by)? ?(\d+(?:\.\d+)?)", "plus", None),
-    (r"(\d+(?:\.\d+)?) (?:points? |percent )?(?:less|lower|fewer)\b", "minus", None),
-    (r"(\d+(?:\.\d+)?) (?:points? |percent )?(?:more|higher)\b", "plus", None),
+_NOTE = re.compile(
+    r"\s*[(\[](?:[^()\[\]]*\b(?:provisional|confirmed|support\w*|tasks?|seen|helpful|harmful|"
+    r"evidence|sure|confidence|cases?|of \d+)\b[^()\[\]]*)[)\]]", re.I,
 )  # fmt: skip
-
-
 _UNLESS = re.compile(
     r"(.+?),?\s+(?:unless|except (?:if|when|where))\s+(.+?),\s+(?:in which case|then|when)\s+(.+)$",
     re.I,
 )
 _LABELLED = re.compile(
-    r"(?:situation|when|if|condition)\s*:\s*(.+?)[;,.|]?\s*\b(?:do|then|action|rule|what)\s*:\s*(.+)$",
+    r"(?:situation|when|if|condition)\s*:\s*(.+?)[;,.|]?\s*"
+    r"\b(?:do|then|action|rule|what)\s*:\s*(.+)$",
     re.I,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """The names that a prompt gives."""
-
-    parts: tuple[str, ...]
-    fields: tuple[str, ...] = ()
-    options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Parts and fields in lower case, without doubles."""
-        return tuple(dict.fromkeys(n.lower() for n in (*self.fields, *self.parts)))
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """In a situation, a part of the answer has a value, or its value is changed."""
-
-    part: str
-    kind: str
-    """`value`, `times`, `plus`, `minus`."""
-    value: str
-    condition: Condition = Condition()
-    is_strong: bool = False
-    source: str = ""
-    """The words that state it, as far as they were cut."""
+_OTHERWISE = re.compile(
+    r"(?:and )?(?:otherwise|else|in all other cases|anything else|everything else|all others?|"
+    r"any other \w+|the rest|by default)\b(.*)$", re.I,
+)  # fmt: skip
+_GOES = re.compile(
+    r"(.+?)\s+(?:(?:always )?(?:go|goes|belongs?|are routed|is routed|gets?|takes?|needs?|"
+    r"receives?|means?|requires?|has|have|carry|carries)(?:\s+(?:to|in|into|with))?|to)\s+(.+)$",
+    re.I,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +82,7 @@ class _Around:
 
     part: str = ""
     subject: str = ""
-    condition: Condition = Condition()
+    condition: Condition = field(default_factory=Condition)
     is_strong: bool = False
 
 
@@ -166,21 +143,19 @@ def _heading(head: str, words: Words) -> _Around:
     part, subject = _head_names(head, words)
     if part:
         return _Around(part, subject, is_strong=bool(_STRONG.search(head)))
-    condition = read_condition(head, _names(words)) if re.match(_LEAD + r"\b", head, re.I) else None
+    condition = (
+        read_condition(head, names_of(words)) if re.match(_LEAD + r"\b", head, re.I) else None
+    )
     return _Around(condition=condition or Condition(), is_strong=bool(_STRONG.search(head)))
-
-
-def _names(words: Words) -> tuple[str, ...]:
-    return tuple(n.replace(" ", "_") for n in words.names)
 
 
 def _head_names(head: str, words: Words) -> tuple[str, str]:
     """Return the part that a heading is about and the name it depends on."""
-    parts = _mentions(head, words.parts)
+    parts = mentions(head, words.parts)
     by = re.search(
         r"\b(?:by|per|from|depends on|according to|for each|follows)\s+(?:the\s+)?(\w+)", head
     )
-    names = _names(words)
+    names = names_of(words)
     subject = ""
     if by:
         subject = next((n for n in names if stems(n) == stems(by[1])), "")
@@ -188,30 +163,13 @@ def _head_names(head: str, words: Words) -> tuple[str, str]:
     return (named[0] if named else ""), subject
 
 
-def _mentions(text: str, parts: Sequence[str]) -> list[str]:
-    """Return the parts that a text names, in order."""
-    found = []
-    for part in parts:
-        token = part.replace(" ", "_")
-        m = re.search(_pattern(token), text, re.I)
-        if m:
-            found.append((m.start(), part))
-    return [p for _, p in sorted(found)]
-
-
-def _pattern(part: str) -> str:
-    if part.endswith("y"):
-        return rf"\b(?:{re.escape(part)}|{re.escape(part[:-1])}ies)\b"
-    return rf"\b{re.escape(part)}s?\b"
-
-
 def _read_table(lines: Sequence[str], words: Words) -> list[Rule]:
     rows = [[c.strip() for c in line.strip().strip("|").split("|")] for line in lines]
     rows = [r for r in rows if not all(re.fullmatch(r":?-*:?", c) for c in r)]
     if len(rows) < 2:
         return []
-    heads = [next(iter(_mentions(h, words.parts)), "") for h in rows[0]]
-    names = _names(words)
+    heads = [next(iter(mentions(h, words.parts)), "") for h in rows[0]]
+    names = names_of(words)
     fields = [next((n for n in names if stems(n) == stems(h.lower())), "") for h in rows[0]]
     rules = []
     for row in rows[1:]:
@@ -226,7 +184,7 @@ def _read_table(lines: Sequence[str], words: Words) -> list[Rule]:
             elif heads[i]:
                 outs.append((heads[i], cell))
         for part, cell in outs:
-            rules += [replace(r, condition=condition) for r in _effects(cell, part, words)]
+            rules += [replace(r, condition=condition) for r in effects_of(cell, part, words)]
     return rules
 
 
@@ -270,13 +228,13 @@ def _read_text(text: str, words: Words, around: _Around) -> list[Rule]:
     if colon and not re.search(_ARROW, head):
         part, subject = _head_names(head, words)
         is_lead = bool(re.match(_LEAD + r"\b", head, re.I))
-        if part and not is_lead and not _value(head, part, words):
+        if part and not is_lead and not value_of(head, part, words):
             return _read_items(rest, words, replace(around, part=part, subject=subject))
         if is_lead or not around.part:
             inner = _read_text(rest, words, around)
             if inner and (not is_lead) and any(r.condition.alternatives for r in inner):
                 return inner
-            condition = read_condition(head, _names(words), subject=around.subject)
+            condition = read_condition(head, names_of(words), subject=around.subject)
             if is_lead or (inner and condition.alternatives and len(head.split()) < 9):
                 return [replace(r, condition=inherit(condition, r.condition)) for r in inner]
             return inner
@@ -342,12 +300,11 @@ def _grow(text: str, complete: str, *, forward: bool) -> list[str]:
 
 def _read_item(item: str, words: Words, around: _Around) -> Iterator[Rule]:
     item = item.strip(" .,")
-    names = _names(words)
-    other = re.match(r"(?:and )?(?:otherwise|else|in all other cases|anything else|everything else|"
-                     r"all others?|any other \w+|the rest|by default)\b(.*)$", item, re.I)  # fmt: skip
+    names = names_of(words)
+    other = _OTHERWISE.match(item)
     if other:
         rest = re.sub(_ARROW, " ", other[1])
-        for rule in _effects(rest, around.part, words):
+        for rule in effects_of(rest, around.part, words):
             yield replace(rule, condition=inherit(Condition(is_default=True), around.condition))
         return
     situation, said, lists = _cut(item, words, around)
@@ -359,26 +316,12 @@ def _read_item(item: str, words: Words, around: _Around) -> Iterator[Rule]:
         condition = read_condition(situation, names, subject=subject, and_is_or=lists)
         if not condition.alternatives and not condition.is_default:
             return
-    effects = _effects(said, around.part, words)
-    for rule in effects:
+    found = effects_of(said, around.part, words)
+    for rule in found:
         if not situation:
-            left = _left_over(said, effects, words)
+            left = left_over(said, found, words)
             condition = read_condition(left, names) if left else Condition()
         yield replace(rule, condition=inherit(condition, around.condition))
-
-
-def _left_over(said: str, rules: Sequence[Rule], words: Words) -> str:
-    """Return what a saying without "if" or "for" says beside part and value: its situation."""
-    if not all(words.options.get(r.part) for r in rules):
-        return ""
-    rest = said
-    for part in words.parts:
-        rest = re.sub(_pattern(part.replace(" ", "_")), " ", rest, flags=re.I)
-    for rule in rules:
-        rest = re.sub(rf"(?<!\w){re.escape(rule.value)}(?!\w)", " ", rest, flags=re.I)
-    for pattern, _, _ in _MODIFIERS:
-        rest = re.sub(pattern, " ", rest, flags=re.I)
-    return " ".join(w for w in rest.split() if content(w))
 
 
 def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
@@ -386,19 +329,27 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
     arrow = re.split(_ARROW, item, maxsplit=1)
     if len(arrow) == 2:
         left = arrow[0]
-        parts = _mentions(left, words.parts)
+        parts = mentions(left, words.parts)
         if parts and not re.search(
-            rf"{_pattern(parts[0].replace(' ', '_'))}\s*(?:is|=|:)?\s*\w", left, re.I
+            rf"{pattern_of(parts[0].replace(' ', '_'))}\s*(?:is|=|:)?\s*\w", left, re.I
         ):
-            return re.sub(_pattern(parts[0]), " ", left, flags=re.I), f"{parts[0]} {arrow[1]}", True
+            return (
+                re.sub(pattern_of(parts[0]), " ", left, flags=re.I),
+                f"{parts[0]} {arrow[1]}",
+                True,
+            )
         return left, arrow[1], True
     if re.match(_LEAD + r"\b", item, re.I):
         return (*_cut_lead(item, words), False)
     m = re.search(r"\b(?:if|when|whenever|where|in case of)\b|\bfor\b", item, re.I)
-    if m and _effects(item[: m.start()], around.part, words):
+    if m and effects_of(item[: m.start()], around.part, words):
         return item[m.start() :], item[: m.start()], m[0].lower() == "for"
     m = re.search(r"\b(?:on|in|with|at)\b", item, re.I)
-    if m and _effects(item[: m.start()], around.part, words) and not _is_open(item, around, words):
+    if (
+        m
+        and effects_of(item[: m.start()], around.part, words)
+        and not _is_open(item, around, words)
+    ):
         return item[m.start() :], item[: m.start()], False
     m = re.match(
         r"(?:route|send|assign|put|give|forward)\s+(.+?)\s+(?:in|into|to)\s+(.+)$", item, re.I
@@ -413,32 +364,32 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
             return m[1], m[2], True
     m = re.match(r"(.+?)\s*[:=]\s*(.+)$", item)
     if m and around.part:
-        named = _mentions(m[1], words.parts)
-        if named and around.part not in named and _effects(m[1], "", words):
+        named = mentions(m[1], words.parts)
+        if named and around.part not in named and effects_of(m[1], "", words):
             return m[1], m[2], False
-    m = re.match(
-        r"(.+?)\s+(?:(?:always )?(?:go|goes|belongs?|are routed|is routed|gets?|takes?|needs?|receives?|"
-        r"means?|requires?|has|have|carry|carries)(?:\s+(?:to|in|into|with))?|to)\s+(.+)$", item, re.I,
-    )  # fmt: skip
-    if m and not _mentions(m[1], words.parts):
+    m = _GOES.match(item)
+    if m and not mentions(m[1], words.parts):
         return m[1], m[2], True
     m = re.match(r"(.+?)\s*(?::|=|\bis\b|\bare\b)\s*(.+)$", item, re.I)
-    if m and around.part and not _mentions(m[1], words.parts):
+    if m and around.part and not mentions(m[1], words.parts):
         return m[1], m[2], True
     return "", item, False
 
 
 def _is_open(item: str, around: _Around, words: Words) -> bool:
     """True when the item's part takes any words as its value, so that "in cents" belongs to it."""
-    part = next(iter(_mentions(item, words.parts)), around.part)
+    part = next(iter(mentions(item, words.parts)), around.part)
     return not words.options.get(part)
 
 
 def _cut_lead(item: str, words: Words) -> tuple[str, str]:
     """Cut "when SITUATION, the PART is VALUE" in two."""
-    parts = "|".join(_pattern(p.replace(" ", "_")) for p in words.parts)
-    start = re.compile(rf"(?:,\s*|\s+)(?:the |its |their )?(?:(?:{parts})\s+(?:is|are|must|should|becomes?|gets?|=|to)\b"
-                       rf"|(?:{parts})\s*[:=]|{_VERB}\s+(?!in\b))", re.I)  # fmt: skip
+    parts = "|".join(pattern_of(p.replace(" ", "_")) for p in words.parts)
+    start = re.compile(
+        rf"(?:,\s*|\s+)(?:the |its |their )?"
+        rf"(?:(?:{parts})\s+(?:is|are|must|should|becomes?|gets?|=|to)\b"
+        rf"|(?:{parts})\s*[:=]|{_VERB}\s+(?!in\b))", re.I,
+    )  # fmt: skip
     best = ("", "")
     for m in start.finditer(item):
         situation, said = item[: m.start()], item[m.start() :].strip(" ,")
@@ -448,74 +399,10 @@ def _cut_lead(item: str, words: Words) -> tuple[str, str]:
             or not re.sub(rf"^{_LEAD}\b\s*(?:the|an?)?\s*", "", situation, flags=re.I).strip()
         ):
             continue
-        if _effects(said, "", words) or re.match(_VERB, said, re.I):
+        if effects_of(said, "", words) or re.match(_VERB, said, re.I):
             best = (situation, said)
             break
     if best[0]:
         return best
     cut = re.split(r"[,:]\s+", item, maxsplit=1)
     return (cut[0], cut[1]) if len(cut) == 2 else ("", "")
-
-
-def _effects(said: str, part: str, words: Words) -> list[Rule]:
-    """Return what a saying does to the parts that it names, or to the part spoken of before."""
-    mentions = []
-    for p in words.parts:
-        m = re.search(_pattern(p.replace(" ", "_")), said, re.I)
-        if m:
-            mentions.append((m.start(), m.end(), p))
-    mentions.sort()
-    if not mentions:
-        if not part:
-            part = _part_of(said, words)
-        effect = _effect(said, part, words) if part else None
-        return [effect] if effect else []
-    rules = []
-    for i, (start, end, p) in enumerate(mentions):
-        stop = mentions[i + 1][0] if i + 1 < len(mentions) else len(said)
-        after = re.sub(r",?\s*(?:and|,)?\s*(?:the|a|its)?\s*$", "", said[end:stop])
-        before = said[mentions[i - 1][1] if i else 0 : start]
-        effect = _effect(after, p, words) or _effect(before, p, words)
-        if effect:
-            rules.append(effect)
-    return rules
-
-
-def _part_of(said: str, words: Words) -> str:
-    """Return the part one of whose values is said."""
-    for part, options in words.options.items():
-        found = known_value(said, options)
-        if found and not found.isdigit():
-            return part
-    return ""
-
-
-def _effect(raw: str, part: str, words: Words) -> Rule | None:
-    value = _value(raw, part, words)
-    options = words.options.get(part, ())
-    is_number = bool(options) and all(number(re.split(r"\s", o)[0]) is not None for o in options)
-    if is_number or (not options and any(ch.isdigit() for ch in raw)) or not options:
-        for pattern, kind, fixed in _MODIFIERS:
-            m = re.search(pattern, raw, re.I)
-            if m:
-                amount = fixed if fixed is not None else float(m[1])
-                return Rule(part, kind, f"{amount:g}")
-    return Rule(part, "value", value) if value else None
-
-
-def _value(raw: str, part: str, words: Words) -> str:
-    """Return the value of a part that words name; empty where they name none."""
-    quoted = re.search(r"[\"'“‘]([^\"'”’]+)[\"'”’]", raw)
-    options = words.options.get(part, ())
-    if options:
-        known = known_value(quoted[1] if quoted else raw, options)
-        if known:
-            return known
-        if quoted:
-            return quoted[1]
-        m = re.match(r"\D{0,12}(-?\d+(?:\.\d+)?)\b", _LINK.sub("", raw))
-        return m[1] if m and all(o.replace(".", "").isdigit() for o in options) else ""
-    if quoted:
-        return quoted[1]
-    left = _LINK.sub("", raw).strip(" .,")
-    return left if 0 < len(left.split()) <= 8 else ""
