@@ -116,7 +116,7 @@ async def test_a_clock_that_goes_back_never_opens_a_spent_day() -> None:
     with pytest.raises(ApiError):
         await caps.reserve(scope, 0.2, 1)
     now[0] += 3 * 86_400
-    (await caps.reserve(scope, 0.2, 1)).settle(0.2, 1)
+    (await caps.reserve(scope, 0.2, 1)).settle({"cost_usd": 0.2, "calls": 1})
 
 
 async def test_sums_of_ledgers_equal_sums_of_results_under_random_leaving(start: Start) -> None:

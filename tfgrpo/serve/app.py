@@ -19,6 +19,7 @@ from tfgrpo.errors import TfgrpoError, boundary
 from tfgrpo.serve.endpoints import info
 from tfgrpo.serve.endpoints.asking import ask
 from tfgrpo.serve.endpoints.dialects import CHAT, EMBEDDINGS, RESPONSES
+from tfgrpo.serve.endpoints.feedback import Feedback
 from tfgrpo.serve.gateway import Gateway, is_loopback, split_address
 from tfgrpo.serve.identity import Place, read_place
 from tfgrpo.serve.wire.errors import ApiError
@@ -53,6 +54,8 @@ class ApiApp:
         self._gateway = gateway
         self._admin = admin_secret
         self._hosts: frozenset[str] = frozenset()
+        self._feedback = Feedback(gateway)
+        self._takes_tokens = any(r.settings.feedback_tokens for r in gateway.routes.values())
         self.running: set[asyncio.Task[Any]] = set()
         self.listen(gateway.settings.serve.listen)
 
@@ -91,6 +94,9 @@ class ApiApp:
         if http.headers.get("host", "").lower() not in self._hosts:
             raise ApiError("host_not_allowed", "this Host is not served; see serve.hosts")
         if "origin" in http.headers:
+            if self._takes_tokens and http.path == "/v1/feedback":
+                await self._browser(http)
+                return
             raise ApiError("origin_not_allowed", "pages of other sites may not use this API")
         if http.path in ("/health", "/ready", "/metrics"):
             await self._operate(http)
@@ -103,6 +109,18 @@ class ApiApp:
                                                             dialect))  # fmt: skip
             return
         await self._read(http, place)
+
+    async def _browser(self, http: Http) -> None:
+        """Let pages of any site rate the one response that their token names."""
+        rows = [(b"access-control-allow-origin", b"*")]
+        http.extra = rows
+        if http.method == "OPTIONS":
+            allowed = [(b"access-control-allow-methods", b"POST"),
+                       (b"access-control-allow-headers", b"content-type")]  # fmt: skip
+            await http.reply(204, b"", allowed)
+            return
+        _allow(http, "POST")
+        await self._feedback.post(http, None)
 
     async def _operate(self, http: Http) -> None:
         _allow(http, "GET")
@@ -127,6 +145,17 @@ class ApiApp:
             _allow(http, "GET")
             name = path.removeprefix("/v1/models/")
             await self._as_key(http, "", lambda key: info.model(gateway, http, key, name))
+        elif path == "/v1/feedback" and http.method == "GET":
+            await self._as_key(http, "read", lambda key: self._feedback.read(http, key))
+        elif path == "/v1/feedback":
+            _allow(http, "POST")
+            await self._as_key(http, "feedback", lambda key: self._feedback.post(http, key))
+        elif path.startswith("/v1/feedback/"):
+            _allow(http, "DELETE")
+            name = path.removeprefix("/v1/feedback/")
+            await self._as_key(
+                http, "feedback", lambda key: self._feedback.withdraw(http, key, name)
+            )
         elif path.startswith("/tfgrpo/v1/responses/"):
             _allow(http, "GET")
             name = path.removeprefix("/tfgrpo/v1/responses/")

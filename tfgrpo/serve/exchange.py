@@ -22,7 +22,7 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.routing.cooldown import COUNTED
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.serve import tables
-from tfgrpo.serve.access.booking import OpenCall, Planned, is_billed
+from tfgrpo.serve.access.booking import OpenCall, Planned
 from tfgrpo.serve.gateway import Gateway, Model
 from tfgrpo.serve.identity import Extensions, private_hash
 from tfgrpo.serve.inject import EMPTY, Injection
@@ -153,15 +153,15 @@ class Exchange:
                 result = await run(attempt)
             except ProviderError as error:
                 counted = cooldowns.failed(name, error)
-                self._any_billed |= is_billed(error)
                 last = error
                 self.gateway.metrics.add("upstream_failures", {"upstream": name,
                                                                "kind": error.kind})  # fmt: skip
                 if has_content():
                     rows = [*cut_rows(), *self.end_rows(Ended(200, "cut", error=str(error)))]
-                    await attempt.call.fail(error, rows, after_content=True)
+                    error.had_output = True
+                    await attempt.call.fail(error, rows)
                     raise
-                await attempt.call.fail(error)
+                self._any_billed |= await attempt.call.fail(error)
                 if not counted and error.kind not in COUNTED:
                     break
                 continue
@@ -191,19 +191,13 @@ class Exchange:
             model=model.upstream.spec,
             n=n,
             prompt_tokens=self._prompt_tokens(injection),
-            completion_tokens=self._reply_tokens(model, body) * n,
+            max_tokens=self._reply_tokens(model, body),
             price=model.price,
             scopes=self._scopes,
         )
         most = self.ext.max_cost_usd
-        if most is not None and (planned.worst_usd is None or planned.worst_usd > most):
-            raise ApiError(
-                "budget_exceeded",
-                f"the worst case of this call, ${planned.worst_usd or 0:.6g}, passes its "
-                f"max_cost_usd of ${most:.6g}; set max_tokens or raise it"
-                if planned.worst_usd is not None
-                else "the price of the model is unknown, so max_cost_usd cannot be held",
-            )
+        if most is not None:
+            _hold_to(planned.worst.cost_usd, most)
         rows = () if self._has_row else (self._request_row(),)
         call = await self.gateway.book.begin(planned, rows)
         self._has_row = True
@@ -328,6 +322,19 @@ class Exchange:
         if self.ext.session_id and self.model is not None:
             kept = replace(self.assignment, upstream=self.model.name)
             self.route.keep(self.ext.session_id, kept)
+
+
+def _hold_to(worst_usd: float | None, most: float) -> None:
+    if worst_usd is None:
+        raise ApiError(
+            "budget_exceeded", "the price of the model is unknown, so max_cost_usd cannot be held"
+        )
+    if worst_usd > most:
+        raise ApiError(
+            "budget_exceeded",
+            f"the worst case of this call, ${worst_usd:.6g}, passes its max_cost_usd of "
+            f"${most:.6g}; set max_tokens or raise it",
+        )
 
 
 def digest_of(turns: Any) -> str:

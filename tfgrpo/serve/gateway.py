@@ -151,6 +151,11 @@ class Gateway:
         names = route.settings.upstreams
         return [n for n in names if self.cooldowns.state(n) == "cooling"]
 
+    @property
+    def is_busy(self) -> bool:
+        """True where work in the background should wait."""
+        return self.rates.total > 0.8 * self.settings.serve.in_flight or bool(self.not_ready())
+
     def not_ready(self) -> list[str]:
         """Return why the gateway is not ready; empty where it is."""
         why = ["it is draining"] if self.is_draining else []

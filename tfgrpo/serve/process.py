@@ -21,6 +21,7 @@ from tfgrpo.errors import ConfigError, MissingExtraError, StoreError
 from tfgrpo.runtime.redaction import register
 from tfgrpo.serve.app import ApiApp
 from tfgrpo.serve.gateway import Gateway, split_address
+from tfgrpo.serve.learning.service import Learning
 from tfgrpo.serve.settings import GatewaySettings
 from tfgrpo.serve.wire.protocol import guarded_protocol
 
@@ -53,6 +54,7 @@ class Running:
 
     def __init__(self, gateway: Gateway, app: ApiApp, secret: str) -> None:
         self.gateway, self.app, self.secret = gateway, app, secret
+        self.learning = Learning(gateway)
         self.api_url = ""
         self.page_url = ""
         self._servers: list[tuple[Any, asyncio.Task[None]]] = []
@@ -72,6 +74,7 @@ class Running:
             address = await running._listen(app, settings.serve.listen)
             app.listen(address)
             running.api_url = f"http://{address}"
+            running.learning.start()
         except BaseException:
             await running.stop(0.0)
             raise
@@ -113,6 +116,7 @@ class Running:
     async def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones end within `drain_s`, then cancel and book them."""
         self.gateway.is_draining = True
+        await self.learning.stop()
         tasks = set(self.app.running)
         if tasks:
             await asyncio.wait(tasks, timeout=drain_s)

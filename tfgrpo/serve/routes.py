@@ -92,6 +92,11 @@ class Route:
         self.current = Injection.of(artefact)
         self.versions[self.current.version] = self.current
 
+    def offer(self, artefact: Artefact) -> None:
+        """Let sessions and pins still ask for a library."""
+        injection = Injection.of(artefact)
+        self.versions.setdefault(injection.version, injection)
+
     def test(self, experiment: str, artefact: Artefact | None, share: float) -> None:
         """Give a candidate its share of the traffic; None ends the test."""
         self.experiment, self.share = experiment, share

@@ -3,8 +3,8 @@
 A call goes through three steps. `begin` holds its worst case on every cap and commits its intent,
 together with the request's own row, before a byte is sent. `end` commits result and reply in one
 transaction before the last byte leaves. `abandon` books the worst case, kept apart, where nobody
-can tell what was billed: a client that left, a lost connection, a timeout. The rows are those that
-every run has (`tfgrpo.store`), so that reports, exports and `spend` read a gateway as any run.
+can tell what was billed. The sums are those of `tfgrpo.store.booking`, the rows those that every
+run has, so that reports, exports and `spend` read a gateway as any run.
 
 Does not know HTTP, routes or what a reply means. Source: own.
 """
@@ -19,22 +19,25 @@ from dataclasses import dataclass
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.rollout import Usage
-from tfgrpo.runtime.redaction import redact
 from tfgrpo.serve.access.caps import Caps, Held, Scope, Spent
 from tfgrpo.serve.wire.errors import ApiError
-from tfgrpo.serve.wire.failures import NotSent
 from tfgrpo.store import Journal
+from tfgrpo.store.booking import (
+    WorstCase,
+    book_failure,
+    book_replies,
+    checked_usage,
+    settlement,
+    with_cost,
+    worst_case,
+)
 from tfgrpo.store.calls import CallEnd, CallStart
 from tfgrpo.store.database import Statement
 from tfgrpo.store.prices import Price
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CallBook", "OpenCall", "Planned", "is_billed", "read_spent"]
-
-_REJECTED = frozenset(
-    {"auth", "not_found", "quota", "rate_limit", "overloaded", "context_too_long", "bad_request"}
-)
+__all__ = ["CallBook", "OpenCall", "Planned", "read_spent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +50,14 @@ class Planned:
     """The upstream's spec."""
     n: int
     prompt_tokens: int
-    completion_tokens: int
+    max_tokens: int
     price: Price | None
     scopes: Sequence[Scope]
 
     @property
-    def worst_usd(self) -> float | None:
-        """The most it can cost; None where the price is unknown."""
-        if self.price is None:
-            return None
-        return self.price.worst_usd(self.prompt_tokens, self.completion_tokens)
-
-
-def is_billed(error: ProviderError) -> bool:
-    """Tell whether a failed call may have been billed."""
-    if isinstance(error, NotSent) or error.kind in _REJECTED:
-        return False
-    return not (error.kind == "refused" and error.status is not None)
+    def worst(self) -> WorstCase:
+        """The most it can use."""
+        return worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
 
 
 class OpenCall:
@@ -82,8 +76,7 @@ class OpenCall:
 
     def cost_of(self, usage: Usage) -> float | None:
         """Return what a usage costs at the model's price; None where that is unknown."""
-        price = self.planned.price
-        return None if price is None else price.cost_usd(usage)
+        return with_cost(self._checked(usage), self.planned.price).cost_usd
 
     async def end(
         self, usage: Usage, model: str, n: int, rows: Iterable[Statement] = ()
@@ -93,47 +86,29 @@ class OpenCall:
         The cost is the price of the tokens that the provider told. A reply that cannot be written
         yet was paid all the same: it goes out, and its rows are tried again with the next write.
         """
-        cost = self.cost_of(usage)
-        priced = Usage(
-            usage.uncached_tokens,
-            usage.cache_read_tokens,
-            usage.cache_write_tokens,
-            usage.text_tokens,
-            usage.reasoning_tokens,
-            1,
-            cost,
-            usage.is_estimated,
-        )
-        self._held.settle(cost or 0.0, 1)
-        await self._write(CallEnd("ok", priced, self.duration_s, n, model), rows)
-        return cost
+        priced = with_cost(self._checked(usage), self.planned.price)
+        end = book_replies((priced,), duration_s=self.duration_s, model=model)
+        self._settle(end._replace(n=n))
+        await self._write(end._replace(n=n), rows)
+        return end.usage.cost_usd
 
-    async def fail(
-        self, error: ProviderError, rows: Iterable[Statement] = (), *, after_content: bool = False
-    ) -> None:
-        """Book a failure: nothing but the call where the server refused it, else the worst case.
+    def _checked(self, usage: Usage) -> Usage:
+        return checked_usage(usage, self.planned.prompt_tokens, self.planned.max_tokens)
 
-        What breaks off after content was paid for, whatever its kind.
-        """
-        if after_content:
-            kind, usage = "unsettled", Usage()
-        elif isinstance(error, NotSent):
-            kind, usage = "not_sent", Usage()
-        elif not is_billed(error):
-            kind, usage = "rejected", Usage(calls=1)
-        else:
-            kind, usage = "unsettled", Usage()
-        if kind == "unsettled":
-            self._held.settle(None, 1)
-        else:
-            self._held.settle(0.0, usage.calls)
-        text = redact(str(error))[:1000]
-        end = CallEnd(kind, usage, self.duration_s, failure=error.kind, error=text)
+    async def fail(self, error: ProviderError, rows: Iterable[Statement] = ()) -> bool:
+        """Book a failure by what it can have cost; return whether it may have been billed."""
+        end = book_failure(error, duration_s=self.duration_s, price=self.planned.price)
+        self._settle(end)
         await self._write(end, rows)
+        return end.kind == "unsettled" or end.usage.total_tokens > 0
+
+    def _settle(self, end: CallEnd) -> None:
+        spent = settlement(end, self.planned.worst.amounts)
+        self._held.settle({k: v for k, v in spent.items() if k in ("calls", "cost_usd")})
 
     def abandon(self, rows: Iterable[Statement] = (), error: str = "cancelled") -> None:
         """Book the worst case without waiting, as a cancelled task must."""
-        self._held.settle(None, 1)
+        self._held.settle({})
         self._book.journal.writer.put(list(rows))
         self._book.journal.calls.end_soon(
             self._number, CallEnd("unsettled", Usage(), self.duration_s, error=error)
@@ -177,16 +152,17 @@ class CallBook:
         Raises:
             ApiError: a cap refuses it, or the journal cannot be written (503 `storage`).
         """
-        held = await self.caps.reserve(planned.scopes, planned.worst_usd, 1)
+        worst = planned.worst
+        held = await self.caps.reserve(planned.scopes, worst.cost_usd, 1)
         start = CallStart(
             key=hashlib.sha256(planned.response_id.encode()).digest(),
             stage=planned.stage,
             model=planned.model,
             rollout_id=planned.response_id,
             n=planned.n,
-            prompt_tokens=planned.prompt_tokens,
-            completion_tokens=planned.completion_tokens,
-            cost_usd=planned.worst_usd,
+            prompt_tokens=worst.prompt_tokens,
+            completion_tokens=worst.completion_tokens,
+            cost_usd=worst.cost_usd,
         )
         try:
             self.journal.writer.put_this_turn(rows)

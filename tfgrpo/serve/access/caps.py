@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -55,15 +55,10 @@ class Held:
         self._caps = caps
         self._parts = parts
 
-    def settle(self, cost_usd: float | None, calls: int) -> None:
-        """Spend the actual amounts; None keeps the worst case of the cost."""
+    def settle(self, spent: Mapping[str, float]) -> None:
+        """Spend the actual amounts; what is not named counts as held."""
         for part in self._parts:
-            if cost_usd is None:
-                part.settle(calls=calls)
-            elif "cost_usd" in part.amounts:
-                part.settle(cost_usd=cost_usd, calls=calls)
-            else:
-                part.settle(calls=calls)
+            part.settle(**spent)
         self._caps.ended(self)
 
     def release(self) -> None:

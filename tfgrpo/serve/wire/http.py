@@ -41,6 +41,7 @@ class Http:
         "_scope",
         "_send",
         "drop_after_s",
+        "extra",
         "headers",
         "is_started",
         "method",
@@ -62,6 +63,8 @@ class Http:
         self.headers: dict[str, str] = {
             k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]
         }
+        self.extra: list[tuple[bytes, bytes]] = []
+        """Headers that every reply of this request gets."""
         self.is_started = False
         self.status = 0
         self.drop_after_s = drop_after_s
@@ -149,6 +152,7 @@ class Http:
         rows = [
             (b"content-type", content_type),
             (b"content-length", str(len(body)).encode()),
+            *self.extra,
             *headers,
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": rows})

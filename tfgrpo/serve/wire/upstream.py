@@ -31,7 +31,6 @@ from tfgrpo.lm.server.requests import BadBody, read_request
 from tfgrpo.lm.spec import parse_spec
 from tfgrpo.protocols import LM
 from tfgrpo.runtime.redaction import Secret, redact
-from tfgrpo.serve.wire.failures import NotSent
 
 if TYPE_CHECKING:
     import aiohttp
@@ -52,7 +51,7 @@ class Upstream(Protocol):
 
     Contract:
         1. `call` returns the bytes of a whole JSON reply; `stream` yields the bytes of an event
-           stream as they come. Both raise `ProviderError`, and `NotSent` where nothing was sent.
+           stream as they come. Both raise `ProviderError`; where nothing was sent it says so.
         2. Cancelling a call, or leaving the block of `stream`, ends the work behind it.
     """
 
@@ -189,7 +188,9 @@ class HttpUpstream:
         except ProviderError:
             raise
         except aiohttp.ClientConnectorError as exc:
-            failure = NotSent(self._said("no connection", exc), kind="connection")
+            failure = ProviderError(
+                self._said("no connection", exc), kind="connection", was_sent=False
+            )
         except (aiohttp.ClientError, ConnectionError) as exc:
             failure = ProviderError(self._said("the connection broke off", exc), kind="connection")
         except TimeoutError:

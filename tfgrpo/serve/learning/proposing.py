@@ -1,0 +1,122 @@
+"""From informative groups to a candidate library: the critic and gate of `tfgrpo learn`.
+
+The groups are a learning run's saved traces; with a verifier, tasks whose split is `gate` are
+rolled out to compare libraries offline. The run has a folder and a budget of its own. What it finds
+is added to the library in force, marked as learnt from outside.
+
+Does not know HTTP, states or live tests. Source: own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.config.learn import Config
+from tfgrpo.experience.artefact import Artefact, scan
+from tfgrpo.experience.edits import Edit
+from tfgrpo.experience.library import Library
+from tfgrpo.learning.learn import learn
+from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.sampling import Stop
+from tfgrpo.serve.settings import LearnSettings
+from tfgrpo.store import write_groups
+
+__all__ = ["Asked", "Proposal", "propose", "split_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a proposal is made from."""
+
+    folder: Path
+    groups: Sequence[RolloutGroup]
+    gate_tasks: Sequence[Task]
+    current: Artefact
+    policy: str
+    """Spec of the route's first upstream."""
+    options: Mapping[str, Any]
+    settings: LearnSettings
+    stop: Stop = field(default_factory=Stop)
+    """Requested when the gateway ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate, or why there is none."""
+
+    artefact: Artefact | None
+    evidence: Mapping[str, Any]
+    """Figures for the journal and the page."""
+
+
+Proposer = Callable[[Asked], Proposal]
+
+
+def split_of(secret: bytes, task_id: str) -> str:
+    """Return a task's split, fixed at its arrival: practice 60 %, gate 30 %, test 10 %."""
+    digest = hmac.digest(secret, b"split\0" + task_id.encode(), hashlib.sha256)
+    share = int.from_bytes(digest[:8]) / 2**64
+    return "practice" if share < 0.6 else "gate" if share < 0.9 else "test"
+
+
+def propose(asked: Asked) -> Proposal:
+    """Learn from groups and return a candidate; runs in a thread of its own.
+
+    Raises:
+        TfgrpoError: as `learn`.
+    """
+    asked.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    traces = asked.folder / "traces.jsonl"
+    write_groups(traces, asked.groups)
+    settings = asked.settings
+    has_gate = settings.verifier is not None and len(asked.gate_tasks) >= 2
+    values: dict[str, Any] = {
+        "run": {"folder": str(asked.folder / "run"), "probe": 0},
+        "tasks": {"traces": str(traces)},
+        "policy": {"lm": asked.policy, "options": dict(asked.options)},
+        "critic": {"lm": settings.critic},
+        "learn": {"preset": "default", **settings.settings},
+        "gate": {"group_size": settings.group_size},
+    }
+    if settings.verifier is not None:
+        values["verifier"] = dict(settings.verifier)
+    if settings.usd is not None:
+        values["budget"] = {"cost_usd": settings.usd}
+    tasks = None
+    if has_gate:
+        tasks = [replace(t, metadata={**t.metadata, "split": "gate"}) for t in asked.gate_tasks]
+    result = learn(Config.from_mapping(values, "the route's learn section"), tasks=tasks,
+                   stop=asked.stop)  # fmt: skip
+    artefact = _merged(asked.current, result.library)
+    evidence = {
+        "groups": len(asked.groups),
+        "gate_tasks": len(asked.gate_tasks) if has_gate else 0,
+        "choice": result.learned.choice.to_dict(),
+        "spend": [row.to_dict() for row in result.spend],
+        "notes": list(result.notes),
+        "stopped_by": result.learned.stopped_by,
+    }
+    return Proposal(artefact, evidence)
+
+
+def _merged(current: Artefact, found: Library) -> Artefact | None:
+    """Return the library in force with what was found; None where nothing new is in it."""
+    edits = [
+        Edit("add", e.text, kind=e.kind, turns=e.turns, provenance=e.provenance,
+             trust="third_party", reason="learnt from traffic")
+        for e in found.shown
+    ]  # fmt: skip
+    library = current.library.apply(edits).library
+    if library.version_id == current.library.version_id:
+        return None
+    return replace(current, library=library)
+
+
+def flagged(artefact: Artefact) -> list[tuple[str, str]]:
+    """Return (entry, why) for each entry that a person must look at on its own."""
+    return scan(artefact.library)
