@@ -33,6 +33,8 @@ class ContextPart:
     """A worked example as chat turns, for an exemplar."""
     source: str = ""
     """Where it came from: an experience id, `hint:level2`, …"""
+    topic: str = ""
+    """Heading under which a lesson stands; lessons of one topic follow each other."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, empty fields left out."""
@@ -43,6 +45,8 @@ class ContextPart:
             row["turns"] = [m.to_dict() for m in self.turns]
         if self.source:
             row["source"] = self.source
+        if self.topic:
+            row["topic"] = self.topic
         return row
 
     @classmethod
@@ -53,6 +57,7 @@ class ContextPart:
             text=row.get("text", ""),
             turns=tuple(Message.from_dict(m) for m in row.get("turns", ())),
             source=row.get("source", ""),
+            topic=row.get("topic", ""),
         )
 
 
@@ -151,8 +156,14 @@ def _lessons_block(context: Context) -> str:
     parts = context.of_kind("lesson")
     if not parts:
         return ""
-    lines = "\n".join(f"[{i}] {p.text}" for i, p in enumerate(parts, 1))
-    return render(context.template, lessons=lines)
+    lines: list[str] = []
+    topic = ""
+    for i, part in enumerate(parts, 1):
+        if part.topic and part.topic != topic:
+            lines.append(f"{part.topic}:")
+        topic = part.topic
+        lines.append(f"[{i}] {part.text}")
+    return render(context.template, lessons="\n".join(lines))
 
 
 def _prepend_to_first_user(turns: list[Message], text: str) -> list[Message]:

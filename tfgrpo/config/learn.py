@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.config.sections import Section, explain, load_toml
@@ -119,16 +119,22 @@ class TasksConfig(Section):
 class LearnConfig(Section):
     """The loop."""
 
-    preset: Literal["default", "paper-main", "paper-preview"] = "default"
+    preset: Literal["default", "contrast", "paper-main", "paper-preview"] = "default"
+    """How groups become lessons: `default` reflects over panels of groups, `contrast` compares one
+    group at a time, the paper presets follow the published variants. A preset brings its own
+    epochs, batch, group size and gate settings, which single keys override."""
     epochs: int = Field(default=1, ge=1)
-    batch: int = Field(default=16, ge=1)
-    """Practice tasks a step."""
-    group_size: int = Field(default=8, ge=1)
+    """Passes over the practice tasks (paper presets: 3)."""
+    batch: int = Field(default=32, ge=1)
+    """Practice tasks a step (contrast: 16; paper presets: 64 and 100)."""
+    group_size: int = Field(default=4, ge=1)
+    """Rollouts of a practice task (contrast: 8; paper presets: 5)."""
     seed: int = 0
     entries: Literal["lessons", "exemplars", "both"] = "both"
     """What a step may propose."""
-    reference_exemplars: bool = False
-    """Allow a task's reference as an exemplar where every rollout failed."""
+    reference_exemplars: bool = True
+    """Allow a task's reference as an exemplar where every rollout failed (contrast and paper
+    presets: false)."""
     objective_agent: str = ""
     """What goes in and comes out, in words, for the critic."""
     objective_learning: str = ""
@@ -189,6 +195,20 @@ class RunConfig(Section):
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write."""
 
 
+PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "contrast": {"learn": {"batch": 16, "group_size": 8, "reference_exemplars": False}},
+    "paper-main": {
+        "learn": {"epochs": 3, "batch": 64, "group_size": 5, "reference_exemplars": False},
+        "gate": {"enabled": False},
+    },
+    "paper-preview": {
+        "learn": {"epochs": 3, "batch": 100, "group_size": 5, "reference_exemplars": False},
+        "gate": {"enabled": False},
+    },
+}
+"""What a preset sets beside how groups become lessons. Source: the published defaults."""
+
+
 class Config(Section):
     """All settings of a learning run."""
 
@@ -204,6 +224,21 @@ class Config(Section):
     nudge: NudgeConfig = NudgeConfig()
     gate: GateConfig = GateConfig()
     budget: BudgetConfig = BudgetConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_preset(cls, values: Any) -> Any:
+        """Fill in what the preset says where no key does."""
+        if not isinstance(values, Mapping):
+            return values
+        learn = values.get("learn", {})
+        name = learn.get("preset", "default") if isinstance(learn, Mapping) else learn.preset
+        filled = dict(values)
+        for section, keys in PRESET_VALUES.get(name, {}).items():
+            given = values.get(section, {})
+            if isinstance(given, Mapping):
+                filled[section] = {**keys, **given}
+        return filled
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> Self:

@@ -6,7 +6,8 @@ are made or where records are kept. Source: Training-Free GRPO, with the repairs
 """
 
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
-from tfgrpo.experience.critic.critic import Critic, LibraryProposal, stalled
+from tfgrpo.experience.critic.critic import Critic
+from tfgrpo.experience.critic.proposal import LibraryProposal, Proposer, stalled
 from tfgrpo.experience.draft import Caps, estimate_tokens
 from tfgrpo.experience.edits import Edit, EditCounts, EditOutcome
 from tfgrpo.experience.entry import Experience, Provenance, Value
@@ -22,6 +23,8 @@ from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.informative import Teaching, teaching_groups
 from tfgrpo.experience.library import EMPTY_LIBRARY, Library
 from tfgrpo.experience.prompt_context import prompt_context
+from tfgrpo.experience.reflect.conventions import Conventions
+from tfgrpo.experience.reflect.reflector import Reflector
 from tfgrpo.experience.select import HashedNgrams, SentenceEmbedder, TopK
 from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
 
@@ -29,6 +32,7 @@ __all__ = [
     "EMPTY_LIBRARY",
     "Artefact",
     "Caps",
+    "Conventions",
     "Card",
     "Critic",
     "Edit",
@@ -42,7 +46,9 @@ __all__ = [
     "HashedNgrams",
     "Library",
     "LibraryProposal",
+    "Proposer",
     "Provenance",
+    "Reflector",
     "RejectedEdits",
     "Repairs",
     "SentenceEmbedder",

@@ -77,6 +77,8 @@ class Draft:
         why_not = self._untouchable(edit.target)
         if why_not:
             return EditOutcome(edit, "rejected", why_not, edit.target)
+        if edit.op == "mark":
+            return self._mark(edit)
         if edit.op == "delete":
             del self.entries[edit.target]
             self.deleted.add(edit.target)
@@ -106,6 +108,7 @@ class Draft:
             created_step=self.step,
             updated_step=self.step,
             history=(Revision(self.step, "add", edit.reason, edit.text),),
+            claim=edit.claim,
         )
         if not entry.body.strip():
             return EditOutcome(edit, "rejected", "there are no words in it")
@@ -138,6 +141,8 @@ class Draft:
             provenance=old.provenance | edit.provenance,
             trust=lowest_trust([old.trust, edit.trust]),
             value=None,
+            replayed=None,
+            claim=old.claim if edit.claim.is_empty else old.claim.joined(edit.claim),
         )
         if edit.quarantine:
             reason = f"the update was held back: {edit.quarantine}"
@@ -150,6 +155,16 @@ class Draft:
             return EditOutcome(edit, "rejected", why_not, edit.target)
         self.entries[edit.target] = new
         return EditOutcome(edit, "applied", edit.reason, edit.target)
+
+    def _mark(self, edit: Edit) -> EditOutcome:
+        """Bring up to date what an entry rests on."""
+        old = self.entries[edit.target]
+        claim = old.claim.joined(edit.claim)
+        if claim.state == old.claim.state:
+            self.entries[edit.target] = replace(old, claim=claim)
+        else:
+            self.entries[edit.target] = old.revised(self.step, "mark", claim.state, claim=claim)
+        return EditOutcome(edit, "applied", edit.reason or claim.state, edit.target)
 
     def _twin(self, entry: Experience) -> Experience | None:
         for other in self.entries.values():
@@ -168,6 +183,7 @@ class Draft:
             merged=twin.merged + 1,
             provenance=twin.provenance | edit.provenance,
             trust=lowest_trust([twin.trust, edit.trust]),
+            claim=twin.claim if edit.claim.is_empty else twin.claim.joined(edit.claim),
         )
         return EditOutcome(
             edit, "merged", f"says the same as {twin.experience_id}", twin.experience_id

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from tfgrpo.experience.claim import Claim
 from tfgrpo.experience.entry import Kind, Provenance, Trust
 from tfgrpo.experience.replies import ReplyError, json_values
 from tfgrpo.messages import Message
 
-Op = Literal["add", "update", "delete", "keep"]
+Op = Literal["add", "update", "delete", "keep", "mark"]
+"""`mark` changes what an entry rests on and leaves its words."""
 Result = Literal["applied", "merged", "rejected"]
 
 _SYNONYMS: Mapping[str, Op | Literal["merge", "drop"]] = {
@@ -64,6 +66,8 @@ class Edit:
     """`C1`, `C2`, … among the proposals of one step."""
     quarantine: str = ""
     """Why it may not reach prompts before a person has looked; empty for most."""
+    claim: Claim = field(default_factory=Claim)
+    """What it rests on, where the flow says so."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, empty fields left out."""
@@ -73,6 +77,8 @@ class Edit:
                 row[name] = getattr(self, name)
         if self.turns:
             row["turns"] = [m.to_dict() for m in self.turns]
+        if not self.claim.is_empty:
+            row["claim"] = self.claim.to_dict()
         row["provenance"] = self.provenance.to_dict()
         return row
 
@@ -90,6 +96,7 @@ class Edit:
             reason=row.get("reason", ""),
             edit_id=row.get("edit_id", ""),
             quarantine=row.get("quarantine", ""),
+            claim=Claim.from_dict(row.get("claim") or {}),
         )
 
 

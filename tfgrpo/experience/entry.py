@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from tfgrpo.context import ContextPart
+from tfgrpo.experience.claim import Claim
 from tfgrpo.messages import Message
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ TRUST_ORDER: tuple[Trust, ...] = get_args(Trust)
 STATUSES: tuple[Status, ...] = get_args(Status)
 
 _CONTINUATION = "    "
+_ON_TRIAL = " (seen in one task only)"
 
 
 def lowest_trust(classes: Iterable[Trust], default: Trust = "model") -> Trust:
@@ -116,7 +118,7 @@ class Revision:
 
     step: int
     op: str
-    """`add`, `update`, `merge`, or a status that was set."""
+    """`add`, `update`, `merge`, `mark`, or a status that was set."""
     reason: str = ""
     text: str = ""
     """The words as they were after this change."""
@@ -156,6 +158,11 @@ class Experience:
     created_step: int = 0
     updated_step: int = 0
     history: tuple[Revision, ...] = ()
+    claim: Claim = field(default_factory=Claim)
+    """Topic, tasks for and against, state; empty for exemplars and other flows."""
+    replayed: Value | None = None
+    """Change on supporting practice tasks that were rolled again under it. They were chosen for
+    having failed, so it leans upwards: an early sign, never a reason to accept."""
 
     def __post_init__(self) -> None:
         if self.kind == "lesson" and self.turns:
@@ -166,7 +173,9 @@ class Experience:
     @property
     def is_shown(self) -> bool:
         """True when it may reach a prompt."""
-        return self.status in ("active", "pinned")
+        return self.status == "pinned" or (
+            self.status == "active" and self.claim.state != "refuted"
+        )
 
     @property
     def body(self) -> str:
@@ -186,7 +195,13 @@ class Experience:
         """Return this entry as a part of a context; newlines of a lesson become indented lines."""
         if self.kind == "exemplar":
             return ContextPart("exemplar", turns=self.turns, source=self.experience_id)
-        return ContextPart("lesson", text=indented(self.text), source=self.experience_id)
+        mark = _ON_TRIAL if self.claim.state == "provisional" else ""
+        return ContextPart(
+            "lesson",
+            text=indented(self.text) + mark,
+            source=self.experience_id,
+            topic=self.claim.topic,
+        )
 
     def revised(self, step: int, op: str, reason: str = "", **changes: Any) -> Experience:
         """Return the entry with some fields changed and the change in its history."""
@@ -218,6 +233,10 @@ class Experience:
             row["merged"] = self.merged
         if self.history:
             row["history"] = [r.to_dict() for r in self.history]
+        if not self.claim.is_empty:
+            row["claim"] = self.claim.to_dict()
+        if self.replayed is not None:
+            row["replayed"] = self.replayed.to_dict()
         return row
 
     @classmethod
@@ -234,7 +253,7 @@ class Experience:
                     f"experience {row.get('experience_id')!r}: {name} is {row[name]!r}; "
                     f"allowed: {', '.join(allowed)}"
                 )
-        value = row.get("value")
+        value, replayed = row.get("value"), row.get("replayed")
         return cls(
             experience_id=row["experience_id"],
             kind=row["kind"],
@@ -250,6 +269,8 @@ class Experience:
             created_step=row.get("created_step", 0),
             updated_step=row.get("updated_step", 0),
             history=tuple(Revision.from_dict(r) for r in row.get("history", ())),
+            claim=Claim.from_dict(row.get("claim") or {}),
+            replayed=None if replayed is None else Value.from_dict(replayed),
         )
 
 

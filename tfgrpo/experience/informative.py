@@ -1,4 +1,4 @@
-"""Which groups teach: those whose rewards differ, as the settings define it.
+"""Which groups teach: those whose rewards differ, or that show what was wanted and missed.
 
 Does not know what is learnt from them. Source: GRPO's zero-advantage groups; the published
 filters (defects 5, 14 and 21) as switches.
@@ -25,6 +25,8 @@ class Teaching:
     or below what others reached."""
     too_few: tuple[RolloutGroup, ...]
     """Fewer usable rollouts than a comparison needs."""
+    differing: int = 0
+    """Groups whose rewards differ; in the flow `reflect` others teach too."""
 
     @property
     def total(self) -> int:
@@ -40,8 +42,8 @@ class Teaching:
     def message(self) -> str:
         """One line for people."""
         return (
-            f"{len(self.informative)} of {self.total} groups ({self.share:.0%}) are informative; "
-            f"{len(self.all_failed)} failed throughout, {len(self.too_few)} have too few rollouts"
+            f"{len(self.informative)} of {self.total} groups ({self.share:.0%}) can teach, "
+            f"{self.differing} by differing rewards; {len(self.all_failed)} failed throughout, {len(self.too_few)} have too few rollouts"
         )
 
 
@@ -52,14 +54,41 @@ def teaching_groups(groups: Sequence[RolloutGroup], settings: ExperienceSettings
     rewards = [r for g in groups for r in g.rewards_G]
     worst, best = min(rewards, default=0.0), max(rewards, default=0.0)
     can_fail = worst <= 0.0 or best - worst > settings.tolerance
-    informative = tuple(g for g in groups if _teaches(g, settings))
+    if settings.flow == "reflect":
+        informative = tuple(g for g in groups if is_improvable(g, settings, best))
+    else:
+        informative = tuple(g for g in groups if _teaches(g, settings))
     ids = {g.group_id for g in informative}
     rest = [g for g in groups if g.group_id not in ids]
     all_failed = tuple(
         g for g in rest if g.graded and can_fail and max(g.rewards_G) - worst <= settings.tolerance
     )
     too_few = tuple(g for g in rest if len(g.graded) < 2)
-    return Teaching(tuple(groups), informative, all_failed, too_few)
+    differing = sum(g.is_informative(settings.tolerance) for g in groups)
+    return Teaching(tuple(groups), informative, all_failed, too_few, differing)
+
+
+def is_improvable(group: RolloutGroup, settings: ExperienceSettings, best: float = 0.0) -> bool:
+    """True when a group can teach: rewards differ, or its best is below full marks and a reference
+    or feedback says what was wanted.
+
+    Without rewards (`ground_truth` off) every group with a finished attempt can: the critic judges.
+
+    Args:
+        group: a practised group.
+        settings: `exemplar_reward` is full marks.
+        best: stands for full marks where those are not known.
+    """
+    rollouts = usable(group, settings)
+    if not rollouts:
+        return False
+    if not settings.ground_truth or group.is_informative(settings.tolerance):
+        return True
+    full = best if settings.exemplar_reward is None else settings.exemplar_reward
+    if max(group.rewards_G) >= full - settings.tolerance:
+        return False
+    feedback = any(r.score is not None and r.score.feedback for r in rollouts)
+    return feedback or group.task.reference is not None
 
 
 def usable(group: RolloutGroup, settings: ExperienceSettings) -> tuple[Rollout, ...]:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, Self
 from tfgrpo.context import Context, Placement
 from tfgrpo.errors import ConfigError, EditError
 from tfgrpo.experience.changes import Change, ChangeSet, Diff
+from tfgrpo.experience.claim import by_topic
 from tfgrpo.experience.draft import (
     ENTRY_OVERHEAD_TOKENS,
     Caps,
@@ -87,7 +88,7 @@ class Library:
         """16 hex digits fixed by the words, statuses, lineage and trust of all entries."""
         rows = [
             [e.experience_id, e.kind, e.text, [m.to_dict() for m in e.turns], e.status, e.trust,
-             e.provenance.to_dict()]
+             e.provenance.to_dict(), *_shape(e)]
             for e in self.entries
         ]  # fmt: skip
         return digest(rows, 16)
@@ -118,11 +119,16 @@ class Library:
     ) -> Context:
         """Return what a policy is given: the whole library, or the selector's choice.
 
-        An exemplar made from `task` itself is left out, so that no task is shown its own answer.
+        Lessons stand by topic, confirmed ones first. An exemplar made from `task` itself is left
+        out, so that no task is shown its own answer.
         """
         entries = self.shown
         if task is not None and selector is not None:
             entries = tuple(self.get(key) for key in selector.select(self, task))
+        ranks = by_topic(e.claim.topic for e in entries)
+        entries = tuple(
+            sorted(entries, key=lambda e: (ranks[e.claim.topic], e.claim.state == "provisional"))
+        )
         parts = tuple(
             e.part()
             for e in entries
@@ -229,7 +235,8 @@ class Library:
             changed=tuple(
                 (a, b)
                 for a, b in both
-                if (a.text, a.turns, a.status) != (b.text, b.turns, b.status)
+                if (a.text, a.turns, a.status, a.is_shown)
+                != (b.text, b.turns, b.status, b.is_shown)
             ),
         )
 
@@ -285,6 +292,12 @@ class Library:
         return replace(self, entries=entries, next_number=next_number, step=step, log=log)
 
 
+def _shape(entry: Experience) -> list[str]:
+    """Return what of a claim reaches prompts; nothing for entries without one."""
+    claim = entry.claim
+    return [claim.topic, claim.state] if claim.topic or claim.state else []
+
+
 EMPTY_LIBRARY = Library()
 
 
@@ -301,6 +314,8 @@ def parse_rendered(prompt: str) -> list[str]:
             found.append(line.removeprefix(mark))
         elif found and line.startswith("    "):
             found[-1] += "\n" + line
+        elif found and line.endswith(":"):
+            continue
         elif found:
             break
     return [undented(text) for text in found]

@@ -1,6 +1,7 @@
 """Settings of the experience module, the switches of its repairs, and the presets.
 
-`default` has every repair on; `paper-main` and `paper-preview` reproduce the two published
+`default` reflects over panels of groups; `contrast` compares one group at a time, with every
+repair of the published method on; `paper-main` and `paper-preview` reproduce the two published
 variants of Training-Free GRPO with every repair off, and each can be switched on alone.
 Does not know models, budgets, how many tasks. Source: Training-Free GRPO (youtu-agent, `main` and
 branch `training_free_GRPO`) as described by its code; defect numbers as in `docs/experience.md`.
@@ -17,8 +18,10 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.experience.draft import Caps
 from tfgrpo.protocols import Limits, Sampling
 
-Flow = Literal["default", "paper-main", "paper-preview"]
-PRESETS: tuple[Flow, ...] = ("default", "paper-main", "paper-preview")
+Flow = Literal["reflect", "contrast", "paper-main", "paper-preview"]
+"""How groups become edits: panels of groups and tried rules, one group at a time, or as published.
+"""
+PRESETS = ("default", "contrast", "paper-main", "paper-preview")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,32 @@ class CriticBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class ReflectSettings:
+    """Sizes of the flow `reflect`."""
+
+    panel_groups: int = 10
+    """At most so many groups in full in one critic call; fewer where the critic's window is small.
+    """
+    counter_evidence: int = 2
+    """Solved groups among them, against which rules are held."""
+    other_tasks: int = 48
+    """Further practised tasks that a panel shows in one line each, with their right answer."""
+    rules: int = 12
+    """At most so many rules of one reply."""
+    entry_tokens: int = 300
+    """Longest entry, in tokens."""
+    replays: int = 8
+    """Supporting practice tasks that are rolled again under proposed rules, once each; 0 rolls
+    none."""
+    crowded: int = 6
+    """Entries of one topic from which the topic is rewritten as a whole; 0 never rewrites."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExperienceSettings:
     """How groups become edits of the library."""
 
-    flow: Flow = "default"
+    flow: Flow = "reflect"
     repairs: Repairs = field(default_factory=Repairs)
     caps: Caps = field(default_factory=Caps)
     budget: CriticBudget = field(default_factory=CriticBudget)
@@ -105,8 +130,8 @@ class ExperienceSettings:
     """`auto` asks the critic where proposals of several groups meet; `deterministic` never asks."""
     exemplars: int = 4
     """At most so many exemplars in the library; 0 for none."""
-    reference_exemplars: bool = False
-    """Make exemplars of references where every rollout failed."""
+    reference_exemplars: bool = True
+    """Make exemplars of references where every rollout failed and references may be shown."""
     exemplar_reward: float | None = None
     """Least reward of an exemplar, and what a rollout must reach not to have failed. None: the
     best reward that was reached anywhere in the step. Set it to the verifier's largest reward
@@ -124,6 +149,9 @@ class ExperienceSettings:
     """What the agent is for: what goes in and what comes out."""
     learning_objective: str = ""
     """What kind of lesson is wanted."""
+    agent: str = ""
+    """The agent's own instructions and tools, for the critic."""
+    reflect: ReflectSettings = field(default_factory=ReflectSettings)
     seed: int = 0
 
     @property
@@ -169,6 +197,7 @@ _PAPER = ExperienceSettings(
     flow="paper-main",
     repairs=NO_REPAIRS,
     summarise="always",
+    reference_exemplars=False,
     exemplars=0,
     lessons_per_group=2,
     placement="user",
@@ -176,7 +205,8 @@ _PAPER = ExperienceSettings(
     sampling=Sampling(),
 )
 _PRESETS: dict[str, ExperienceSettings] = {
-    "default": ExperienceSettings(),
+    "default": ExperienceSettings(template="rules"),
+    "contrast": ExperienceSettings(flow="contrast", reference_exemplars=False),
     "paper-main": _PAPER,
     "paper-preview": replace(
         _PAPER,

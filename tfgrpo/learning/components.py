@@ -140,6 +140,15 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
     return ChatPolicy(lm, system=config.system, sampling=sampling, limits=limits)
 
 
+def agent_text(config: PolicyConfig) -> str:
+    """Return the agent's own instructions and tools as text, for a critic."""
+    if config.kind != "tools":
+        return config.system
+    specs = [_as_tool(name).spec for name in config.tools]
+    lines = [f"- {s.name}({canonical_json(s.parameters)}): {s.description}" for s in specs]
+    return "\n".join([config.system, "Tools:", *lines]).strip()
+
+
 def _as_tool(name: str) -> Tool:
     value = load_object(name, "policy.tools")
     return value if isinstance(value, Tool) else tool(_callable(name, "policy.tools"))

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience import ExperienceSettings, preset
+from tfgrpo.learning.components import agent_text
 
 __all__ = ["experience_settings"]
 
@@ -23,6 +24,7 @@ _SET_ELSEWHERE = {
     "learning_objective": "learn.objective_learning",
     "ground_truth": "learn.ground_truth",
     "reference_exemplars": "learn.reference_exemplars",
+    "agent": "policy.system",
     "seed": "learn.seed",
     "limits": "critic.timeout_s",
     "sampling": "critic.sampling",
@@ -47,6 +49,7 @@ def experience_settings(config: Config) -> ExperienceSettings:
         "reference_exemplars": learn.reference_exemplars,
         "seed": learn.seed,
         "limits": config.critic.to_limits(),
+        "agent": agent_text(config.policy),
     }
     if config.repairs:
         changes["repairs"] = config.repairs

@@ -38,6 +38,8 @@ from tfgrpo.store import Journal
 from tfgrpo.tasks import Splits
 
 EMPTY = "empty"
+_NEAR_FULL = 0.01
+"""A mean gate reward so close to full marks leaves nothing to gain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,13 @@ class Gatekeeper:
     async def best_of(self, step: int, base: Version, proposal: LibraryProposal) -> Version | None:
         """Try the proposal, its lessons and its exemplars alone, then single edits if need be.
 
-        Returns the best accepted version, or None where the base stays.
+        In the flow `reflect` a further arm costs rollouts only while the arms before leave
+        something to gain. Returns the best accepted version, or None where the base stays.
         """
         tried: list[tuple[GateDecision, Version]] = []
         for edits in self._arms(proposal):
-            tried.append(await self._look(step, base, edits, proposal))
+            if not self._is_settled(edits, tried):
+                tried.append(await self._look(step, base, edits, proposal))
         good = [pair for pair in tried if pair[0].accepted]
         if not good:
             for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
@@ -141,8 +145,24 @@ class Gatekeeper:
         lessons = tuple(e for e in edits if e.kind == "lesson")
         exemplars = tuple(e for e in edits if e.kind == "exemplar")
         if lessons and exemplars:
+            if self._settings.flow == "reflect":
+                return [lessons, edits, exemplars]
             return [edits, exemplars, lessons]
         return [edits]
+
+    def _is_settled(
+        self, edits: Sequence[Edit], tried: Sequence[tuple[GateDecision, Version]]
+    ) -> bool:
+        """True where an arm need not be tried: full marks are reached, or lessons are accepted and
+        the arm would leave them out."""
+        good = [version for decision, version in tried if decision.accepted]
+        if self._settings.flow != "reflect" or not good:
+            return False
+        full = self._settings.exemplar_reward
+        means = [_mean_score(self._scored[v.version_id]) for v in good]
+        if full is not None and max(means) >= full - _NEAR_FULL * max(1.0, abs(full)):
+            return True
+        return all(e.kind == "exemplar" for e in edits)
 
     async def _look(
         self, step: int, base: Version, edits: tuple[Edit, ...], proposal: LibraryProposal
@@ -256,6 +276,11 @@ class Gatekeeper:
         # The scores that chose the versions also judge them: the allowed error is shared out.
         level = 1 - 0.05 / max(1, len(self.looks))
         return final_choice(scored, level=level, seed=self._config.learn.seed)
+
+
+def _mean_score(scores: Scores) -> float:
+    means = [sum(r) / len(r) for r in scores.values() if r]
+    return sum(means) / len(means) if means else 0.0
 
 
 def _what(edits: Sequence[Edit]) -> str:

@@ -15,8 +15,9 @@ from typing import Any
 
 from tfgrpo.config.learn import MAY_CHANGE, Config
 from tfgrpo.errors import ChangedSettingsError
-from tfgrpo.experience import Critic, ExperienceSettings, Guards
+from tfgrpo.experience import ExperienceSettings
 from tfgrpo.learning.components import OpenLM, RunComponents
+from tfgrpo.learning.critics import make_critic
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast
 from tfgrpo.learning.loop import Learner
@@ -96,12 +97,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         store.record_decision("splits", splits.to_dict(), key="run")
         sampler = make_sampler(config, roles, given, store, view)
         settings = _with_best_reward(settings, sampler)
-        held_out = (*splits.gate, *splits.test)
-        critic = Critic(
-            roles.lm(config.critic) if settings.lessons else None,
-            settings,
-            guards=Guards.of(found.practised, held_out, max_words=2 * settings.max_words),
-        )
+        critic = make_critic(config, settings, roles, sampler, found.practised, splits)
         learner = Learner(
             config,
             splits,

@@ -26,10 +26,10 @@ from tfgrpo.context import Context
 from tfgrpo.errors import BudgetError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
-    Critic,
     ExperienceSettings,
     FinalChoice,
     LibraryProposal,
+    Proposer,
     Value,
     stalled,
 )
@@ -96,7 +96,7 @@ class Learner:
         config: Config,
         splits: Splits,
         sampler: Sampler,
-        critic: Critic,
+        critic: Proposer,
         settings: ExperienceSettings,
         store: Journal,
         view: ProgressView,
@@ -281,7 +281,7 @@ class Learner:
         """Return each task's context; entries are left out by chance where that is asked for."""
         learn, library = self._config.learn, self._current.library
         ids = [e.experience_id for e in library.shown]
-        chance = learn.preset == "default" and learn.keep_share < 1 and bool(ids)
+        chance = not learn.preset.startswith("paper") and learn.keep_share < 1 and bool(ids)
         plan: list[frozenset[str]] = []
         if chance:
             seed = derive_seed("inclusion", learn.seed, step)

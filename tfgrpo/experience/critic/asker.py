@@ -26,7 +26,9 @@ from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.runtime.canonical import derive_seed
 
 T = TypeVar("T")
-Stage = Literal["summarise", "contrast", "update", "merge", "nudge_text"]
+Stage = Literal[
+    "summarise", "contrast", "update", "merge", "nudge_text", "panel", "revise", "consolidate"
+]
 _MARGIN_TOKENS = 200
 """For chat marks and our own re-asking words."""
 

@@ -1,38 +1,38 @@
-"""The critic: from the groups of one step to a proposed library, with the books.
+"""The critic of one group at a time: from the groups of a step to a proposed library.
 
-Default flow: summarise each attempt (short ones are read as they are), contrast the attempts of
+Flow `contrast`: summarise each attempt (short ones are read as they are), contrast the attempts of
 each informative group (the semantic advantage, with the numeric ones shown), relate the lessons to
 the library, merge what several groups propose, apply. Groups run concurrently. Without an
 informative group nothing is asked. The result is a proposal: the gate decides.
 Does not know rollouts' making, gates, files. Source: Training-Free GRPO; accountability, guards
-and quarantine are our own. The published flows are in `paper`.
+and quarantine are our own. The published flows are in `paper_flow`, the flow `reflect` is in
+`experience.reflect`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience.critic.asker import Asker, CallNote, Refusals, Where, together
+from tfgrpo.experience.critic.asker import Asker, Refusals, Where, together
 from tfgrpo.experience.critic.evidence import trajectory
 from tfgrpo.experience.critic.merging import Merged, reconcile, settle
 from tfgrpo.experience.critic.paper_flow import paper_step
 from tfgrpo.experience.critic.paper_operations import operations_from
+from tfgrpo.experience.critic.proposal import LibraryProposal, Settled, close_books, redacted
 from tfgrpo.experience.critic.stage_prompts import StagePrompts
 from tfgrpo.experience.draft import TokenCounter, estimate_tokens
 from tfgrpo.experience.edits import (
     Edit,
-    EditCounts,
     EditOutcome,
     Lesson,
     RejectedRow,
     numbered,
     read_lessons,
 )
-from tfgrpo.experience.entry import Experience, Provenance, Trust
+from tfgrpo.experience.entry import Provenance, Trust
 from tfgrpo.experience.exemplars import exemplar_edits
 from tfgrpo.experience.guards import (
     Foreign,
@@ -46,64 +46,6 @@ from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.protocols import LM
 from tfgrpo.rollout import Rollout, RolloutGroup
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryProposal:
-    """What one step proposes and how it came about."""
-
-    before: Library
-    library: Library
-    """The proposed version; equal to `before` where nothing can be learnt."""
-    outcomes: tuple[EditOutcome, ...] = ()
-    """One a proposal; see `counts`."""
-    rejected: tuple[RejectedRow, ...] = ()
-    """Parts of replies that never were a proposal."""
-    evicted: tuple[Experience, ...] = ()
-    notes: tuple[CallNote, ...] = ()
-    calls: Mapping[str, int] = field(default_factory=dict)
-    """How often: `calls`, `calls:STAGE`, `cut`, `reasked`, `shortened`, `failed`, `unusable`,
-    `not_asked` (groups that were given up)."""
-    groups: int = 0
-    informative: int = 0
-    message: str = ""
-    """One line for people."""
-
-    @property
-    def counts(self) -> EditCounts:
-        """The books: proposed = applied + merged + rejected."""
-        return EditCounts.of(self.outcomes)
-
-    @property
-    def has_change(self) -> bool:
-        """True when a prompt would differ."""
-        return not self.before.diff(self.library).is_empty
-
-    @property
-    def applied(self) -> tuple[Edit, ...]:
-        """The edits that changed the library, for trying them in smaller sets."""
-        return tuple(o.edit for o in self.outcomes if o.result == "applied" and o.edit.op != "keep")
-
-    @property
-    def is_unusable(self) -> bool:
-        """True when something was proposed or asked in vain: an honest empty list is neither."""
-        tried = bool(self.outcomes or self.rejected or self.notes)
-        return tried and not any(o.result != "rejected" for o in self.outcomes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form for a journal; libraries by version only."""
-        return {
-            "before": self.before.version_id,
-            "proposed": self.library.version_id,
-            "outcomes": [o.to_dict() for o in self.outcomes],
-            "rejected": [{"row": r.row, "reason": r.reason} for r in self.rejected],
-            "evicted": [e.experience_id for e in self.evicted],
-            "notes": [n.to_dict() for n in self.notes],
-            "calls": dict(self.calls),
-            "groups": self.groups,
-            "informative": self.informative,
-            "message": self.message,
-        }
 
 
 class Critic:
@@ -125,6 +67,11 @@ class Critic:
         count: TokenCounter = estimate_tokens,
     ) -> None:
         self.settings = settings or ExperienceSettings()
+        if lm is not None and self.settings.flow == "reflect":
+            raise ConfigError(
+                "the settings ask for the flow 'reflect': make it with make_critic, or give "
+                "Critic settings of another flow"
+            )
         if lm is None and self.settings.lessons:
             raise ConfigError(
                 "the critic has no LM: give one, or set experience.lessons = false for exemplars"
@@ -151,7 +98,7 @@ class Critic:
         )
         run = _Step(self._lm, settings, guards, self._count, library, self._refusals)
         if self._lm is not None and settings.lessons:
-            if settings.flow == "default":
+            if settings.flow == "contrast":
                 await run.lessons(teaching.informative)
             else:
                 assert run.asker is not None
@@ -201,7 +148,7 @@ class _Step:
         live: list[Edit] = []
         for edit, verdict in zip(proposals, verdicts, strict=True):
             if verdict:
-                self.settled.append(EditOutcome(_redacted(edit), "rejected", verdict))
+                self.settled.append(EditOutcome(redacted(edit), "rejected", verdict))
             else:
                 (held if edit.quarantine else live).append(edit)
         related = await self._related(live)
@@ -320,31 +267,15 @@ class _Step:
 
     def finish(self, teaching: Teaching, step: int) -> LibraryProposal:
         """Apply what is left and close the books."""
-        repairs = self.settings.repairs
-        applied = self.library.apply(
+        books = self.asker.books if self.asker else None
+        return close_books(
+            self.library,
             self.edits,
+            Settled(tuple(self.settled), tuple(self.rejected), books),
+            teaching,
+            self.settings,
             step=step,
-            caps=self.settings.caps if repairs.bounded_library else None,
             count=self.count,
-            deduplicate=repairs.bounded_library,
-        )
-        outcomes = (*self.settled, *applied.outcomes)
-        calls = dict(self.asker.books.counts) if self.asker else {}
-        notes = tuple(self.asker.books.notes) if self.asker else ()
-        counts = EditCounts.of(outcomes)
-        assert counts.proposed == counts.applied + counts.merged + counts.rejected
-        has_news = any(o.result != "rejected" for o in applied.outcomes)
-        return LibraryProposal(
-            before=self.library,
-            library=applied.library if has_news else self.library,
-            outcomes=outcomes,
-            rejected=tuple(self.rejected),
-            evicted=applied.evicted if has_news else (),
-            notes=notes,
-            calls=calls,
-            groups=teaching.total,
-            informative=len(teaching.informative),
-            message=_message(teaching, counts),
         )
 
     def _asker(self) -> Asker:
@@ -357,37 +288,3 @@ def _proposed(lesson: Lesson, group: RolloutGroup, shown: Sequence[Rollout], tru
     ids = named or [r.rollout_id for r in shown]
     provenance = Provenance(tuple(ids), (group.group_id,), (group.task.task_id,))
     return Edit("add", lesson.text, provenance=provenance, trust=trust)
-
-
-def _redacted(edit: Edit) -> Edit:
-    """Return a refused edit without its words, which may be what must not be kept."""
-    return replace(edit, text=f"({len(edit.text)} characters withheld)")
-
-
-def _message(teaching: Teaching, counts: EditCounts) -> str:
-    if not counts.proposed:
-        return f"nothing to learn: {teaching.message}"
-    return (
-        f"{teaching.message}; {counts.proposed} proposals: {counts.applied} applied, "
-        f"{counts.merged} merged, {counts.rejected} rejected"
-    )
-
-
-def stalled(steps: Sequence[LibraryProposal], limit: int = 3) -> str:
-    """Return why to stop when the last `limit` steps all came to nothing usable, or nothing.
-
-    Steps without an informative group say nothing about the critic and do not count.
-    """
-    asked = [s for s in steps if s.informative > 0]
-    if len(asked) < limit or not all(s.is_unusable for s in asked[-limit:]):
-        return ""
-    causes: Counter[str] = Counter()
-    for step in asked[-limit:]:
-        causes.update(n.problem for n in step.notes)
-        causes.update(o.reason for o in step.outcomes if o.result == "rejected")
-        causes.update(r.reason for r in step.rejected)
-    likely = "; ".join(f"{n} times {cause!r}" for cause, n in causes.most_common(3))
-    return (
-        f"the last {limit} steps gave no usable edit (likely cause: {likely or 'empty replies'}): "
-        "try another critic model, a larger reply limit, or experience.lessons = false"
-    )
