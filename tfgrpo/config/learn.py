@@ -156,8 +156,8 @@ class GateConfig(Section):
     """The gate and the final proof."""
 
     enabled: bool = True
-    group_size: int = Field(default=4, ge=1)
-    """Draws a gate task for each arm."""
+    group_size: int = Field(default=2, ge=1)
+    """Draws of a gate task under each version (contrast: 4)."""
     min_difference: float = 0.0
     """The paired mean difference must be at least this."""
     max_harm: float = 0.01
@@ -196,7 +196,10 @@ class RunConfig(Section):
 
 
 PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "contrast": {"learn": {"batch": 16, "group_size": 8, "reference_exemplars": False}},
+    "contrast": {
+        "learn": {"batch": 16, "group_size": 8, "reference_exemplars": False},
+        "gate": {"group_size": 4},
+    },
     "paper-main": {
         "learn": {"epochs": 3, "batch": 64, "group_size": 5, "reference_exemplars": False},
         "gate": {"enabled": False},

@@ -20,7 +20,7 @@ from tfgrpo.rollout import Rollout, RolloutGroup, Step
 from tfgrpo.runtime.canonical import canonical_json
 
 _STEP_TOKENS = 40
-_LINE_TOKENS = 160
+_LINE_TOKENS = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,14 @@ class PanelText:
 
     def line(self, group: RolloutGroup) -> str:
         """Return a task in one line with its right answer, or nothing where none is known."""
-        key = self.key(group, _LINE_TOKENS // 2)
+        key = self.key(group, _LINE_TOKENS)
         if not key:
             full = self._settings.exemplar_reward
             best = max(usable(group, self._settings), key=lambda r: r.reward or 0.0, default=None)
             reached = best is not None and best.reward is not None and full is not None
             if not reached or best is None or (best.reward or 0.0) < (full or 0.0):
                 return ""
-            key = cut(best.answer, _LINE_TOKENS // 2, self._count)
+            key = cut(best.answer, _LINE_TOKENS, self._count)
         task = cut(group.task.text, _LINE_TOKENS, self._count)
         return f"task {group.task.task_id}: {_flat(task)} → {_flat(key)}"
 
@@ -169,8 +169,10 @@ class PanelText:
         if rollout.steps and rollout.steps[-1].action.reasoning and number == 1:
             thought = cut(rollout.steps[-1].action.reasoning, each // 2, self._count)
             text += f"\n(thought: {_flat(thought)})"
-        if self._settings.ground_truth and rollout.score is not None and rollout.score.feedback:
-            text += f"\nverifier: {cut(rollout.score.feedback, max(60, each), self._count)}"
+        said = "" if rollout.score is None else rollout.score.feedback
+        # Where the key is shown, the parts' lines say the rest for the other attempts.
+        if said and self._settings.ground_truth and (number == 1 or group.task.reference is None):
+            text += f"\nverifier: {cut(said, max(60, each), self._count)}"
         return f"{head}:\n{self.data(text, f'{group.task.task_id} {number}')}"
 
     def data(self, text: str, label: str) -> str:
