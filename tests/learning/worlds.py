@@ -113,6 +113,13 @@ class Killed(BaseException):
 
 def critic_reply(prompt: str, lesson: str) -> str:
     """Return what an obedient critic says to a prompt of any flow."""
+    if "Write the rules now" in prompt:
+        shown = re.findall(r"^### Task (\S+)", prompt, re.MULTILINE)
+        row = {"id": None, "topic": "", "text": lesson, "support": shown, "against": []}
+        return json.dumps({"rules": [row] if lesson and lesson not in prompt else [], "entries": []})
+    if "That was all." in prompt:
+        found = sorted(set(re.findall(r"^\[([ER]\d+)\]", prompt, re.MULTILINE)))
+        return json.dumps({"rules": [{"id": i, "text": lesson} for i in found]})
     found = sorted(set(re.findall(r"\bC\d+\b", prompt)))
     if '{"lessons"' in prompt:
         return json.dumps({"lessons": [{"lesson": lesson, "attempts": [1]}] if lesson else []})
