@@ -149,7 +149,7 @@ def settings(folder: Path, **sections: dict[str, Any]) -> Config:
         "policy": {"lm": "scripted:policy", "sampling": {"temperature": 0.7, "max_tokens": 40}},
         "critic": {"lm": "scripted:critic"},
         "verifier": {"kind": "exact"},
-        "learn": {"batch": 6, "group_size": 4, "entries": "lessons"},
+        "learn": {"epochs": 1, "batch": 6, "group_size": 4, "entries": "lessons"},
         "gate": {"group_size": 4, "test_group_size": 4},
     }
     for name, changes in sections.items():

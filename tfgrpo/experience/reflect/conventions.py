@@ -3,8 +3,8 @@
 A convention holds for a kind of task; a memory tells of one. Refused, beside everything that the
 common guards refuse: the complete answer of one task, a person or an identifier that stands in one
 task alone. A value that a rule says must stand in the keys of the tasks that it cites, otherwise
-the citation does not count. How many citations are left decides between a confirmed rule and one on
-trial; that is the caller's business (`claim`). Patterns find plain forms; the gate is the next line.
+the citation does not count. How many citations are left decides between a confirmed rule and one
+on trial; that is the caller's business (`claim`). Patterns find plain forms; the gate is next.
 Does not know the library or who is asked. Source: own.
 """
 
@@ -137,9 +137,7 @@ class Conventions:
         in_keys = {w for key in self.keys.values() for w in key} & said - self._stop(text)
         if not in_keys:
             return tuple(cited)
-        return tuple(
-            t for t in cited if not self.keys.get(t) or in_keys.intersection(self.keys[t])
-        )
+        return tuple(t for t in cited if not self.keys.get(t) or in_keys.intersection(self.keys[t]))
 
     def _stop(self, text: str) -> set[str]:
         """Return words of a rule that are no values although they may stand in keys."""

@@ -95,9 +95,7 @@ class PanelText:
         attempts = distinct(rollouts)
         task_id = group.task.task_id
         each = max(24, share // max(2, len(attempts) + 1))
-        rows = [
-            self._attempt(i, a, attempts[0], each, group) for i, a in enumerate(attempts, 1)
-        ]
+        rows = [self._attempt(i, a, attempts[0], each, group) for i, a in enumerate(attempts, 1)]
         parts = part_lines(attempts, rollouts) if settings.ground_truth else []
         lines = [
             f"### Task {task_id}",
@@ -141,7 +139,7 @@ class PanelText:
             if entry.kind != "lesson":
                 continue
             claim = entry.claim
-            facts = [claim.state or "of another flow"]
+            facts: list[str] = [claim.state or "of another flow"]
             facts += [f"topic {claim.topic}"] if claim.topic else []
             facts += [f"for {', '.join(claim.support)}"] if claim.support else []
             facts += [f"against {', '.join(claim.against)}"] if claim.against else []
@@ -182,9 +180,7 @@ class PanelText:
         return fence(text, seed=self._settings.seed, label=label)
 
 
-def summary(
-    rollout: Rollout, sibling: Rollout, limit: int, count: TokenCounter
-) -> str:
+def summary(rollout: Rollout, sibling: Rollout, limit: int, count: TokenCounter) -> str:
     """Return an attempt: whole where it is one step, else a line each step.
 
     The decisive step stands in full: the first one that differs from the best sibling's, or the

@@ -25,9 +25,7 @@ _FIRST_SHARE = 1200
 class ReflectPrompts:
     """Builds the prompts of one step."""
 
-    def __init__(
-        self, settings: ExperienceSettings, words: PanelText, count: TokenCounter
-    ) -> None:
+    def __init__(self, settings: ExperienceSettings, words: PanelText, count: TokenCounter) -> None:
         self._settings = settings
         self._words = words
         self._count = count

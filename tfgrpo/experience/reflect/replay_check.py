@@ -8,7 +8,7 @@ know how rollouts are made. Source: own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfgrpo.experience.entry import Experience, Value
@@ -27,7 +27,7 @@ class ReplayCheck:
     tasks: tuple[str, ...]
     """Supporting tasks that were rolled again."""
     turned: tuple[str, ...]
-    """Those that did better than before."""
+    """Those that did better than before in one of the draws."""
     already_right: tuple[str, ...]
     """Those where there was nothing left to turn."""
     value: Value | None
@@ -70,7 +70,9 @@ def replay_tasks(
     chosen: list[Task] = []
     while len(chosen) < settings.reflect.replays:
         gain = {t: sum(need[r] > 0 for r in ids) for t, ids in supports.items()}
-        best = max(gain, key=lambda t: (gain[t], -(open_groups[t].mean_reward or 0.0)), default=None)
+        best = max(
+            gain, key=lambda t: (gain[t], -(open_groups[t].mean_reward or 0.0)), default=None
+        )
         if best is None or not gain[best]:
             break
         for rule in supports.pop(best):
@@ -95,7 +97,7 @@ def check_replays(
             continue
         was = {t: _scores(old[t], rule.claim.topic) for t in tasks}
         now = {t: _scores(new[t], rule.claim.topic) for t in tasks}
-        turned = tuple(t for t in tasks if _mean(now[t]) > _mean(was[t]) + settings.tolerance)
+        turned = tuple(t for t in tasks if max(now[t]) > _mean(was[t]) + settings.tolerance)
         best = {t: _best(old[t], rule.claim.topic, settings) for t in tasks}
         right = tuple(
             t for t in tasks if t not in turned and _mean(was[t]) >= best[t] - settings.tolerance
@@ -107,6 +109,12 @@ def check_replays(
             )
         )  # fmt: skip
     return checks
+
+
+def joined(first: Sequence[RolloutGroup], second: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Return one group a task with the rollouts of both draws."""
+    more = {g.task.task_id: g.rollouts for g in second}
+    return [replace(g, rollouts=g.rollouts + more.get(g.task.task_id, ())) for g in first]
 
 
 def _scores(group: RolloutGroup, topic: str) -> list[float]:

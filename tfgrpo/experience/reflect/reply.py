@@ -136,9 +136,7 @@ def _rule(row: Any, tasks: Mapping[str, str], entries: Mapping[str, str]) -> Rul
     )
 
 
-def _verdict(
-    row: Any, tasks: Mapping[str, str], entries: Mapping[str, str]
-) -> EntryVerdict | None:
+def _verdict(row: Any, tasks: Mapping[str, str], entries: Mapping[str, str]) -> EntryVerdict | None:
     if not isinstance(row, dict):
         return None
     entry = resolve(row.get("id"), entries)

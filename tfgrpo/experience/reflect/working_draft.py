@@ -214,7 +214,10 @@ class WorkingDraft:
         """Return why a rule may not stand as it is, and whether it is held back for a person."""
         tokens = self._count(rule.text)
         if tokens > self._settings.reflect.entry_tokens:
-            return f"{tokens} tokens; at most {self._settings.reflect.entry_tokens} are allowed", False
+            return (
+                f"{tokens} tokens; at most {self._settings.reflect.entry_tokens} are allowed",
+                False,
+            )
         if edit.claim.state == "refuted":
             return "as many of its own tasks speak against it as for it", False
         if self._settings.repairs.fenced_data:
@@ -227,7 +230,11 @@ class WorkingDraft:
         if edit.op == "update":
             old = self.library.get(edit.target)
             lost = lost_values(old.text, rule.text)
-            if old.claim.state == "confirmed" and lost and not (edit.claim.against or old.claim.against):
+            if (
+                old.claim.state == "confirmed"
+                and lost
+                and not (edit.claim.against or old.claim.against)
+            ):
                 return f"the rewrite of {edit.target} loses {', '.join(lost[:5])}", False
         return "", False
 
