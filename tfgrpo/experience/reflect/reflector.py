@@ -44,6 +44,10 @@ Replay = Callable[[Library, Sequence[Task], str], Awaitable[Sequence[RolloutGrou
 """Rolls practice tasks out under a library once each; the text names the draw."""
 
 
+_GIVE_UP_AFTER = 2
+"""First calls that may fail alike before the run ends: a call carries a whole panel."""
+
+
 class Reflector:
     """Turns groups into a proposed library, over panels.
 
@@ -71,7 +75,7 @@ class Reflector:
         self._conventions = conventions
         self._replay = replay
         self._count = count
-        self._refusals = Refusals()
+        self._refusals = Refusals(_GIVE_UP_AFTER)
         self._past: dict[str, RolloutGroup] = {}
         self._marks: tuple[Edit, ...] = ()
 
@@ -150,7 +154,7 @@ class _Step:
     async def _panel(self, panel: Panel) -> None:
         library = self.draft.library
         reply = await self.asker.ask(
-            Where("panel"),
+            Where("panel", panel.groups[0].task.task_id),
             lambda room: self.prompts.fitted_panel(panel, library, room),
             lambda text: read_reply(text, panel.task_ids, self.draft.lesson_ids),
         )
@@ -218,7 +222,7 @@ class _Step:
             t for rule in refused for t in (*rule.rule.support, *rule.rule.against)
         }
         reply = await self.asker.ask(
-            Where("revise"),
+            Where("revise", min(cited, default="")),
             lambda room: self.prompts.fitted_revision(idle, refused, self.draft.library, room),
             lambda text: read_reply(text, sorted(cited), list(names)),
         )

@@ -138,12 +138,9 @@ def _best(group: RolloutGroup, topic: str, settings: ExperienceSettings) -> floa
     return float("inf") if settings.exemplar_reward is None else settings.exemplar_reward
 
 
-def _value(was: Scores, now: Scores) -> Value:
-    if len(was) > 1:
-        return Value.of(paired_difference(was, now))
-    ((task_id, before),) = was.items()
-    change = _mean(now[task_id]) - _mean(before)
-    return Value(change, float("-inf"), float("inf"), 1)
+def _value(was: Scores, now: Scores) -> Value | None:
+    """Return the paired change over tasks; one task alone has no interval."""
+    return Value.of(paired_difference(was, now)) if len(was) > 1 else None
 
 
 def _mean(values: Sequence[float]) -> float:
