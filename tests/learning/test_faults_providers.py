@@ -145,7 +145,7 @@ def test_a_critic_that_is_refused_throughout_stops_the_run_as_a_policy_does(
 ) -> None:
     world = RefusedCritic()
     world.kinds = (kind,)
-    with pytest.raises(ProviderError, match="first 5 calls of the critic all failed alike") as told:
+    with pytest.raises(ProviderError, match="first 2 calls of the critic all failed alike") as told:
         world.learn(settings(tmp_path))
     assert "max_tokens is not supported" in str(told.value) and told.value.kind == kind
     assert world.stages["test"] == 0 and world.stages["critic"] <= 16

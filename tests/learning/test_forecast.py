@@ -59,6 +59,7 @@ def test_a_run_asks_for_no_less_and_no_more_than_was_forecast(
         if stage in calls(plan):
             low, high = calls(plan)[stage]
             assert low <= made.pop(stage) <= high, (stage, low, high)
+    assert made.pop("replay", 0) <= calls(plan).get("replay", (0, 0))[1]
     assert sum(made.values()) <= calls(plan).get("critic", (0, 0))[1], made
     assert world.calls <= plan.calls_high
     for row in plan.stages:
@@ -70,15 +71,17 @@ def test_a_run_asks_for_no_less_and_no_more_than_was_forecast(
 def test_a_library_at_its_cap_is_the_most_that_is_forecast_for_it() -> None:
     tight = preset("default", caps={"tokens": 100})
     assert library_tokens(tight, 50, 30, 200) == 140
-    few = preset("default", lessons_per_group=1, max_words=10, exemplars=1)
+    few = preset("contrast", lessons_per_group=1, max_words=10, exemplars=1)
     assert library_tokens(few, 2, 30, 200) == 2 * 24 + (30 + 200 + 8) + 40
     assert library_tokens(few, 0, 30, 200) == 40
+    rules = preset("default", exemplars=0, reflect={"rules": 3, "entry_tokens": 50})
+    assert library_tokens(rules, 2, 30, 200) == 2 * 3 * (50 + 4) + 40
 
 
 def test_each_step_of_a_tool_attempt_sends_again_what_came_before() -> None:
     tasks = [Task("t", "x" * 40)]
     section = {"kind": "tools", "max_steps": 3, "sampling": {"max_tokens": 100}}
-    config = Config.from_mapping({"policy": section, "learn": {"group_size": 2}})
+    config = Config.from_mapping({"policy": section, "learn": {"group_size": 2, "preset": "contrast"}})
     (practice, *_) = forecast(config, tasks, (), ()).stages
     bare = 10 + 4
     by_hand = 2 * (3 * bare + (1 + 2) * (100 + 512 + 8))

@@ -116,9 +116,7 @@ def critic_reply(prompt: str, lesson: str) -> str:
     if "Write the rules now" in prompt:
         shown = re.findall(r"^### Task (\S+)", prompt, re.MULTILINE)
         row = {"id": None, "topic": "", "text": lesson, "support": shown, "against": []}
-        return json.dumps(
-            {"rules": [row] if lesson and lesson not in prompt else [], "entries": []}
-        )
+        return json.dumps({"rules": [row] if lesson and lesson not in prompt else [], "entries": []})
     if "That was all." in prompt:
         found = sorted(set(re.findall(r"^\[([ER]\d+)\]", prompt, re.MULTILINE)))
         return json.dumps({"rules": [{"id": i, "text": lesson} for i in found]})
@@ -151,7 +149,7 @@ def settings(folder: Path, **sections: dict[str, Any]) -> Config:
         "policy": {"lm": "scripted:policy", "sampling": {"temperature": 0.7, "max_tokens": 40}},
         "critic": {"lm": "scripted:critic"},
         "verifier": {"kind": "exact"},
-        "learn": {"batch": 6, "group_size": 4, "entries": "lessons"},
+        "learn": {"epochs": 1, "batch": 6, "group_size": 4, "entries": "lessons"},
         "gate": {"group_size": 4, "test_group_size": 4},
     }
     for name, changes in sections.items():

@@ -123,8 +123,10 @@ class LearnConfig(Section):
     """How groups become lessons: `default` reflects over panels of groups, `contrast` compares one
     group at a time, the paper presets follow the published variants. A preset brings its own
     epochs, batch, group size and gate settings, which single keys override."""
-    epochs: int = Field(default=1, ge=1)
-    """Passes over the practice tasks (paper presets: 3)."""
+    epochs: int = Field(default=2, ge=1)
+    """Passes over the practice tasks (contrast: 1; paper presets: 3). With the default preset later
+    passes draw only tasks that the library still gets wrong, and there is none where the gate
+    leaves nothing to gain."""
     batch: int = Field(default=32, ge=1)
     """Practice tasks a step (contrast: 16; paper presets: 64 and 100)."""
     group_size: int = Field(default=4, ge=1)
@@ -146,10 +148,23 @@ class LearnConfig(Section):
     keep_share: float = Field(default=0.8, gt=0, le=1)
     """Share of the entries that a practice task is shown, chosen by chance, so that each entry's
     effect can be told; 1 shows all. The paper presets show all."""
+    random_share: float = Field(default=0.25, ge=0, lt=1)
+    """Share of a later pass that is drawn by chance over all practice tasks, so that entries'
+    values stay unbiased; the rest goes to tasks that still fail. Default preset only."""
+    pool: int = Field(default=4, ge=1)
+    """Accepted versions without successors that are kept as parents of further steps."""
     top_k: int = Field(default=0, ge=0)
     """Also try giving each task only its k nearest entries; 0 does not. The gate decides."""
     embedder: str = "hashed"
     """`hashed` n-grams, or the name of a sentence-transformers model."""
+
+
+class PracticeConfig(Section):
+    """How practice differs from evaluation and use."""
+
+    sampling: SamplingConfig = SamplingConfig()
+    """How the policy draws in practice and replays, over `policy.sampling`; what is evaluated and
+    exported keeps the policy's own. The published method practises at temperature 0.7."""
 
 
 class GateConfig(Section):
@@ -197,7 +212,7 @@ class RunConfig(Section):
 
 PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "contrast": {
-        "learn": {"batch": 16, "group_size": 8, "reference_exemplars": False},
+        "learn": {"epochs": 1, "batch": 16, "group_size": 8, "reference_exemplars": False},
         "gate": {"group_size": 4},
     },
     "paper-main": {
@@ -221,7 +236,10 @@ class Config(Section):
     critic: CriticConfig = CriticConfig()
     judge: CriticConfig = CriticConfig()
     verifier: dict[str, Any] = {"kind": "exact"}
+    """What judges attempts, by `kind` with its own keys. Kind `none` with `by = "critic"` or
+    `"majority"` learns without rewards: unverified, without gate and proof."""
     learn: LearnConfig = LearnConfig()
+    practice: PracticeConfig = PracticeConfig()
     repairs: dict[str, bool] = {}
     """Single repairs of the published algorithm, over the preset's."""
     nudge: NudgeConfig = NudgeConfig()

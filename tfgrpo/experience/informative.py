@@ -43,7 +43,8 @@ class Teaching:
         """One line for people."""
         return (
             f"{len(self.informative)} of {self.total} groups ({self.share:.0%}) can teach, "
-            f"{self.differing} by differing rewards; {len(self.all_failed)} failed throughout, {len(self.too_few)} have too few rollouts"
+            f"{self.differing} by differing rewards; {len(self.all_failed)} failed throughout, "
+            f"{len(self.too_few)} have too few rollouts"
         )
 
 

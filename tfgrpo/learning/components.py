@@ -71,8 +71,25 @@ class RunComponents:
         """Return the policy that the settings describe."""
         return make_policy(self._config.policy, self.lm)
 
-    def verifier(self) -> Verifier:
-        """Return the verifier that the settings describe; a judge asks the judge's LM."""
+    def practice_policy(self) -> Policy:
+        """Return the policy as practice draws from it."""
+        policy = self._config.policy
+        given = self._config.practice.sampling
+        changes = {name: getattr(given, name) for name in given.model_fields_set}
+        sampling = policy.sampling.model_copy(update=changes)
+        return make_policy(policy.model_copy(update={"sampling": sampling}), self.lm)
+
+    def verifier(self) -> Verifier | None:
+        """Return the verifier that the settings describe; a judge asks the judge's LM.
+
+        None for the kind `none`, whose key `by` says who judges practice: `critic` or `majority`.
+
+        Raises:
+            ConfigError: an unknown kind or key.
+        """
+        if self._config.verifier.get("kind") == "none":
+            check_unverified(self._config.verifier)
+            return None
 
         def judge_lm(spec: str = "", **options: Any) -> LM:
             judge = self._config.judge
@@ -88,6 +105,21 @@ class RunComponents:
         """Close every LM that was opened."""
         for lm in self._raw.values():
             await lm.aclose()
+
+
+def check_unverified(verifier: Mapping[str, Any]) -> None:
+    """Check the settings of the verifier kind `none`.
+
+    Raises:
+        ConfigError: an unknown key, or `by` is neither `critic` nor `majority`.
+    """
+    unknown = sorted(verifier.keys() - {"kind", "by"})
+    by = verifier.get("by", "critic")
+    if unknown or by not in ("critic", "majority"):
+        raise ConfigError(
+            f"verifier {dict(verifier)}: kind 'none' knows the key 'by', which is 'critic' or "
+            "'majority'"
+        )
 
 
 def with_judge_role(verifier: Mapping[str, Any], role: RoleConfig) -> dict[str, Any]:

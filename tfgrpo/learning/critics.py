@@ -41,13 +41,14 @@ class Replays:
         self._seed = seed
 
     async def __call__(
-        self, library: Library, tasks: Sequence[Task], step: int
+        self, library: Library, tasks: Sequence[Task], draw: str
     ) -> list[RolloutGroup]:
-        """Return one group a task; raises like `Sampler.groups`."""
+        """Return one group a task; `draw` is the step and round. Raises like `Sampler.groups`."""
+        step = int(draw.split(".")[0])
         draws = GroupSpec(
             group_size=1,
             seed=self._seed,
-            scope=f"replay{step}",
+            scope=f"replay{draw}",
             stage="replay",
             metadata={"step": step, "arm": "replay", "library_version": library.version_id},
         )

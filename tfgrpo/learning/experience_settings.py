@@ -45,7 +45,7 @@ def experience_settings(config: Config) -> ExperienceSettings:
     changes |= {
         "objective": learn.objective_agent,
         "learning_objective": learn.objective_learning,
-        "ground_truth": learn.ground_truth,
+        "ground_truth": learn.ground_truth and not _is_judged_by_critic(config),
         "reference_exemplars": learn.reference_exemplars,
         "seed": learn.seed,
         "limits": config.critic.to_limits(),
@@ -73,6 +73,12 @@ def experience_settings(config: Config) -> ExperienceSettings:
             ),
         )
     return settings
+
+
+def _is_judged_by_critic(config: Config) -> bool:
+    """True without a verifier, unless the majority of a group stands in for one."""
+    verifier = config.verifier
+    return verifier.get("kind") == "none" and verifier.get("by", "critic") == "critic"
 
 
 def _check_settings(given: Mapping[str, Any]) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfgrpo.config.learn import Config
 from tfgrpo.context import render_messages
+from tfgrpo.experience.reflect.panels import panel_size
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import Task
 from tfgrpo.statistics import min_detectable
@@ -29,6 +30,8 @@ _DEFAULT_REPLY = 512
 _CRITIC_PROMPT = 1500
 _CRITIC_REPLY = 400
 _OBSERVATION = 512
+_PANEL_FIXED = 3000
+"""Most tokens of a panel's fixed text and the agent's instructions (approximation)."""
 _FRAME = 40
 """Tokens of the words around lessons."""
 _TOKENS_A_WORD = 2
@@ -115,11 +118,14 @@ def library_tokens(settings: ExperienceSettings, groups: int, longest: int, repl
         reply: limit of a reply, which an exemplar shows.
     """
     lessons = groups * settings.lessons_per_group if settings.lessons else 0
+    words = settings.max_words * _TOKENS_A_WORD
+    if settings.flow == "reflect":
+        lessons, words = groups * settings.reflect.rules, settings.reflect.entry_tokens
     exemplars = min(settings.exemplars, groups)
     caps = settings.caps if settings.repairs.bounded_library else None
     if caps is not None and caps.entries is not None:
         lessons = min(lessons, caps.entries)
-    tokens = lessons * (settings.max_words * _TOKENS_A_WORD + _MESSAGE_OVERHEAD)
+    tokens = lessons * (words + _MESSAGE_OVERHEAD)
     tokens += exemplars * (longest + reply + 2 * _MESSAGE_OVERHEAD)
     if caps is not None and caps.tokens is not None:
         tokens = min(tokens, caps.tokens)
@@ -147,18 +153,28 @@ def forecast(
     longest = max((_prompt_tokens(config, [t]) for t in practice), default=0)
     made = settings or ExperienceSettings()
     library = library_tokens(made, groups, longest, _reply_limit(config))
+    reflects = made.flow == "reflect" and made.lessons
     arms = {"both": 3, "lessons": 1, "exemplars": 1}[learn.entries] + gates.retry_single_edits
+    arms += 2 if reflects else 0  # rewritten topics, two versions united
     draws = learn.epochs * learn.group_size
+    # A pass ends early where the gate leaves nothing to gain; later passes draw what still fails.
+    least = learn.group_size if made.flow == "reflect" else draws
     # The first step's groups are made before there is anything to show.
     informed = (groups - min(learn.batch, len(practice))) * learn.group_size * library
-    stages = [_rollouts("practice", config, practice, (draws, draws), informed, policy_price)]
+    stages = [_rollouts("practice", config, practice, (least, draws), informed, policy_price)]
+    if made.flow == "reflect" and 0 < learn.batch < len(practice):
+        shortest = sorted(practice, key=lambda t: _prompt_tokens(config, [t]))[: learn.batch]
+        first = _rollouts("practice", config, shortest, (least, least), 0, policy_price)
+        stages[0] = _with_least(stages[0], first)
+    if reflects and practice:
+        stages += _reflecting(config, made, practice, steps, library, policy_price, critic_price)
     extra = learn.epochs * nudge_rollouts(config, len(practice))
     if extra:
         stages.append(_nudges(config, practice, extra, library, policy_price))
     if config.nudge.asks_lm:
         price = policy_price if config.nudge.writer == "policy" else critic_price
         stages.append(_critic("nudge_text", len(practice), config, price))
-    if learn.entries != "exemplars":
+    if learn.entries != "exemplars" and not reflects:
         parts = config.nudge.contexts if config.nudge.kind == "strategies" else 1
         calls = groups * (learn.group_size + 2 * parts) + steps + extra
         stages.append(_critic("critic", calls, config, critic_price))
@@ -173,6 +189,52 @@ def forecast(
         stages.append(_rollouts("test", config, test, (size, 2 * size), shown, policy_price))
     smallest = min_detectable(len(test), gates.test_group_size) if len(test) > 1 else None
     return Forecast(tuple(stages), smallest, tuple(_notes(config, stages, smallest, len(test))))
+
+
+def _with_least(stage: StageForecast, least: StageForecast) -> StageForecast:
+    """Return a stage with the low ends of another."""
+    return replace(
+        stage,
+        calls_low=least.calls_low,
+        prompt_low=least.prompt_low,
+        completion_low=least.completion_low,
+        cost_low_usd=least.cost_low_usd,
+    )
+
+
+def _reflecting(
+    config: Config,
+    settings: ExperienceSettings,
+    practice: Sequence[Task],
+    steps: int,
+    library: int,
+    policy_price: Price | None,
+    critic_price: Price | None,
+) -> list[StageForecast]:
+    """Return the range of replays and of the critic's panels, revisions and rewrites."""
+    sizes, budget = settings.reflect, settings.budget
+    reply = max(1, min(budget.reply_tokens, budget.context_tokens // 4))
+    limit = max(budget.context_tokens - 2 * reply, budget.context_tokens // 4)
+    most = panel_size(max(0, limit - _PANEL_FIXED - library), sizes.panel_groups)
+    room = max(1, most - min(sizes.counter_evidence, most // 2))
+    panels = math.ceil(min(config.learn.batch, len(practice)) / room)
+    entries = settings.caps.entries or panels * sizes.rules
+    rewrites = entries // sizes.crowded if sizes.crowded else 0
+    calls = steps * (panels + 1 + rewrites)
+    longest = max(_prompt_tokens(config, [t]) for t in practice)
+    group = longest + config.learn.group_size * _reply_limit(config)
+    lines = min(sizes.other_tasks, len(practice)) * (longest + _reply_limit(config))
+    prompt = min(limit, _CRITIC_PROMPT + library + most * group + lines)
+    stages = []
+    if sizes.replays and settings.ground_truth:
+        rolled = 2 * steps * sizes.replays
+        whole = _rollouts("replay", config, practice, (0, 1), library * len(practice), policy_price)
+        stages.append(_part(whole, rolled / len(practice), policy_price))
+    completion = config.critic.sampling.max_tokens or _CRITIC_REPLY
+    stages.append(
+        _stage("critic", (0, calls), (0, prompt * calls), (0, completion * calls), critic_price)
+    )
+    return stages
 
 
 def nudge_rollouts(config: Config, n_practice: int) -> int:
@@ -194,9 +256,13 @@ def _nudges(
 ) -> StageForecast:
     """Return the range of the extra rollouts, none of which may be needed."""
     whole = _rollouts("nudge", config, practice, (0, 1), library * len(practice), price)
-    share = rollouts / len(practice)
+    return _part(whole, rollouts / len(practice), price)
+
+
+def _part(whole: StageForecast, share: float, price: Price | None) -> StageForecast:
+    """Return a stage of which none may be needed, as a multiple of one draw a task."""
     return _stage(
-        "nudge",
+        whole.stage,
         (0, round(share * whole.calls_high)),
         (0, math.ceil(share * whole.prompt_high)),
         (0, round(share * whole.completion_high)),

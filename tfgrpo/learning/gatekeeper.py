@@ -20,7 +20,6 @@ from tfgrpo.experience import (
     FinalChoice,
     GateDecision,
     HashedNgrams,
-    Library,
     LibraryProposal,
     RejectedEdits,
     SentenceEmbedder,
@@ -31,31 +30,15 @@ from tfgrpo.experience import (
     smaller_sets,
 )
 from tfgrpo.learning.progress import ProgressView
+from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.rollout import Task
 from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Scores, gate_level
 from tfgrpo.store import Journal
 from tfgrpo.tasks import Splits
 
-EMPTY = "empty"
 _NEAR_FULL = 0.01
 """A mean gate reward so close to full marks leaves nothing to gain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Version:
-    """What can be shipped: a library, injected whole or as the nearest k entries a task."""
-
-    library: Library
-    selector: TopK | None = None
-
-    @property
-    def version_id(self) -> str:
-        """`empty`, the library's version, or that with `/top-k`."""
-        if not self.library.shown:
-            return EMPTY
-        suffix = f"/top-{self.selector.k}" if self.selector else ""
-        return self.library.version_id + suffix
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +85,9 @@ class Gatekeeper:
 
     @property
     def is_open(self) -> bool:
-        """True when there is something to decide with."""
-        return self._config.gate.enabled and bool(self._splits.gate)
+        """True when there is something to decide with: gate tasks, and a verifier to judge them."""
+        has_tasks = self._config.gate.enabled and bool(self._splits.gate)
+        return has_tasks and bool(self._sampler.verifier_id)
 
     def context(self, version: Version, task: Task, use: Any, step: int = 2) -> Context:
         """Return what a task is given under a version."""
@@ -116,29 +100,44 @@ class Gatekeeper:
             selector=version.selector,
         )
 
-    async def best_of(self, step: int, base: Version, proposal: LibraryProposal) -> Version | None:
-        """Try the proposal, its lessons and its exemplars alone, then single edits if need be.
+    async def accepted_of(
+        self, step: int, base: Version, proposal: LibraryProposal
+    ) -> list[Version]:
+        """Try the proposal in arms, then single edits if need be; return what passes, best first.
 
-        In the flow `reflect` a further arm costs rollouts only while the arms before leave
-        something to gain. Returns the best accepted version, or None where the base stays.
+        Arms are the lessons, the exemplars, both, and a rewrite of crowded topics. In the flow
+        `reflect` a further arm costs rollouts only while the arms before leave something to gain.
         """
         tried: list[tuple[GateDecision, Version]] = []
         for edits in self._arms(proposal):
             if not self._is_settled(edits, tried):
                 tried.append(await self._look(step, base, edits, proposal))
         good = [pair for pair in tried if pair[0].accepted]
+        if good and proposal.rewrite is not None:
+            rival = Version(proposal.rewrite, base.selector)
+            pair = await self.compare(step, "rewritten topics", good[0][1], rival)
+            good += [pair] if pair[0].accepted else []
         if not good:
             for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
                 pair = await self._look(step, base, edits, proposal)
                 if pair[0].accepted:
                     good = [pair]
                     break
-        if good:
-            _, version = max(
-                good, key=lambda pair: pair[0].difference.estimate if pair[0].difference else 0.0
-            )
-            return version
-        return None
+        good.sort(key=lambda pair: -_mean_score(self._scored[pair[1].version_id]))
+        return [version for _, version in good]
+
+    async def compare(
+        self, step: int, what: str, base: Version, version: Version
+    ) -> tuple[GateDecision, Version]:
+        """Score two versions and decide between them; a look like any other."""
+        self._store.record_library(version.version_id, version.library.to_dict())
+        current = await self.scores(base, step, "current")
+        proposed = await self.scores(version, step, "proposed")
+        return self._decide(step, what, base, version, current, proposed), version
+
+    def scores_of(self, version_id: str) -> Scores:
+        """Return the gate scores of a version; empty where it was not scored."""
+        return self._scored.get(version_id, {})
 
     def _arms(self, proposal: LibraryProposal) -> list[tuple[Edit, ...]]:
         edits = proposal.applied
@@ -153,33 +152,35 @@ class Gatekeeper:
     def _is_settled(
         self, edits: Sequence[Edit], tried: Sequence[tuple[GateDecision, Version]]
     ) -> bool:
-        """True where an arm need not be tried: full marks are reached, or lessons are accepted and
+        """True when an arm need not be tried: full marks are reached, or lessons are accepted and
         the arm would leave them out."""
         good = [version for decision, version in tried if decision.accepted]
         if self._settings.flow != "reflect" or not good:
             return False
+        return any(self.is_full(v) for v in good) or all(e.kind == "exemplar" for e in edits)
+
+    def is_full(self, version: Version) -> bool:
+        """True when a version's gate scores leave nothing to gain, where full marks are known."""
         full = self._settings.exemplar_reward
-        means = [_mean_score(self._scored[v.version_id]) for v in good]
-        if full is not None and max(means) >= full - _NEAR_FULL * max(1.0, abs(full)):
-            return True
-        return all(e.kind == "exemplar" for e in edits)
+        scores = self.scores_of(version.version_id)
+        if full is None or not scores:
+            return False
+        return _mean_score(scores) >= full - _NEAR_FULL * max(1.0, abs(full))
 
     async def _look(
         self, step: int, base: Version, edits: tuple[Edit, ...], proposal: LibraryProposal
     ) -> tuple[GateDecision, Version]:
         library = proposal.library
         if edits != proposal.applied:
+            bounded = self._settings.repairs.bounded_library
             library = base.library.apply(
                 edits,
                 step=step,
-                caps=self._settings.caps if self._settings.repairs.bounded_library else None,
-                deduplicate=self._settings.repairs.bounded_library,
+                caps=self._settings.caps if bounded else None,
+                deduplicate=bounded,
             ).library
         version = Version(library, base.selector)
-        self._store.record_library(version.version_id, library.to_dict())
-        current = await self.scores(base, step, "current")
-        proposed = await self.scores(version, step, "proposed")
-        decision = self._decide(step, _what(edits), base, version, current, proposed)
+        decision, version = await self.compare(step, _what(edits), base, version)
         if not decision.accepted:
             rejected = RejectedEdits(step, edits, decision).to_dict()
             self._store.record_decision(

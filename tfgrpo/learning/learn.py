@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.config.learn import MAY_CHANGE, Config
-from tfgrpo.errors import ChangedSettingsError
+from tfgrpo.config.learn import MAY_CHANGE, Config, SamplingConfig
+from tfgrpo.errors import ChangedSettingsError, ConfigError
 from tfgrpo.experience import ExperienceSettings
 from tfgrpo.learning.components import OpenLM, RunComponents
 from tfgrpo.learning.critics import make_critic
@@ -96,8 +96,16 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         store.record_decision("forecast", plan.to_dict(), key="run")
         store.record_decision("splits", splits.to_dict(), key="run")
         sampler = make_sampler(config, roles, given, store, view)
+        practice_sampler = sampler
+        if config.practice.sampling != SamplingConfig():
+            if given.policy is not None:
+                raise ConfigError(
+                    "practice.sampling changes how the configured policy draws; a policy that was "
+                    "given as an object draws as it was made: leave one of them out"
+                )
+            practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
         settings = _with_best_reward(settings, sampler)
-        critic = make_critic(config, settings, roles, sampler, found.practised, splits)
+        critic = make_critic(config, settings, roles, practice_sampler, found.practised, splits)
         learner = Learner(
             config,
             splits,
@@ -108,7 +116,8 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
             view,
             allocate=given.allocate,
             traces=traces,
-            nudger=make_nudger(config, settings, sampler, roles.lm, scheduler),
+            nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
+            practice_sampler=practice_sampler,
         )
         learned = await learner.run()
         result = make_result(config, store, learned, plan, splits, found.notes)
@@ -161,12 +170,19 @@ def open_run(
 
 
 def make_sampler(
-    config: Config, roles: RunComponents, given: Overrides, store: Journal, view: ProgressView
+    config: Config,
+    roles: RunComponents,
+    given: Overrides,
+    store: Journal,
+    view: ProgressView,
+    *,
+    practice: bool = False,
 ) -> Sampler:
-    """Return what rolls out: the policy and verifier given, or those that the settings describe."""
+    """Return what rolls out: the policy and verifier given, or those that the settings describe;
+    with `practice`, the policy as practice draws from it."""
     run = config.run
     return Sampler(
-        given.policy or roles.policy(),
+        given.policy or (roles.practice_policy() if practice else roles.policy()),
         given.verifier or roles.verifier(),
         SampleSettings(
             concurrency=run.concurrency,
@@ -200,7 +216,11 @@ def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> F
 def _with_best_reward(settings: ExperienceSettings, sampler: Sampler) -> ExperienceSettings:
     """Let only full marks become exemplars, where the verifier says what full marks are."""
     best = sampler.best_reward
-    if settings.exemplar_reward is not None or best is None:
+    if settings.exemplar_reward is not None:
+        return settings
+    if not sampler.verifier_id:
+        return replace(settings, exemplar_reward=1.0)  # what a majority gives at most
+    if best is None:
         return settings
     return replace(settings, exemplar_reward=best)
 

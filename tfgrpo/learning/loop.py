@@ -1,9 +1,10 @@
 """`learn`: epochs of practice, contrast, gate; then the choice among all versions, and the proof.
 
-A step rolls out a batch of practice tasks, lets the critic propose edits and exemplars, and rolls
-the proposed libraries out on the gate split beside the current one, with the same tasks and sample
-indices. At the end the winner among the empty library and all accepted versions is chosen on the
-gate split, and only then the test split is touched, which neither practice nor gate ever saw.
+A step starts from a version of the pool, rolls out a batch of practice tasks, lets the critic (any
+flow) propose edits and exemplars, and rolls the proposed libraries out on the gate split beside the
+current one, with the same tasks and sample indices. At the end the winner among the empty library
+and all accepted versions is chosen on the gate split, and only then the test split is touched,
+which neither practice nor gate ever saw.
 
 A resume runs the same steps again: everything that was paid for is found in the journal under its
 content key, so the state needs no file of its own.
@@ -15,14 +16,11 @@ Source: Training-Free GRPO (arXiv 2510.08191) for the loop; splits, gate and pro
 from __future__ import annotations
 
 import math
-import random
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfgrpo.config.learn import Config
-from tfgrpo.context import Context
 from tfgrpo.errors import BudgetError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
@@ -30,17 +28,20 @@ from tfgrpo.experience import (
     FinalChoice,
     LibraryProposal,
     Proposer,
-    Value,
     stalled,
 )
-from tfgrpo.experience.entry_value import inclusion_plan, observations_of, value_entries
-from tfgrpo.learning.gatekeeper import EMPTY, Gatekeeper, Look, Version
+from tfgrpo.learning.books import note_on_lessons, record_step
+from tfgrpo.learning.gatekeeper import Gatekeeper, Look
+from tfgrpo.learning.pool import Pool, united
+from tfgrpo.learning.practice import Batch
+from tfgrpo.learning.practising import Practice
 from tfgrpo.learning.progress import ProgressView
+from tfgrpo.learning.unverified import UNVERIFIED
+from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.nudges import Nudger, Recheck, Rolled
 from tfgrpo.protocols import Allocator
-from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.sampling import GroupSpec, Sampler
+from tfgrpo.rollout import RolloutGroup
+from tfgrpo.sampling import Sampler
 from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
 from tfgrpo.store import Journal
 from tfgrpo.tasks import Splits
@@ -89,6 +90,7 @@ class Learner:
         allocate: how many rollouts each practice task of a batch gets; uniform by default.
         traces: saved groups that stand in for fresh practice rollouts.
         nudger: gives practice tasks on which everything failed another try; None does not.
+        practice_sampler: runs practice rollouts where they are drawn otherwise than evaluation's.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Learner:
         allocate: Allocator | None = None,
         traces: Sequence[RolloutGroup] = (),
         nudger: Nudger | None = None,
+        practice_sampler: Sampler | None = None,
     ) -> None:
         self._config = config
         self._splits = splits
@@ -112,15 +115,18 @@ class Learner:
         self._settings = settings
         self._store = store
         self._view = view
-        self._allocate = allocate
-        self._traces = traces
         self._nudger = nudger
+        self._practice = Practice(
+            config, settings, practice_sampler or sampler, splits.practice,
+            traces=traces, allocate=allocate,
+        )  # fmt: skip
         self._nudges: list[Mapping[str, Any]] = []
         self._current = Version(EMPTY_LIBRARY)
         self._accepted: dict[str, Version] = {}
-        self._practised: list[RolloutGroup] = []
         self._proposals: list[LibraryProposal] = []
         self._gate = Gatekeeper(config, splits, sampler, settings, store, view)
+        self._pool = Pool(config.learn.pool, self._gate.scores_of)
+        self._next = 1
         self._notes: list[str] = []
 
     async def run(self) -> LearnOutcome:
@@ -129,21 +135,25 @@ class Learner:
         try:
             if self._gate.is_open:
                 await self._gate.scores(self._current, 0, "empty")
-            for step, batch in enumerate(self._batches(), 1):
+            for step, batch in enumerate(self._practice.batches(lambda: self._current.library), 1):
                 await self._step(step, batch)
-                if reason := stalled(self._proposals):
+                if reason := self._why_stop():
                     stopped_by = reason
                     break
             if (chosen := await self._gate.selection(self._current)) is not None:
                 self._accepted[chosen.version_id] = chosen
         except BudgetError as exc:
             stopped_by = f"budget: {exc}"
-        self._note_on_lessons()
+        if self._settings.lessons and (note := note_on_lessons(self._proposals)):
+            self._notes.append(note)
         choice = self._gate.choose(self._current, self._accepted)
         version = self._version_of(choice)
         self._store.record_decision("final", choice.to_dict(), key="final")
         proof = None
-        if self._splits.test and not stopped_by.startswith("budget"):
+        has_proof = bool(self._splits.test and self._sampler.verifier_id)
+        if not self._sampler.verifier_id:
+            self._notes.append(UNVERIFIED)
+        if has_proof and not stopped_by.startswith("budget"):
             try:
                 proof = await self._prove(version)
             except BudgetError as exc:
@@ -155,95 +165,63 @@ class Learner:
             version, choice, accepted, proof, stopped_by, looks, self._notes, nudges
         )
 
-    def _note_on_lessons(self) -> None:
-        """Say it when lessons were asked for and none was fit to be tried."""
-        if not self._settings.lessons or not any(p.informative for p in self._proposals):
-            return
-        outcomes = [o for p in self._proposals for o in p.outcomes if o.edit.kind == "lesson"]
-        if any(o.result != "rejected" for o in outcomes):
-            return
-        reasons = Counter(o.reason for o in outcomes)
-        unread = sum(p.calls.get(k, 0) for p in self._proposals for k in ("unusable", "cut"))
-        failed = sum(p.calls.get("failed", 0) for p in self._proposals)
-        causes = [n.problem for p in self._proposals for n in p.notes if n.kind == "failed"]
-        not_asked = sum(p.calls.get("not_asked", 0) for p in self._proposals)
-        why = "; ".join(f"{n} x {reason}" for reason, n in reasons.most_common(2))
-        self._notes.append(
-            f"no lesson was fit to be tried: the critic proposed {len(outcomes)}"
-            + (f" ({why})" if why else "")
-            + (f", and {unread} of its replies were cut or could not be read" if unread else "")
-            + (f"; {failed} of its calls failed, the first with {causes[0]}" if causes else "")
-            + (f"; it was not asked about {not_asked} further groups" if not_asked else "")
-        )
+    def _why_stop(self) -> str:
+        """Return why no further step is worth its cost; empty where one is."""
+        if self._settings.flow == "reflect" and self._gate.is_full(self._current):
+            self._notes.append("practice ended early: the gate leaves nothing to gain")
+            return "nothing left to gain at the gate"
+        return stalled(self._proposals)
 
-    def _batches(self) -> Iterable[tuple[int, Sequence[Task] | Sequence[RolloutGroup]]]:
-        """Yield (epoch, batch) in the seeded order; another seed gives other batches."""
-        learn = self._config.learn
-        source: Sequence[Any] = self._traces or self._splits.practice
-        for epoch in range(learn.epochs):
-            order = list(source)
-            random.Random(derive_seed("batches", learn.seed, epoch)).shuffle(order)
-            for start in range(0, len(order), learn.batch):
-                yield epoch, order[start : start + learn.batch]
-
-    async def _step(self, step: int, batch: tuple[int, Sequence[Any]]) -> None:
+    async def _step(self, step: int, batch: Batch) -> None:
         self._sampler.raise_if_stopped()
-        epoch, items = batch
-        groups = list(items) if self._traces else await self._practise(step, epoch, items)
-        self._practised.extend(groups)
+        self._current = self._pool.parent(step, self._config.learn.seed) or self._current
+        groups = await self._practice.roll(step, batch, self._current)
         self._measure_entries()
-        rolled = await self._nudge(step, epoch, groups)
+        rolled = await self._nudge(step, batch.epoch, groups)
         shown = groups if rolled is None else rolled.shown
         before = self._current
-        proposal = await self._critic.propose(shown, before.library, step=step)
+        library = replace(before.library, next_number=max(self._next, before.library.next_number))
+        proposal = await self._critic.propose(shown, library, step=step)
+        self._next = max(self._next, proposal.library.next_number)
+        self._practice.take_replays(proposal.replayed)
         self._proposals.append(proposal)
-        self._record_step(step, epoch, groups, proposal)
+        record_step(self._store, step, batch.epoch, before.version_id, groups, proposal)
         self._view.say(f"step {step}: {proposal.message}")
         await self._decide(step, proposal)
         if rolled is not None:
             await self._recheck(rolled, before)
 
     async def _decide(self, step: int, proposal: LibraryProposal) -> None:
-        """Make what the gate accepts of a proposal the current library."""
+        """Take what the gate accepts of a proposal into the pool; the best becomes current."""
         if not proposal.has_change:
             return
         if not self._gate.is_open:
-            self._accept(Version(proposal.library), step)
-        elif (version := await self._gate.best_of(step, self._current, proposal)) is not None:
-            self._accept(version, step)
+            self._accept(Version(proposal.library), step, [self._current])
+            return
+        base = self._current
+        for version in reversed(await self._gate.accepted_of(step, base, proposal)):
+            self._accept(version, step, [base])
+        await self._merge(step)
 
-    async def _practise(self, step: int, epoch: int, tasks: Sequence[Task]) -> list[RolloutGroup]:
-        learn = self._config.learn
-        contexts, offered = self._practice_contexts(step, tasks)
-        metadata: dict[str, Any] = {
-            "step": step,
-            "epoch": epoch,
-            "arm": "current",
-            "library_version": self._current.version_id,
-        }
-        if offered:
-            metadata |= {"offered": offered, "keep": learn.keep_share}
-        sizes = None
-        if self._allocate is not None:
-            sizes = self._allocate(tasks, self._practised, len(tasks) * learn.group_size)
-        draws = GroupSpec(
-            group_size=learn.group_size,
-            first_index=epoch * learn.group_size,
-            seed=learn.seed,
-            scope=f"epoch{epoch}",
-            stage="practice",
-            metadata=metadata,
-        )
-        return await self._sampler.groups(
-            tasks, draws, lambda task: contexts[task.task_id], sizes=sizes
-        )
+    async def _merge(self, step: int) -> None:
+        """Unite two tips of the pool that are each best on some gate tasks, once each pair."""
+        if self._gate.is_full(self._current) or (pair := self._pool.pair()) is None:
+            return
+        first, second = pair
+        version = Version(united(first.library, second.library), first.selector)
+        if version.version_id in (first.version_id, second.version_id):
+            return
+        self._next = max(self._next, version.library.next_number)
+        decision, _ = await self._gate.compare(step, "two versions united", first, version)
+        if decision.accepted:
+            self._accept(version, step, [first, second])
 
     async def _nudge(self, step: int, epoch: int, groups: Sequence[RolloutGroup]) -> Rolled | None:
         """Roll failed tasks again under help, where that is asked for."""
         if self._nudger is None:
             return None
         rolled = await self._nudger.roll(
-            groups, self._practised, step=step, epoch=epoch, version=self._current.version_id
+            groups, self._practice.groups, step=step, epoch=epoch, version=self._current.version_id
         )
         if rolled.failed:
             self._view.say(
@@ -275,72 +253,19 @@ class Learner:
         self._nudges.append(row)
         self._store.record_decision("nudge", row, key=str(rolled.step))
 
-    def _practice_contexts(
-        self, step: int, tasks: Sequence[Task]
-    ) -> tuple[dict[str, Context], list[str]]:
-        """Return each task's context; entries are left out by chance where that is asked for."""
-        learn, library = self._config.learn, self._current.library
-        ids = [e.experience_id for e in library.shown]
-        chance = not learn.preset.startswith("paper") and learn.keep_share < 1 and bool(ids)
-        plan: list[frozenset[str]] = []
-        if chance:
-            seed = derive_seed("inclusion", learn.seed, step)
-            plan = inclusion_plan(ids, len(tasks), keep=learn.keep_share, seed=seed)
-        contexts: dict[str, Context] = {}
-        for position, task in enumerate(tasks):
-            context = self._gate.context(self._current, task, "practice", step)
-            if chance:
-                parts = tuple(p for p in context.parts if p.source in plan[position])
-                context = Context(parts, context.placement, context.template)
-            contexts[task.task_id] = context
-        return contexts, ids if chance else []
-
     def _measure_entries(self) -> None:
         """Bring the measured values of the current library's entries up to date."""
-        values = {
-            v.experience_id: Value(
-                v.effect.estimate, v.effect.low, v.effect.high, v.effect.n_tasks, v.effect.level
-            )
-            for v in value_entries(observations_of(self._practised))
-        }
-        known = {e.experience_id for e in self._current.library.entries}
-        values = {key: value for key, value in values.items() if key in known}
-        if values:
-            library = self._current.library.measured(values)
-            self._current = Version(library, self._current.selector)
-            if self._current.version_id in self._accepted:
-                self._accepted[self._current.version_id] = self._current
+        measured = self._practice.measured(self._current)
+        if measured is not None:
+            self._current = measured
+            self._pool.renew(measured)
+            if measured.version_id in self._accepted:
+                self._accepted[measured.version_id] = measured
 
-    def _record_step(
-        self, step: int, epoch: int, groups: Sequence[RolloutGroup], proposal: LibraryProposal
-    ) -> None:
-        self._store.record_decision(
-            "step",
-            {
-                "step": step,
-                "epoch": epoch,
-                "library_version": self._current.version_id,
-                "group_ids": [g.group_id for g in groups],
-                **proposal.to_dict(),
-            },
-            key=str(step),
-        )
-        for number, outcome in enumerate(proposal.outcomes):
-            if outcome.edit.kind == "lesson":
-                for group_id in outcome.edit.provenance.group_ids:
-                    row = {"group_id": group_id, "text": outcome.edit.text, "step": step}
-                    self._store.record_decision("contrast", row, key=f"{step}.{number}")
-        rejected = [o for o in proposal.outcomes if o.result == "rejected"]
-        for number, outcome in enumerate(rejected):
-            self._store.record_decision(
-                "rejected_edit",
-                {"step": step, "edit": outcome.edit.to_dict(), "reason": outcome.reason},
-                key=f"{step}.{number}",
-            )
-
-    def _accept(self, version: Version, step: int) -> None:
+    def _accept(self, version: Version, step: int, parents: Sequence[Version]) -> None:
         self._current = version
         self._accepted[version.version_id] = version
+        self._pool.add(version, [p.version_id for p in parents])
         self._store.record_library(version.version_id, version.library.to_dict())
         self._view.say(
             f"step {step}: the library is now version {version.version_id} with "

@@ -22,8 +22,8 @@ from tfgrpo.experience import (
 )
 from tfgrpo.learning.components import sampling_of
 from tfgrpo.learning.forecast import Forecast
-from tfgrpo.learning.gatekeeper import EMPTY
 from tfgrpo.learning.loop import LearnOutcome, TestComparison
+from tfgrpo.learning.version import EMPTY
 from tfgrpo.nudges import nudge_totals
 from tfgrpo.statistics import Interval, mean_interval, min_detectable
 from tfgrpo.statistics.verdict import Verdict, judge_gain

@@ -59,6 +59,8 @@ class LibraryProposal:
     """One line for people."""
     rewrite: Library | None = None
     """The proposed version with crowded topics rewritten; competes with `library` at the gate."""
+    replayed: tuple[RolloutGroup, ...] = ()
+    """Practice tasks that were rolled again under proposed rules."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """What the flow `reflect` adds for reports: `panels`, `replays`, `verdicts`, `questions`."""
 

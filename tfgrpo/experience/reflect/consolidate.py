@@ -40,7 +40,7 @@ def subject_of(text: str) -> str:
 
 
 def said_values(text: str) -> set[str]:
-    """Return the values and labels of a rule as folded words: codes, numbers, quoted, table cells."""
+    """Return what a rule says, as folded words: codes, numbers, quoted text, table cells."""
     found = {w for v in values_of(text) for w in words(v)}
     for cell in re.split(r"[;\n|]|→|->|=>", text) if re.search(r"→|->|=>|\|", text) else ():
         found.update(w for w in words(cell.split(":")[-1]) if w not in STOP_WORDS)
@@ -87,9 +87,9 @@ def read_rewrite(
             return [], f"the rewrite loses {', '.join(lost[:5])} of {entry.experience_id}"
     edits: list[Edit] = []
     for rule in rules:
-        first, *others = [by_id[key] for key in rule.replaces] or [None]
-        if first is None:
+        if not rule.replaces:
             return [], "a rule of the rewrite replaces no entry"
+        first, *others = [by_id[key] for key in rule.replaces]
         claim, provenance = first.claim, Provenance()
         for entry in others:
             claim = claim.joined(entry.claim)

@@ -3,8 +3,8 @@
 A convention holds for a kind of task; a memory tells of one. Refused, beside everything that the
 common guards refuse: the complete answer of one task, a person or an identifier that stands in one
 task alone. A value that a rule says must stand in the keys of the tasks that it cites, otherwise
-the citation does not count. How many citations are left decides between a confirmed rule and one on
-trial; that is the caller's business (`claim`). Patterns find plain forms; the gate is the next line.
+the citation does not count. How many citations are left decides between a confirmed rule and one
+on trial; that is the caller's business (`claim`). Patterns find plain forms; the gate is next.
 Does not know the library or who is asked. Source: own.
 """
 

@@ -139,7 +139,7 @@ class PanelText:
             if entry.kind != "lesson":
                 continue
             claim = entry.claim
-            facts = [claim.state or "of another flow"]
+            facts: list[str] = [claim.state or "of another flow"]
             facts += [f"topic {claim.topic}"] if claim.topic else []
             facts += [f"for {', '.join(claim.support)}"] if claim.support else []
             facts += [f"against {', '.join(claim.against)}"] if claim.against else []

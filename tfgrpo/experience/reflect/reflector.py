@@ -15,10 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience.critic.asker import Asker, Where
+from tfgrpo.experience.critic.asker import Asker, Refusals, Where
 from tfgrpo.experience.critic.proposal import LibraryProposal, Settled, close_books
 from tfgrpo.experience.draft import TokenCounter, estimate_tokens
 from tfgrpo.experience.edits import Edit
+from tfgrpo.experience.entry import Experience
 from tfgrpo.experience.exemplars import exemplar_edits
 from tfgrpo.experience.informative import Teaching, teaching_groups
 from tfgrpo.experience.library import Library
@@ -27,15 +28,24 @@ from tfgrpo.experience.reflect.conventions import Conventions
 from tfgrpo.experience.reflect.panel_text import PanelText
 from tfgrpo.experience.reflect.panels import Panel, compose, panel_size
 from tfgrpo.experience.reflect.prompts import ReflectPrompts
-from tfgrpo.experience.reflect.replay_check import ReplayCheck, check_replays, replay_tasks
+from tfgrpo.experience.reflect.replay_check import (
+    ReplayCheck,
+    check_replays,
+    joined,
+    replay_tasks,
+)
 from tfgrpo.experience.reflect.reply import PanelReply, read_reply
 from tfgrpo.experience.reflect.working_draft import WorkingDraft
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.protocols import LM
 from tfgrpo.rollout import RolloutGroup, Task
 
-Replay = Callable[[Library, Sequence[Task], int], Awaitable[Sequence[RolloutGroup]]]
-"""Rolls practice tasks out under a library at a step, once each."""
+Replay = Callable[[Library, Sequence[Task], str], Awaitable[Sequence[RolloutGroup]]]
+"""Rolls practice tasks out under a library once each; the text names the draw."""
+
+
+_GIVE_UP_AFTER = 2
+"""First calls that may fail alike before the run ends: a call carries a whole panel."""
 
 
 class Reflector:
@@ -65,9 +75,9 @@ class Reflector:
         self._conventions = conventions
         self._replay = replay
         self._count = count
+        self._refusals = Refusals(_GIVE_UP_AFTER)
         self._past: dict[str, RolloutGroup] = {}
         self._marks: tuple[Edit, ...] = ()
-        self._steps = 0
 
     async def propose(
         self, groups: Sequence[RolloutGroup], library: Library, *, step: int | None = None
@@ -83,7 +93,8 @@ class Reflector:
         conventions = self._conventions or Conventions.of(
             (g.task for g in groups), agent=self.settings.agent
         )
-        run = _Step(self._lm, self.settings, conventions, self._count, library, step)
+        asker = Asker(self._lm, self.settings, self._count, self._refusals)
+        run = _Step(asker, self.settings, conventions, library, step)
         run.draft.mark(self._marks)
         past = [g for g in self._past.values() if g.task.task_id not in {
             new.task.task_id for new in groups}]  # fmt: skip
@@ -101,20 +112,20 @@ class _Step:
 
     def __init__(
         self,
-        lm: LM,
+        asker: Asker,
         settings: ExperienceSettings,
         conventions: Conventions,
-        count: TokenCounter,
         library: Library,
         step: int,
     ) -> None:
         self.settings = settings
-        self.count = count
+        self.count = count = asker.count
         self.step = step
-        self.asker = Asker(lm, settings, count)
+        self.asker = asker
         self.words = PanelText(settings, count)
         self.prompts = ReflectPrompts(settings, self.words, count)
         self.draft = WorkingDraft(library, settings, conventions, count, step)
+        self.replayed: tuple[RolloutGroup, ...] = ()
         self.details: dict[str, Any] = {"panels": [], "replays": [], "verdicts": []}
 
     async def panels(self, teaching: Teaching, past: Sequence[RolloutGroup]) -> None:
@@ -131,13 +142,19 @@ class _Step:
             counter=sizes.counter_evidence,
             lines=sizes.other_tasks,
         )
-        for panel in panels:
+        least = self.settings.give_up_after
+        for done, panel in enumerate(panels):
+            asked = sum(len(p.groups) for p in panels[:done])
+            if least and asked >= least and self.asker.books.unread("panel") == done:
+                left = sum(len(p.groups) for p in panels[done:])
+                self.asker.books.counts["not_asked"] += left
+                return
             await self._panel(panel)
 
     async def _panel(self, panel: Panel) -> None:
         library = self.draft.library
         reply = await self.asker.ask(
-            Where("panel"),
+            Where("panel", panel.groups[0].task.task_id),
             lambda room: self.prompts.fitted_panel(panel, library, room),
             lambda text: read_reply(text, panel.task_ids, self.draft.lesson_ids),
         )
@@ -169,11 +186,30 @@ class _Step:
         if replay is not None and self.settings.reflect.replays and self.settings.ground_truth:
             tasks = replay_tasks(rules, groups, self.settings)
             if tasks:
-                again = await replay(self.draft.library, tasks, self.step)
-                checks = check_replays(rules, groups, again, self.settings)
+                checks = await self._replayed(rules, groups, tasks, replay)
                 self.draft.record_replays(checks)
                 self.details["replays"] = [c.to_dict() for c in checks]
         await self._send_back([c for c in checks if c.is_idle])
+
+    async def _replayed(
+        self,
+        rules: Sequence[Experience],
+        groups: Sequence[RolloutGroup],
+        tasks: Sequence[Task],
+        replay: Replay,
+    ) -> list[ReplayCheck]:
+        """Return what replays say; where a rule turned nothing, its tasks are drawn once more, so
+        that one slip of the policy sends no rule back."""
+        first = await replay(self.draft.library, tasks, f"{self.step}.1")
+        self.replayed = tuple(first)
+        checks = check_replays(rules, groups, first, self.settings)
+        doubted = {t for c in checks if c.is_idle for t in c.tasks}
+        if not doubted:
+            return checks
+        some = [t for t in tasks if t.task_id in doubted]
+        second = await replay(self.draft.library, some, f"{self.step}.2")
+        self.replayed = (*first, *second)
+        return check_replays(rules, groups, joined(first, second), self.settings)
 
     async def _send_back(self, idle: Sequence[ReplayCheck]) -> None:
         refused = self.draft.returnable
@@ -186,7 +222,7 @@ class _Step:
             t for rule in refused for t in (*rule.rule.support, *rule.rule.against)
         }
         reply = await self.asker.ask(
-            Where("revise"),
+            Where("revise", min(cited, default="")),
             lambda room: self.prompts.fitted_revision(idle, refused, self.draft.library, room),
             lambda text: read_reply(text, sorted(cited), list(names)),
         )
@@ -231,4 +267,7 @@ class _Step:
         if rewrites and proposal.has_change:
             rewritten = library.apply(rewrites, step=self.step, count=self.count).library
         self.details["questions"] = [e.claim.question for e in library.shown if e.claim.question]
-        return replace(proposal, library=library, rewrite=rewritten, details=self.details)
+        return replace(
+            proposal, library=library, rewrite=rewritten, replayed=self.replayed,
+            details=self.details,
+        )  # fmt: skip

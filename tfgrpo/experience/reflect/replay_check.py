@@ -8,7 +8,7 @@ know how rollouts are made. Source: own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfgrpo.experience.entry import Experience, Value
@@ -27,7 +27,7 @@ class ReplayCheck:
     tasks: tuple[str, ...]
     """Supporting tasks that were rolled again."""
     turned: tuple[str, ...]
-    """Those that did better than before."""
+    """Those that did better than before in one of the draws."""
     already_right: tuple[str, ...]
     """Those where there was nothing left to turn."""
     value: Value | None
@@ -97,7 +97,7 @@ def check_replays(
             continue
         was = {t: _scores(old[t], rule.claim.topic) for t in tasks}
         now = {t: _scores(new[t], rule.claim.topic) for t in tasks}
-        turned = tuple(t for t in tasks if _mean(now[t]) > _mean(was[t]) + settings.tolerance)
+        turned = tuple(t for t in tasks if max(now[t]) > _mean(was[t]) + settings.tolerance)
         best = {t: _best(old[t], rule.claim.topic, settings) for t in tasks}
         right = tuple(
             t for t in tasks if t not in turned and _mean(was[t]) >= best[t] - settings.tolerance
@@ -109,6 +109,12 @@ def check_replays(
             )
         )  # fmt: skip
     return checks
+
+
+def joined(first: Sequence[RolloutGroup], second: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Return one group a task with the rollouts of both draws."""
+    more = {g.task.task_id: g.rollouts for g in second}
+    return [replace(g, rollouts=g.rollouts + more.get(g.task.task_id, ())) for g in first]
 
 
 def _scores(group: RolloutGroup, topic: str) -> list[float]:
@@ -132,12 +138,9 @@ def _best(group: RolloutGroup, topic: str, settings: ExperienceSettings) -> floa
     return float("inf") if settings.exemplar_reward is None else settings.exemplar_reward
 
 
-def _value(was: Scores, now: Scores) -> Value:
-    if len(was) > 1:
-        return Value.of(paired_difference(was, now))
-    ((task_id, before),) = was.items()
-    change = _mean(now[task_id]) - _mean(before)
-    return Value(change, float("-inf"), float("inf"), 1)
+def _value(was: Scores, now: Scores) -> Value | None:
+    """Return the paired change over tasks; one task alone has no interval."""
+    return Value.of(paired_difference(was, now)) if len(was) > 1 else None
 
 
 def _mean(values: Sequence[float]) -> float:
