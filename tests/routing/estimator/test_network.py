@@ -24,7 +24,7 @@ def _inputs(n=12, q=5, seed=0):
 
 
 def test_the_weights_are_those_of_the_card_and_small():
-    raw = files("tfgrpo.routing").joinpath("network.npz").read_bytes()
+    raw = files("tfgrpo.routing.estimator").joinpath("network.npz").read_bytes()
     assert hashlib.sha256(raw).hexdigest() == card()["sha256"]
     assert len(raw) < 300_000
     assert card()["train_cpu_s"] < 300
