@@ -17,7 +17,7 @@ import numpy as np
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.estimator.laplace import fit_weights, logit, sigmoid
-from tfgrpo.routing.router import Candidate
+from tfgrpo.routing.rules import Candidate
 
 __all__ = ["Cascade", "StopRule"]
 

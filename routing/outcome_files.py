@@ -22,9 +22,9 @@ from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.routing.records import ModelInfo, SuccessCount, outcomes_of_groups
 
-__all__ = ["Format", "read_models", "read_outcomes"]
+__all__ = ["Format", "parse_outcomes", "read_models", "read_outcomes"]
 
-Format = Literal["auto", "jsonl", "groups", "run", "routerbench", "llmrouterbench"]
+Format = Literal["auto", "jsonl", "csv", "groups", "run", "routerbench", "llmrouterbench"]
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,9 @@ def read_outcomes(
         return list(_routerbench(path, success_at))
     if kind == "groups":
         return outcomes_of_groups(_groups(path), success_at=success_at)
-    return [_outcome(row, f"{path}:{n}", success_at) for n, row in _json_lines(path)]
+    if kind == "csv":
+        return list(_long_table(path, success_at))
+    return parse_outcomes(_text(path), str(path), success_at)
 
 
 def read_models(path: str | Path) -> list[ModelInfo]:
@@ -78,7 +80,7 @@ def read_models(path: str | Path) -> list[ModelInfo]:
         ConfigError: not such a list.
     """
     with boundary(ConfigError, f"models file {str(path)!r}"):
-        rows = json.loads(Path(path).read_text(encoding="utf-8"))
+        rows = json.loads(_text(Path(path)))
     if not isinstance(rows, list) or not all(isinstance(r, dict) and "name" in r for r in rows):
         raise ConfigError(f"models file {str(path)!r}: expected a JSON list of objects with 'name'")
     fields = ("name", "family", "input_usd_per_mtok", "output_usd_per_mtok")
@@ -97,8 +99,9 @@ def _kind(path: Path) -> Format:
         )
     if name.endswith(".parquet"):
         return "groups"
-    if name.endswith(".csv"):
-        return "routerbench"
+    if name.endswith((".csv", ".tsv")):
+        header = _Table(path).header
+        return "routerbench" if any(n.endswith("|total_cost") for n in header) else "csv"
     if name.endswith(".json"):
         return "llmrouterbench"
     for _, row in _json_lines(path):
@@ -108,24 +111,55 @@ def _kind(path: Path) -> Format:
     raise ConfigError(f"{str(path)!r} is empty: it needs one JSON object a line")
 
 
-def _open_text(path: Path) -> io.TextIOBase:
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+def _text(path: Path) -> str:
+    """The text of a file, packed or not: UTF-8 with or without a byte-order mark, or UTF-16.
+
+    Raises:
+        ConfigError: it is in another encoding; the message names line and remedy.
+    """
+    with boundary(ConfigError, f"{str(path)!r}"):
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError as exc:
+        line = raw.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(
+            f"{path}:{line}: byte {raw[exc.start]:#04x} is not {encoding.removesuffix('-sig')}: "
+            "save the file as UTF-8 (from Latin-1: iconv -f latin1 -t utf-8 FILE)"
+        ) from exc
+
+
+def parse_outcomes(text: str, where: str, success_at: float | None = None) -> list[SuccessCount]:
+    """Return the outcomes of JSON lines; equal texts are kept once in memory.
+
+    Raises:
+        ConfigError: a line or a value is wrong; the message names it.
+    """
+    seen: dict[str, str] = {}
+    found = []
+    for n, row in _rows_of(text, where):
+        if isinstance(row.get("prompt"), str):
+            row["prompt"] = seen.setdefault(row["prompt"], row["prompt"])
+        found.append(_outcome(row, f"{where}:{n}", success_at))
+    return found
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with boundary(ConfigError, f"{str(path)!r}"), _open_text(path) as file:
-        for n, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as exc:
-                raise ConfigError(f"{path}:{n}: not JSON ({exc}): one object a line") from exc
-            if not isinstance(row, dict):
-                raise ConfigError(f"{path}:{n}: {type(row).__name__}, expected an object")
-            yield n, row
+    return _rows_of(_text(path), str(path))
+
+
+def _rows_of(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    for n, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as exc:
+            raise ConfigError(f"{where}:{n}: not JSON ({exc}): one object a line") from exc
+        if not isinstance(row, dict):
+            raise ConfigError(f"{where}:{n}: {type(row).__name__}, expected an object")
+        yield n, row
 
 
 def _number(value: Any, where: str, name: str) -> float:
@@ -163,7 +197,9 @@ def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Su
     for name in ("prompt", "model"):
         if not isinstance(row.get(name), str) or not row[name].strip():
             raise ConfigError(
-                f"{where}: {name} is {row.get(name)!r}; allowed is a text that is not empty"
+                f"{where}: {name} is {row.get(name)!r}; allowed is a text that is not empty; "
+                f"fields found are {sorted(raw)}, wanted are prompt, model and reward (or "
+                "successes and trials)"
             )
     if "successes" not in row:
         rewards = row.get("rewards", row.get("reward"))
@@ -178,6 +214,10 @@ def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Su
         numbers = [_success(_number(v, where, "reward"), where, success_at) for v in values]
         row["successes"], row["trials"] = math.fsum(numbers), float(len(numbers))
     known = {k: row[k] for k in _FIELDS if row.get(k) is not None}
+    if row.get("metadata") is not None:
+        if not isinstance(row["metadata"], dict):
+            raise ConfigError(f"{where}: metadata is {row['metadata']!r}; allowed is an object")
+        known["metadata"] = {str(k): str(v) for k, v in row["metadata"].items()}
     for name in ("successes", "trials", "output_tokens", "cost_usd", "at"):
         if name in known:
             known[name] = _number(known[name], where, name)
@@ -194,11 +234,13 @@ def _routerbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]
     """One line a prompt, one column a model: score, `MODEL|total_cost` beside it."""
     for where, row in _wide_rows(path):
         models = [n.removesuffix("|total_cost") for n in row if n.endswith("|total_cost")]
-        if "prompt" not in row or not models:
+        lost = [m for m in models if m not in row]
+        if "prompt" not in row or not models or lost:
             raise ConfigError(
                 f"{where}: a RouterBench table has 'prompt' and columns 'MODEL' and "
                 f"'MODEL|total_cost'; "
                 f"found {sorted(row)[:8]}"
+                + (f", without a score column for {lost}" if lost else "")
             )
         for model in models:
             if row.get(model) in (None, ""):
@@ -209,7 +251,7 @@ def _routerbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]
                 "dataset": row.get("eval_name"),
                 "model": model,
                 "reward": row[model],
-                "cost_usd": row[f"{model}|total_cost"] or None,
+                "cost_usd": row.get(f"{model}|total_cost") or None,
             }
             yield _outcome(raw, f"{where} column {model!r}", success_at)
 
@@ -229,20 +271,77 @@ def _prompt_text(value: Any) -> str:
 
 
 def _wide_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if not path.name.removesuffix(".gz").endswith(".csv"):
-        for n, row in _json_lines(path):
-            yield f"{path}:{n}", row
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        yield from _Table(path).rows()
         return
-    csv.field_size_limit(_CSV_LIMIT)
-    with _open_text(path) as file:
-        for n, row in enumerate(csv.DictReader(file), 2):
-            yield f"{path}:{n}", dict(row)
+    for n, row in _json_lines(path):
+        yield f"{path}:{n}", row
+
+
+class _Table:
+    """A CSV file with a header; comma, semicolon or tab, told apart by the header."""
+
+    def __init__(self, path: Path) -> None:
+        csv.field_size_limit(_CSV_LIMIT)
+        self._path, text = path, _text(path)
+        head = text.split("\n", 1)[0]
+        mark = max(",;\t", key=head.count)
+        self._lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
+        self.header = [name.strip() for name in next(self._lines, [])]
+        twice = sorted({n for n in self.header if self.header.count(n) > 1})
+        if twice:
+            raise ConfigError(f"{path}:1: columns {twice} occur twice: name every column once")
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield place and cells of each line.
+
+        Raises:
+            ConfigError: a line has other cells than the header.
+        """
+        try:
+            for cells in self._lines:
+                where = f"{self._path}:{self._lines.line_num}"
+                if not any(c.strip() for c in cells):
+                    continue
+                if len(cells) != len(self.header):
+                    raise ConfigError(
+                        f"{where}: {len(cells)} cells under a header of {len(self.header)} "
+                        f"({', '.join(self.header[:8])}): put quotes around cells that hold the "
+                        "separator"
+                    )
+                yield where, dict(zip(self.header, cells, strict=True))
+        except csv.Error as exc:
+            raise ConfigError(f"{self._path}:{self._lines.line_num}: {exc}") from exc
+
+
+def _long_table(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
+    """One line an outcome: prompt, model and reward, or successes and trials."""
+    table = _Table(path)
+    names = {_ALIASES.get(n, n) for n in table.header}
+    counts = "reward" in names or {"successes", "trials"} <= names
+    if not {"prompt", "model"} <= names or not counts:
+        raise ConfigError(
+            f"{path}:1: found the columns {', '.join(table.header) or 'none'}; wanted are "
+            "'prompt', 'model' and 'reward' (or 'successes' and 'trials'), a line an outcome, or "
+            "the wide form of RouterBench: 'prompt', and 'MODEL' and 'MODEL|total_cost' a model"
+        )
+    for where, row in table.rows():
+        yield _outcome({k: v for k, v in row.items() if v != ""}, where, success_at)
 
 
 def _llmrouterbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
     """One file a (data set, model, split): `records` with query, score, tokens and cost."""
     with boundary(ConfigError, f"{str(path)!r}"):
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = json.loads(_text(path))
+    if isinstance(whole, list) and whole and all(isinstance(r, dict) for r in whole):
+        if whole and all("name" in r for r in whole) and not any("prompt" in r for r in whole):
+            raise ConfigError(
+                f"{str(path)!r} is a list of models with prices, not of outcomes: give it as "
+                "--models, and a file of outcomes as data"
+            )
+        for n, row in enumerate(whole):
+            yield _outcome(row, f"{path} row {n}", success_at)
+        return
     if not isinstance(whole, dict) or not isinstance(whole.get("records"), list):
         raise ConfigError(
             f"{str(path)!r}: an LLMRouterBench result has a list 'records'; it has none"

@@ -20,12 +20,29 @@ from numpy.typing import NDArray
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup
 
-__all__ = ["ModelInfo", "SuccessCount", "OutcomeTable", "outcomes_of_groups", "prompt_key"]
+__all__ = [
+    "ModelInfo",
+    "OutcomeTable",
+    "SuccessCount",
+    "outcomes_of_groups",
+    "prompt_key",
+    "tags_of",
+]
 
 
 def prompt_key(prompt: str) -> str:
     """Return 24 hex digits fixed by the text: the id of a prompt that was given none."""
     return hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def tags_of(dataset: str, metadata: Mapping[str, str]) -> tuple[str, ...]:
+    """Return `name=value` of a data set and of metadata, sorted.
+
+    >>> tags_of("mmlu", {"language": "de"})
+    ('dataset=mmlu', 'language=de')
+    """
+    pairs = {**metadata, **({"dataset": dataset} if dataset else {})}
+    return tuple(sorted(f"{name}={value}" for name, value in pairs.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,8 @@ class SuccessCount:
     """Mean dollars a trial; None is unknown."""
     at: float | None = None
     """When it was seen, in any unit that grows (seconds, training steps); None is undated."""
+    metadata: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """What else is known of the prompt, such as category, source or language."""
 
     def __post_init__(self) -> None:
         where = (
@@ -113,6 +132,11 @@ class SuccessCount:
         """The prompt's identity."""
         return self.prompt_id or prompt_key(self.prompt)
 
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The data set and every pair of the metadata, as `name=value`."""
+        return tags_of(self.dataset, self.metadata)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, unknown fields left out."""
         row: dict[str, Any] = {
@@ -125,6 +149,8 @@ class SuccessCount:
             value = getattr(self, name)
             if value not in (None, ""):
                 row[name] = value
+        if self.metadata:
+            row["metadata"] = dict(self.metadata)
         return row
 
     @classmethod

@@ -17,7 +17,8 @@ from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.routing.cooldown import COUNTED, Cooldowns
-from tfgrpo.routing.router import RouteDecision, Router
+from tfgrpo.routing.router import Router
+from tfgrpo.routing.rules import RouteDecision
 from tfgrpo.runtime.canonical import digest
 
 __all__ = ["RoutedLM"]

@@ -1,184 +1,75 @@
 """Choose a model for a prompt, and say why.
 
-Rules: `Cheapest` takes the cheapest model whose lower bound clears a target; `TradeOff` takes the
-largest p − λ·cost; `Guaranteed` takes the cheapest model whose gate keeps the prompt. Where no
-model qualifies, the named fallback answers, and the reason says whether it is dearer. A session
-stays on its model unless leaving it gains more than reading the conversation anew costs. Thompson
-draws explore under a cap on extra dollars. New outcomes are appended; no step of training.
-Does not know how to call a model (`routed_lm`) or files (`saved`).
-Sources: routing rules of `docs/routing.md` (own reading of V_0's two uses); Thompson 1933.
+Where no model qualifies, the named fallback answers, and the reason says whether it is dearer. A
+session stays on its model unless leaving it gains more than reading the conversation anew costs.
+Thompson draws explore under a cap on extra dollars. New outcomes are worked in without training;
+any number of threads may ask and record at once.
+Does not know how to call a model (`routed_lm`), how candidates are judged (`rules`), how states are
+kept (`served`) or files (`router_files`). Source: own; Thompson 1933.
 """
 
 from __future__ import annotations
 
+import copy
 import math
+import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from pathlib import Path
 
 import numpy as np
 
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.cooldown import Cooldowns
-from tfgrpo.routing.costs import CostModel
-from tfgrpo.routing.estimator.embedders import Floats
-from tfgrpo.routing.estimator.value_model import Coverage, ModelState, ValueModel
-from tfgrpo.routing.records import ModelInfo, SuccessCount
+from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
+from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
+from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
+from tfgrpo.routing.rules import Candidate, Cheapest, RouteDecision, RouteRule, TradeOff
+from tfgrpo.routing.served import Refit, Saved, Snapshot, StateKeeper
 from tfgrpo.store.budget import Budget, Ledger
 
-__all__ = [
-    "Candidate",
-    "Cheapest",
-    "Guaranteed",
-    "RouteDecision",
-    "RouteRule",
-    "Router",
-    "TradeOff",
-]
+__all__ = ["Router", "RouterOptions", "Session"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One model's standing for one prompt."""
+class Session:
+    """A conversation that a prompt belongs to."""
 
-    model: str
-    mean: float
-    low: float
-    high: float
-    cost_usd: float | None
-    """Expected dollars of one answer; None is unknown."""
-    cost_high_usd: float | None
-    effective_n: float
-    coverage: Coverage
-    weights: Mapping[str, float]
-    logit_mean: float = 0.0
-    logit_sd: float = 0.0
-    """Posterior of the log odds: what Thompson draws come from."""
-    state: Literal["healthy", "cooling", "probe"] = "healthy"
-    qualifies: bool = False
-    utility: float = math.nan
-    note: str = ""
-    """Why it qualifies or not."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        row = {name: getattr(self, name) for name in self.__slots__}
-        row["weights"] = dict(self.weights)
-        row["utility"] = None if math.isnan(self.utility) else self.utility
-        return row
+    name: str
+    tokens: int = 0
+    """Tokens of the conversation that another model would read anew."""
 
 
 @dataclass(frozen=True, slots=True)
-class RouteDecision:
-    """The chosen model, why, and everything it was compared with, best first."""
+class RouterOptions:
+    """How a router behaves besides its rule."""
 
-    model: str
-    reason: str
-    ranking: tuple[Candidate, ...]
-    kind: Literal["rule", "fallback", "session", "explore"]
-    is_dearer_fallback: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return {
-            "model": self.model,
-            "kind": self.kind,
-            "reason": self.reason,
-            "is_dearer_fallback": self.is_dearer_fallback,
-            "ranking": [c.to_dict() for c in self.ranking],
-        }
-
-
-class RouteRule(Protocol):
-    """How candidates are judged.
-
-    Contract: `judge` returns (qualifies, utility, note); higher utility is better; it never raises
-    for an unknown cost, and never lets a model without evidence qualify for a promise.
-    """
-
-    def judge(self, candidate: Candidate) -> tuple[bool, float, str]:
-        """Judge one candidate."""
-        ...
+    interval: float = 0.9
+    """Probability mass of the intervals."""
+    cooldowns: Cooldowns | None = None
+    """Which models may be tried; None means all, always."""
+    switch_margin: float = 0.02
+    """Least gain in utility that makes a session change its model."""
+    explore_usd: float | None = None
+    """Cap on the extra expected dollars of Thompson exploration; None is none."""
+    seed: int = 0
+    """Of the Thompson draws."""
+    max_sessions: int = 10_000
+    """Sessions remembered; the oldest go first."""
+    refit: Refit = "background"
+    """`background`: only the first ask waits for states, later outcomes are worked in behind the
+    answers. `wait`: every ask sees all that was recorded before it."""
+    refit_every_s: float = 1.0
+    """Least seconds between two refits in the background."""
 
 
-def _cost(candidate: Candidate) -> float:
-    return math.inf if candidate.cost_usd is None else candidate.cost_usd
-
-
-@dataclass(frozen=True, slots=True)
-class Cheapest:
-    """The cheapest model whose success probability clears `target`."""
-
-    target: float = 0.8
-    bound: Literal["low", "mean"] = "low"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target < 1:
-            raise ConfigError(f"target {self.target!r}: allowed is a probability between 0 and 1")
-
-    def judge(self, candidate: Candidate) -> tuple[bool, float, str]:
-        """Clear the target with evidence; the utility is minus the cost."""
-        value = candidate.low if self.bound == "low" else candidate.mean
-        name = "lower bound" if self.bound == "low" else "mean"
-        if self.bound == "low" and candidate.coverage != "covered":
-            return False, -_cost(candidate), f"insufficient evidence: {candidate.coverage}"
-        sign = "≥" if value >= self.target else "<"
-        return value >= self.target, -_cost(candidate), f"{name} {value:.2f} {sign} {self.target:g}"
-
-
-@dataclass(frozen=True, slots=True)
-class TradeOff:
-    """The largest p − `per_usd`·expected cost: a dollar is worth `per_usd` of success."""
-
-    per_usd: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.per_usd) and self.per_usd >= 0):
-            raise ConfigError(f"per_usd {self.per_usd!r}: allowed is a finite number from 0 up")
-
-    def judge(self, candidate: Candidate) -> tuple[bool, float, str]:
-        """Always qualifies, but for an unknown cost when costs matter."""
-        if not self.per_usd:
-            return True, candidate.mean, f"p {candidate.mean:.2f}"
-        if candidate.cost_usd is None:
-            return False, -math.inf, "cost unknown"
-        utility = candidate.mean - self.per_usd * candidate.cost_usd
-        return True, utility, f"p {candidate.mean:.2f} − {self.per_usd:g}·${candidate.cost_usd:.3g}"
-
-
-@dataclass(frozen=True, slots=True)
-class Guaranteed:
-    """The cheapest model whose calibrated gate keeps the prompt."""
-
-    gates: Mapping[str, Gate]
-
-    def judge(self, candidate: Candidate) -> tuple[bool, float, str]:
-        """Pass the model's gate with its mean as the score."""
-        gate = self.gates.get(candidate.model)
-        if gate is None:
-            return False, -_cost(candidate), "no gate calibrated"
-        if not gate.is_open:
-            return False, -_cost(candidate), "insufficient evidence: the gate is closed"
-        if candidate.coverage in ("far", "empty"):
-            return False, -_cost(candidate), f"insufficient evidence: {candidate.coverage}"
-        sign = "≥" if gate.keeps(candidate.mean) else "<"
-        promise = f"failures ≤ {gate.level:g} with confidence {gate.confidence:g}"
-        note = f"score {candidate.mean:.2f} {sign} {gate.threshold:.2f} ({promise})"
-        return gate.keeps(candidate.mean), -_cost(candidate), note
-
-
-@dataclass
-class _Known:
-    info: ModelInfo
-    outcomes: list[SuccessCount]
-    state: ModelState | None = None
-    costs: CostModel | None = None
+DEFAULT_RULE, DEFAULT_OPTIONS = Cheapest(), RouterOptions()
 
 
 class Router:
-    """Models with their outcomes, a rule, a named fallback."""
+    """Models with their outcomes, a rule, a named fallback; safe between threads."""
 
     def __init__(
         self,
@@ -186,16 +77,11 @@ class Router:
         models: Sequence[ModelInfo],
         outcomes: Iterable[SuccessCount] = (),
         *,
-        rule: RouteRule = Cheapest(),
+        rule: RouteRule = DEFAULT_RULE,
         fallback: str,
-        interval: float = 0.9,
-        cooldowns: Cooldowns | None = None,
-        switch_margin: float = 0.02,
-        explore_usd: float | None = None,
-        seed: int = 0,
-        max_sessions: int = 10_000,
+        options: RouterOptions = DEFAULT_OPTIONS,
     ) -> None:
-        """Set up the router.
+        """Set up the router; states are made at the first ask, or by `prepare`.
 
         Args:
             value: makes the estimates.
@@ -203,37 +89,123 @@ class Router:
             outcomes: what is known of them so far.
             rule: how candidates are judged.
             fallback: model that answers when nothing qualifies.
-            interval: probability mass of the intervals.
-            cooldowns: which models may be tried; None means all, always.
-            switch_margin: least gain in utility that makes a session change its model.
-            explore_usd: cap on the extra expected dollars of Thompson exploration; None is none.
-            seed: of the Thompson draws.
-            max_sessions: sessions remembered; the oldest go first.
+            options: intervals, cooldowns, sessions, exploration, refits.
         """
+        self._set_up(lambda: value, value.embedder, models, rule, fallback, options)
+        self.record(*outcomes)
+
+    def _set_up(
+        self,
+        value: Callable[[], ValueModel],
+        embedder: Embedder,
+        models: Sequence[ModelInfo],
+        rule: RouteRule,
+        fallback: str,
+        options: RouterOptions,
+    ) -> None:
         names = [m.name for m in models]
         if len(set(names)) != len(names) or not names:
             raise ConfigError(f"models {names}: give at least one, each under a name of its own")
         if fallback not in names:
             raise ConfigError(f"fallback {fallback!r} is not among the models {names}")
-        self.value, self.rule, self.fallback = value, rule, fallback
-        self._known = {m.name: _Known(m, []) for m in models}
-        self._interval, self._cooldowns = interval, cooldowns
-        self._margin = switch_margin
-        self._explore = None if explore_usd is None else Ledger(Budget(cost_usd=explore_usd))
-        self._rng = np.random.default_rng(seed)
+        self.rule, self.fallback, self.options = rule, fallback, options
+        self._value_of, self.embedder = value, embedder
+        self.embedder_spec = ""
+        self.gates: dict[str, Gate] = {}
+        self._keeper = StateKeeper(
+            value, models, refit=options.refit, every_s=options.refit_every_s
+        )
+        self._outcomes: dict[str, list[SuccessCount]] = {name: [] for name in names}
+        self._stored: Callable[[], Sequence[SuccessCount]] = lambda: ()
+        usd = options.explore_usd
+        self._explore = None if usd is None else Ledger(Budget(cost_usd=usd))
+        self._rng = np.random.default_rng(options.seed)
         self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._max_sessions = max_sessions
-        self.record(*outcomes)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def restore(
+        cls,
+        value: Callable[[], ValueModel],
+        embedder: Embedder,
+        models: Sequence[ModelInfo],
+        saved: Saved,
+        *,
+        rule: RouteRule,
+        options: RouterOptions,
+        outcomes: Callable[[], Sequence[SuccessCount]],
+    ) -> Router:
+        """Return a router from stored states; `value` and `outcomes` are read when needed."""
+        router = cls.__new__(cls)
+        names = [m.name for m in models]
+        router._set_up(value, embedder, models, rule, names[0], options)
+        router._stored = outcomes
+        router._keeper.restore(saved)
+        return router
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        rule: RouteRule | None = None,
+        fallback: str | None = None,
+        options: RouterOptions = DEFAULT_OPTIONS,
+    ) -> Router:
+        """Return a router from a folder that `fit` or `tfgrpo route fit` wrote.
+
+        Without a rule its calibrated gates decide, or else the cheapest model whose lower bound
+        clears 0.8; without a fallback the model with the best success rate answers.
+
+        Raises:
+            StoreError: files are missing, damaged or of another version.
+        """
+        from tfgrpo.routing.router_files import RouterFiles
+
+        return RouterFiles.load(folder).router(rule=rule, fallback=fallback, options=options)
+
+    def save(self, folder: str | Path) -> None:
+        """Write models, outcomes, reference pool and states; readers see all of it or nothing."""
+        from tfgrpo.routing.router_files import RouterFiles
+
+        RouterFiles.of(self).save(folder)
+
+    @property
+    def value(self) -> ValueModel:
+        """What makes the estimates."""
+        return self._value_of()
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """Who can be chosen."""
-        return tuple(self._known)
+        return self._keeper.names
+
+    @property
+    def models(self) -> tuple[ModelInfo, ...]:
+        """Prices and families of all models."""
+        return tuple(self._keeper.info(name) for name in self._keeper.names)
 
     @property
     def cooldowns(self) -> Cooldowns | None:
         """The health of the models."""
-        return self._cooldowns
+        return self.options.cooldowns
+
+    @property
+    def states_built(self) -> int:
+        """Full fits of a model's state so far."""
+        return self._keeper.states_built
+
+    def with_rule(self, rule: RouteRule, fallback: str) -> Router:
+        """Return a router that shares everything with this one but its rule and fallback."""
+        self._check(fallback)
+        other = copy.copy(self)
+        other.rule, other.fallback = rule, fallback
+        return other
+
+    def best_model(self) -> str:
+        """Return the model with the best smoothed success rate over its outcomes."""
+        rates = self._keeper.rates()
+        return max(rates, key=lambda name: rates[name])
 
     def info(self, model: str) -> ModelInfo:
         """Return prices and family of a model.
@@ -241,25 +213,28 @@ class Router:
         Raises:
             ConfigError: the router has no such model.
         """
-        return self._of(model).info
+        self._check(model)
+        return self._keeper.info(model)
 
-    def outcomes(self, model: str) -> tuple[SuccessCount, ...]:
-        """Return what is known of a model."""
-        return tuple(self._of(model).outcomes)
+    def outcomes(self, model: str | None = None) -> tuple[SuccessCount, ...]:
+        """Return what is known of a model, or of all."""
+        if model is not None:
+            self._check(model)
+        stored = [o for o in self._stored() if model in (None, o.model)]
+        names = self._outcomes if model is None else [model]
+        return (*stored, *(o for name in names for o in self._outcomes.get(name, ())))
 
-    def _of(self, model: str) -> _Known:
-        if model not in self._known:
+    def _check(self, model: str) -> None:
+        if model not in self._keeper.names:
             raise ConfigError(
-                f"model {model!r} is unknown to this router; it has {', '.join(self._known)}: add "
-                f"it with "
-                "its prices, then record outcomes"
+                f"model {model!r} is unknown to this router; it has "
+                f"{', '.join(self._keeper.names)}: add it with its prices, then record outcomes"
             )
-        return self._known[model]
 
     def add(self, info: ModelInfo) -> None:
         """Add a model, or change its prices."""
-        known = self._known.setdefault(info.name, _Known(info, []))
-        known.info, known.costs = info, None
+        self._outcomes.setdefault(info.name, [])
+        self._keeper.add(info)
 
     def record(self, *outcomes: SuccessCount) -> None:
         """Append outcomes; late, missing and repeated ones are fine.
@@ -268,46 +243,56 @@ class Router:
             ConfigError: an outcome of a model that the router does not have; nothing is recorded.
         """
         for outcome in outcomes:
-            self._of(outcome.model)
+            self._check(outcome.model)
         for outcome in outcomes:
-            known = self._known[outcome.model]
-            known.outcomes.append(outcome)
-            known.state = known.costs = None
+            self._outcomes.setdefault(outcome.model, []).append(outcome)
+        self._keeper.record(outcomes)
+
+    def prepare(self) -> None:
+        """Fit every state to every outcome now; an ask afterwards waits for nothing."""
+        self._keeper.snapshot(wait=True)
+
+    def known_vectors(self, keys: Sequence[str]) -> Floats:
+        """Return the vectors of known prompts, by key."""
+        ground = self.saved().ground
+        line = {key: i for i, key in enumerate(ground.keys)}
+        return ground.vectors[[line[key] for key in keys]]
+
+    def saved(self) -> Saved:
+        """Return outcomes and states as they are stored."""
+        return self._keeper.saved()
+
+    def close(self) -> None:
+        """End the refits in the background."""
+        self._keeper.close()
 
     def state(self, model: str) -> ModelState:
-        """Return a model's state, made anew after new outcomes."""
-        known = self._of(model)
-        if known.state is None:
-            pool = self.value.pool
-            value = self.value
-            if model in pool.model_names:
-                # A model never is its own reference.
-                value = ValueModel(value.embedder, pool.without(names=[model]), layers=value.layers)
-            known.state = value.state(known.outcomes, model=model)
-        return known.state
-
-    def _costs(self, known: _Known) -> CostModel:
-        if known.costs is None:
-            vectors = self.value.embedder.embed([o.prompt for o in known.outcomes])
-            known.costs = CostModel.fit(known.info, known.outcomes, vectors)
-        return known.costs
+        """Return a model's state for many prompts at once, fitted anew from its outcomes."""
+        self._check(model)
+        value, pool = self.value, self.value.pool
+        if model in pool.model_names:
+            # A model never is its own reference.
+            value = ValueModel(value.embedder, pool.without(names=[model]), layers=value.layers)
+        return value.state(self.outcomes(model), model=model)
 
     def ask(
         self,
         prompt: str,
         *,
+        question: str | None = None,
+        metadata: Mapping[str, str] | None = None,
         vector: Floats | None = None,
-        session: str | None = None,
-        session_tokens: int = 0,
+        session: Session | str | None = None,
         among: Sequence[str] | None = None,
     ) -> RouteDecision:
         """Choose a model.
 
         Args:
-            prompt: the text to be answered.
+            prompt: the whole text to be answered; its length makes costs.
+            question: the part that says what is asked, where documents surround it; default all.
+            metadata: what else is known of it, such as dataset, category or language.
             vector: its vector where it is known already, shape (width,).
-            session: conversation it belongs to.
-            session_tokens: tokens of the conversation that another model would read anew.
+            session: conversation it belongs to, by name or with the tokens to read anew.
             among: restrict the choice to these models.
 
         Raises:
@@ -316,10 +301,14 @@ class Router:
         """
         if not prompt.strip():
             raise ConfigError("the prompt is empty: there is nothing to route")
-        names = list(self._known if among is None else among)
-        for name in names:
-            self._of(name)
-        candidates = self._candidates(prompt, vector, names)
+        for name in among or ():
+            self._check(name)
+        snapshot = self._keeper.snapshot()
+        names = list(snapshot.names if among is None else among)
+        text = question if question and question.strip() else prompt
+        if vector is None:
+            vector = embed_prompts(self.embedder, [text], [tags_of("", metadata or {})])[0]
+        candidates = self._candidates(snapshot, len(prompt), vector, names)
         usable = [c for c in candidates if c.state != "cooling"] or candidates
         qualified = [c for c in usable if c.qualifies]
         ranking = tuple(
@@ -328,54 +317,73 @@ class Router:
                 key=lambda c: (c.state == "cooling", not c.qualifies, -c.utility, -c.mean),
             )
         )
+        if isinstance(session, str):
+            session = Session(session)
         if not qualified:
             decision = self._fall_back(ranking, usable)
         else:
             best = max(qualified, key=lambda c: (c.utility, c.mean))
             decision = RouteDecision(best.model, f"{best.model}: {best.note}", ranking, "rule")
-            decision = self._stay(decision, qualified, session, session_tokens)
+            decision = self._stay(decision, qualified, session)
             decision = self._try_other(decision, usable)
-        if session is not None:
-            self._sessions[session] = decision.model
-            self._sessions.move_to_end(session)
-            while len(self._sessions) > self._max_sessions:
+        self._remember(session, decision.model)
+        return self._said(decision, text)
+
+    def _said(self, decision: RouteDecision, text: str) -> RouteDecision:
+        """Say it where a text was not read whole."""
+        share = self.embedder.share_read(text)
+        if share >= 1.0:
+            return decision
+        reason = decision.reason
+        if share < 0.5:
+            reason += f"; only {share:.0%} of the text was read: give the question alone"
+        return replace(decision, reason=reason, share_read=share)
+
+    def _remember(self, session: Session | None, model: str) -> None:
+        if session is None:
+            return
+        with self._lock:
+            self._sessions[session.name] = model
+            self._sessions.move_to_end(session.name)
+            while len(self._sessions) > self.options.max_sessions:
                 self._sessions.popitem(last=False)
-        return decision
 
     def _candidates(
-        self, prompt: str, vector: Floats | None, names: Sequence[str]
+        self, snapshot: Snapshot, length: int, vector: Floats, names: Sequence[str]
     ) -> list[Candidate]:
-        if vector is None:
-            vector = self.value.embedder.embed([prompt])[0]
-        row = np.asarray(vector, dtype=np.float32)[None, :]
-        allowed = names
-        if self._cooldowns is not None:
-            allowed = self._cooldowns.available(list(names))
-        candidates = []
+        row = np.asarray(vector, dtype=np.float32)
+        cooldowns = self.options.cooldowns
+        allowed = set(names if cooldowns is None else cooldowns.available(list(names)))
+        e = snapshot.bank.ask(row, level=self.options.interval)
+        costs = snapshot.costs.ask(length, row)
+        spread = np.sqrt(e.logits.variance)
+        raw = []
         for name in names:
-            e = self.state(name).predict_vectors(row, level=self._interval)
-            costs = self._costs(self._known[name]).predict([prompt], row)
-            usd, high = float(costs.expected_usd[0]), float(costs.high_usd[0])
-            health = "healthy" if self._cooldowns is None else self._cooldowns.state(name)
-            raw = Candidate(
-                model=name,
-                mean=float(e.mean[0]),
-                low=float(e.low[0]),
-                high=float(e.high[0]),
-                cost_usd=None if math.isnan(usd) else usd,
-                cost_high_usd=None if math.isnan(high) else high,
-                effective_n=float(e.effective_n[0]),
-                coverage=e.coverage[0],
-                weights={str(k): v for k, v in e.weights.items()},
-                logit_mean=float(e.logits.mean[0]),
-                logit_sd=float(np.sqrt(e.logits.variance[0])),
-                state=health if name in allowed else "cooling",
+            i = snapshot.line.get(name)
+            if i is None:
+                continue
+            health = "healthy" if cooldowns is None else cooldowns.state(name)
+            raw.append(
+                Candidate(
+                    model=name,
+                    mean=float(e.mean[i]),
+                    low=float(e.low[i]),
+                    high=float(e.high[i]),
+                    cost_usd=_known(costs.expected_usd[i]),
+                    cost_high_usd=_known(costs.high_usd[i]),
+                    effective_n=float(e.effective_n[i]),
+                    coverage=e.coverage[i],
+                    weights=snapshot.bank.weights(i),
+                    logit_mean=float(e.logits.mean[i]),
+                    logit_sd=float(spread[i]),
+                    state=health if name in allowed else "cooling",
+                )
             )
-            candidates.append(self._judged(raw))
-        return candidates
+        others = {c.model: c for c in raw}
+        return [self._judged(c, others) for c in raw]
 
-    def _judged(self, raw: Candidate) -> Candidate:
-        qualifies, utility, note = self.rule.judge(raw)
+    def _judged(self, raw: Candidate, others: Mapping[str, Candidate]) -> Candidate:
+        qualifies, utility, note = self.rule.judge(raw, others)
         return replace(raw, qualifies=qualifies, utility=utility, note=note)
 
     def _fall_back(
@@ -396,19 +404,18 @@ class Router:
         self,
         decision: RouteDecision,
         qualified: Sequence[Candidate],
-        session: str | None,
-        tokens: int,
+        session: Session | None,
     ) -> RouteDecision:
-        current = self._sessions.get(session) if session is not None else None
-        if current is None or current == decision.model:
+        current = None if session is None else self._sessions.get(session.name)
+        if session is None or current is None or current == decision.model:
             return decision
         by_name = {c.model: c for c in qualified}
         if current not in by_name:
             return decision
         new, old = by_name[decision.model], by_name[current]
-        reread_usd = tokens * (self.info(new.model).input_usd_per_mtok or 0.0) / 1e6
+        reread_usd = session.tokens * (self.info(new.model).input_usd_per_mtok or 0.0) / 1e6
         price = reread_usd * (self.rule.per_usd if isinstance(self.rule, TradeOff) else 1.0)
-        margin = self._margin if isinstance(self.rule, TradeOff) else 0.0
+        margin = self.options.switch_margin if isinstance(self.rule, TradeOff) else 0.0
         gain = new.utility - old.utility
         if gain > price + margin:
             return decision
@@ -422,11 +429,16 @@ class Router:
         """Draw each model's success probability and follow the rule on the draws, under the cap."""
         if self._explore is None or len(usable) < 2 or decision.kind == "session":
             return decision
+        with self._lock:
+            noise = self._rng.standard_normal(len(usable))
+        f = np.array([c.logit_mean for c in usable]) + noise * [c.logit_sd for c in usable]
+        samples = {
+            c.model: replace(c, mean=float(p), low=float(p), coverage="covered")
+            for c, p in zip(usable, 1 / (1 + np.exp(-f)), strict=True)
+        }
         drawn = []
         for c in usable:
-            f = c.logit_mean + c.logit_sd * float(self._rng.standard_normal())
-            p = 1.0 / (1.0 + math.exp(-f))
-            qualifies, utility, _ = self.rule.judge(replace(c, mean=p, low=p, coverage="covered"))
+            qualifies, utility, _ = self.rule.judge(samples[c.model], samples)
             drawn.append((qualifies, utility, c.model == decision.model, c))
         qualifies, _, _, pick = max(drawn, key=lambda d: d[:3])
         greedy = next(c for c in usable if c.model == decision.model)
@@ -444,3 +456,7 @@ class Router:
     def explored_usd(self) -> float:
         """Extra expected dollars spent on exploration so far."""
         return 0.0 if self._explore is None else float(self._explore.spent.get("cost_usd", 0.0))
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)

@@ -1,7 +1,12 @@
-"""A fitted router on disk: `pool.npz` (numbers), `router.json` (names, rule), `outcomes.jsonl`.
+"""A fitted router on disk: one folder a version, and a pointer that is replaced at once.
 
-No pickle: arrays are read with `allow_pickle=False`. `router.json` holds the digest of the pool, so
-that a damaged or exchanged file is refused. Vectors of the pool's prompts are kept in float16.
+    current.json    name of the version, SHA-256 of each of its files
+    v-…/            pool.npz (reference models), states.npz (fitted states, outcomes as numbers),
+                    router.json (names, rule, features), outcomes.jsonl (texts)
+
+A reader follows the pointer and checks every digest, so it sees one whole version or an error; a
+version that a later save has cleared away is looked up anew. No pickle: arrays are read with
+`allow_pickle=False`. Texts of outcomes and the reference pool are read when something is refitted.
 Does not know how a router decides. Source: own.
 """
 
@@ -10,8 +15,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +28,37 @@ import numpy as np
 
 from tfgrpo.errors import ConfigError, StoreError, boundary
 from tfgrpo.routing.calibration import Gate
-from tfgrpo.routing.estimator.embedders import Embedder, VectorCache, open_embedder
+from tfgrpo.routing.costs import CostModel
+from tfgrpo.routing.estimator.bank import Scores
+from tfgrpo.routing.estimator.compact import Compact
+from tfgrpo.routing.estimator.embedders import (
+    Embedder,
+    PromptFeatures,
+    VectorCache,
+    embed_prompts,
+    open_embedder,
+    shared_ends,
+)
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
-from tfgrpo.routing.outcome_files import read_outcomes
+from tfgrpo.routing.history import Ground, History, Merged
+from tfgrpo.routing.outcome_files import parse_outcomes
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
+from tfgrpo.routing.router import DEFAULT_OPTIONS, DEFAULT_RULE, Router, RouterOptions
+from tfgrpo.routing.rules import Guaranteed, RouteRule
+from tfgrpo.routing.served import Saved
 
-__all__ = ["RouterFiles", "fit_files"]
+__all__ = ["LEAST_REFERENCE", "RouterFiles", "fit_files"]
 
-_FORMAT = 1
-_ARRAYS = ("vectors", "scores", "residuals", "coefficients", "intercepts")
+_FORMAT = 2
+_POINTER = "current.json"
+_POOL = ("vectors", "scores", "residuals", "coefficients", "intercepts")
+_MERGED = ("rows", "counts", "trials", "tokens", "dollars")
+_KEPT = 3
+"""Versions that stay: readers may still be in the older ones."""
 LEAST_REFERENCE = 100
 """Outcomes that make a model a reference by default."""
+_MOST_TAGS = 256
 
 
 class RouterFiles:
@@ -38,116 +66,288 @@ class RouterFiles:
 
     def __init__(
         self,
-        value: ValueModel,
+        embedder: Embedder,
         embedder_spec: str,
         models: Sequence[ModelInfo],
-        outcomes: Sequence[SuccessCount],
-        gates: dict[str, Gate] | None = None,
+        value: Callable[[], ValueModel],
+        outcomes: Callable[[], Sequence[SuccessCount]],
     ) -> None:
-        self.value, self.embedder_spec = value, embedder_spec
-        self.models, self.outcomes = list(models), list(outcomes)
-        self.gates = gates or {}
+        """Hold the parts; `value` and `outcomes` are called when they are needed."""
+        self.embedder, self.embedder_spec = embedder, embedder_spec
+        self.models = list(models)
+        self.gates: dict[str, Gate] = {}
+        self.saved: Saved | None = None
+        self._make_value, self._make_outcomes = value, outcomes
+
+    @cached_property
+    def value(self) -> ValueModel:
+        """The value model with its reference pool."""
+        return self._make_value()
+
+    @cached_property
+    def outcomes(self) -> list[SuccessCount]:
+        """All outcomes."""
+        return list(self._make_outcomes())
+
+    @classmethod
+    def of(cls, router: Router) -> RouterFiles:
+        """Return what is to be written of a router; every state is fitted first."""
+        spec = router.embedder_spec
+        files = cls(router.embedder, spec, router.models, lambda: router.value, router.outcomes)
+        files.saved = router.saved()
+        files.gates = dict(router.gates)
+        return files
+
+    def router(
+        self,
+        *,
+        rule: RouteRule | None = None,
+        fallback: str | None = None,
+        options: RouterOptions = DEFAULT_OPTIONS,
+    ) -> Router:
+        """Return a router of these files; see `Router.load`."""
+        if rule is None:
+            rule = Guaranteed(self.gates) if self.gates else DEFAULT_RULE
+        names = [m.name for m in self.models]
+        if self.saved is None:
+            router = Router(
+                self.value, self.models, self.outcomes, rule=rule, fallback=names[0],
+                options=options,
+            )  # fmt: skip
+        else:
+            router = Router.restore(
+                lambda: self.value, self.embedder, self.models, self.saved, rule=rule,
+                options=options, outcomes=lambda: self.outcomes,
+            )  # fmt: skip
+        router.embedder_spec, router.gates = self.embedder_spec, dict(self.gates)
+        router.fallback = fallback if fallback is not None else router.best_model()
+        if router.fallback not in names:
+            raise ConfigError(f"fallback {fallback!r} is not among the models {names}")
+        return router
 
     def save(self, folder: str | Path) -> None:
-        """Write the three files; each is replaced whole.
+        """Write a version and point to it; states that are missing are fitted first.
 
         Raises:
             StoreError: the folder cannot be written.
         """
+        if self.saved is None:
+            self.saved = self.router(options=RouterOptions(refit="wait")).saved()
         folder = Path(folder)
-        pool = self.value.pool
         with boundary(StoreError, f"router folder {str(folder)!r}"):
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f".pool-{os.getpid()}.part"
-            with part.open("wb") as file:
-                arrays = {name: getattr(pool, name) for name in _ARRAYS}
-                arrays["vectors"] = arrays["vectors"].astype(np.float16)
-                arrays["scores"] = arrays["scores"].astype(np.float32)
-                arrays["residuals"] = arrays["residuals"].astype(np.float32)
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            digest = hashlib.sha256(part.read_bytes()).hexdigest()
-            part.replace(folder / "pool.npz")
-            meta = {
-                "format": _FORMAT,
-                "embedder": self.embedder_spec,
-                "embedder_id": pool.embedder_id,
-                "layers": list(self.value.layers),
-                "penalty": pool.penalty,
-                "pool_sha256": digest,
-                "pool_models": list(pool.model_names),
-                "pool_families": list(pool.families),
-                "pool_keys": list(pool.keys),
-                "models": [asdict(m) for m in self.models],
-                "gates": {name: gate.to_dict() for name, gate in self.gates.items()},
-            }
-            _replace(folder / "router.json", json.dumps(meta, indent=1) + "\n")
-            lines = [json.dumps(o.to_dict()) for o in self.outcomes]
-            _replace(folder / "outcomes.jsonl", "".join(f"{line}\n" for line in lines))
+            part = Path(tempfile.mkdtemp(prefix=".part-", dir=folder))
+            try:
+                self._write(part, self.saved)
+                digests = {p.name: _sha(p) for p in sorted(part.iterdir())}
+                name = f"v-{time.time_ns():x}-{digests['outcomes.jsonl'][:8]}"
+                part.rename(folder / name)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
+            pointer = folder / f".{_POINTER}-{os.getpid()}-{time.time_ns()}"
+            row = {"format": _FORMAT, "version": name, "files": digests}
+            pointer.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+            pointer.replace(folder / _POINTER)
+            for old in sorted(folder.glob("v-*"))[:-_KEPT]:
+                if old.name != name:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def _write(self, folder: Path, saved: Saved) -> None:
+        pool = self.value.pool
+        arrays = {name: getattr(pool, name).astype(np.float32) for name in _POOL}
+        arrays["vectors"] = arrays["vectors"].astype(np.float16)
+        with (folder / "pool.npz").open("wb") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        with (folder / "states.npz").open("wb") as file:
+            np.savez(file, **_states(saved, [m.name for m in self.models]))  # type: ignore[arg-type]
+        features = self.embedder if isinstance(self.embedder, PromptFeatures) else None
+        meta = {
+            "format": _FORMAT,
+            "embedder": self.embedder_spec,
+            "embedder_id": self.embedder.embedder_id,
+            "features": None
+            if features is None
+            else {
+                "tags": features.tags,
+                "shared": list(features.shared),
+                "weights": list(features.weights),
+            },
+            "layers": list(self.value.layers),
+            "penalty": pool.penalty,
+            "pool_models": list(pool.model_names),
+            "pool_families": list(pool.families),
+            "pool_keys": list(pool.keys),
+            "keys": saved.ground.keys,
+            "models": [asdict(m) for m in self.models],
+            "gates": {name: gate.to_dict() for name, gate in self.gates.items()},
+        }
+        (folder / "router.json").write_text(json.dumps(meta) + "\n", encoding="utf-8")
+        with (folder / "outcomes.jsonl").open("w", encoding="utf-8") as text:
+            text.writelines(json.dumps(o.to_dict()) + "\n" for o in self.outcomes)
 
     @classmethod
     def load(cls, folder: str | Path) -> RouterFiles:
-        """Read a fitted router.
+        """Read the version that the folder points to.
 
         Raises:
             StoreError: files are missing, damaged or of another version.
         """
         folder = Path(folder)
-        if not (folder / "router.json").is_file():
-            raise StoreError(
-                f"there is no router in {str(folder)!r} (no router.json): run 'tfgrpo route fit' "
-                f"first"
-            )
+        for attempt in range(8):
+            pointer = _pointer(folder)
+            try:
+                return cls._load(folder, pointer)
+            except FileNotFoundError as exc:
+                # A later save may have cleared this version away: then the pointer has moved on.
+                if attempt and _pointer(folder) == pointer:
+                    raise StoreError(
+                        f"router in {str(folder)!r}: {exc.filename} is missing: fit again"
+                    ) from exc
+        raise StoreError(f"router in {str(folder)!r} is saved faster than it can be read: retry")
+
+    @classmethod
+    def _load(cls, folder: Path, pointer: Mapping[str, Any]) -> RouterFiles:
+        at = folder / pointer["version"]
+        paths = {name: at / name for name in pointer["files"]}
+        for name, path in paths.items():
+            if _sha(path) != pointer["files"][name]:
+                raise StoreError(f"{str(path)!r} is not the file that was saved: fit again")
+        outcomes = paths["outcomes.jsonl"].open("rb")
+        raw = {name: paths[name].open("rb") for name in ("states.npz", "pool.npz", "router.json")}
         with boundary(StoreError, f"router folder {str(folder)!r}"):
-            meta = json.loads((folder / "router.json").read_text(encoding="utf-8"))
-            raw = (folder / "pool.npz").read_bytes()
-            if meta.get("format") != _FORMAT:
-                raise StoreError(
-                    f"router in {str(folder)!r} has format {meta.get('format')!r}, not 1"
-                )
-            if hashlib.sha256(raw).hexdigest() != meta["pool_sha256"]:
-                raise StoreError(
-                    f"{str(folder / 'pool.npz')!r} is not the file that was saved: fit again"
-                )
-            with np.load(folder / "pool.npz", allow_pickle=False) as data:
-                arrays = {name: data[name].astype(np.float64) for name in _ARRAYS}
-            embedder = _embedder(meta["embedder"], folder)
+            with raw["router.json"] as file:
+                meta = json.loads(file.read())
+            with raw["pool.npz"] as file, np.load(file, allow_pickle=False) as data:
+                arrays = {name: data[name] for name in _POOL}
+            with raw["states.npz"] as file, np.load(file, allow_pickle=False) as data:
+                states = {name: data[name] for name in data.files}
+            embedder = _embedder(meta["embedder"], folder, meta["features"])
             if embedder.embedder_id != meta["embedder_id"]:
                 raise StoreError(
                     f"router in {str(folder)!r} was fitted on {meta['embedder_id']!r}, "
                     f"{meta['embedder']!r} is now {embedder.embedder_id!r}: fit again"
                 )
             models = [ModelInfo(**m) for m in meta["models"]]
-            pool = _pool(meta, arrays)
             layers: list[Layer] = [name for name in LAYERS if name in meta["layers"]]
-            path = folder / "outcomes.jsonl"
-            outcomes = read_outcomes(path, format="jsonl") if path.stat().st_size else []
-            gates = {name: Gate.from_dict(row) for name, row in meta["gates"].items()}
-        return cls(
-            ValueModel(embedder, pool, layers=layers), meta["embedder"], models, outcomes, gates
+
+            def value() -> ValueModel:
+                return ValueModel(embedder, _pool(meta, arrays), layers=layers)
+
+            def texts() -> Sequence[SuccessCount]:
+                with outcomes:
+                    outcomes.seek(0)
+                    return parse_outcomes(outcomes.read().decode("utf-8"), str(at))
+
+            files = cls(embedder, meta["embedder"], models, value, texts)
+            files.saved = _saved(states, meta["keys"], models)
+            files.gates = {name: Gate.from_dict(row) for name, row in meta["gates"].items()}
+        return files
+
+
+def _pointer(folder: Path) -> dict[str, Any]:
+    path = folder / _POINTER
+    if not path.is_file():
+        older = " (its router.json is of an older version)" * (folder / "router.json").is_file()
+        raise StoreError(
+            f"there is no router in {str(folder)!r}{older}: run 'tfgrpo route fit' first"
         )
+    with boundary(StoreError, f"router folder {str(folder)!r}"):
+        row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if row.get("format") != _FORMAT:
+            raise StoreError(
+                f"router in {str(folder)!r} has format {row.get('format')!r}, not {_FORMAT}: fit "
+                f"again"
+            )
+    return row
 
 
-def _pool(meta: dict[str, Any], arrays: dict[str, Any]) -> ReferencePool:
+def _sha(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _states(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
+    """All arrays of the states, `MODEL NUMBER/PART/NAME` to array."""
+    arrays: dict[str, Any] = {
+        "vectors": saved.ground.vectors,
+        "lengths": saved.ground.lengths,
+        "coefficients": saved.scores.coefficients,
+        "intercepts": saved.scores.intercepts,
+        "floor": np.array([saved.floor]),
+    }
+    for i, name in enumerate(names):
+        state, costs = saved.states[name], saved.costs[name]
+        merged = saved.histories[name].old
+        assert merged is not None
+        arrays |= {f"{i}/state/{k}": v for k, v in state.arrays.items()}
+        arrays |= {f"{i}/history/{k}": getattr(merged, k) for k in _MERGED}
+        slope = np.zeros(0) if costs.coefficients is None else costs.coefficients
+        arrays |= {
+            f"{i}/costs/slope": slope,
+            f"{i}/costs/centre": costs.centre,
+            f"{i}/costs/rest": np.array([costs.in_dollars, costs.level, costs.spread], float),
+        }
+    return arrays
+
+
+def _saved(arrays: Mapping[str, Any], keys: Sequence[str], models: Sequence[ModelInfo]) -> Saved:
+    parts: dict[str, dict[str, Any]] = {}
+    for name, array in arrays.items():
+        place, _, rest = name.rpartition("/")
+        parts.setdefault(place, {})[rest] = array
+    states, histories, costs = {}, {}, {}
+    for i, info in enumerate(models):
+        states[info.name] = Compact(info.name, parts[f"{i}/state"])
+        histories[info.name] = History(Merged(**parts[f"{i}/history"]))
+        c = parts[f"{i}/costs"]
+        in_dollars, level, spread = (float(v) for v in c["rest"])
+        slope = c["slope"] if len(c["slope"]) else None
+        costs[info.name] = CostModel(info, bool(in_dollars), slope, c["centre"], level, spread)
+    return Saved(
+        Ground.restore(keys, arrays["vectors"], arrays["lengths"]),
+        histories, states, costs,
+        Scores(arrays["coefficients"], arrays["intercepts"]),
+        float(arrays["floor"][0]),
+    )  # fmt: skip
+
+
+def _pool(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> ReferencePool:
     pool = ReferencePool(
         embedder_id=meta["embedder_id"],
         model_names=tuple(meta["pool_models"]),
         families=tuple(meta["pool_families"]),
         keys=tuple(meta["pool_keys"]),
         penalty=meta["penalty"],
-        **arrays,
+        **{name: array.astype(np.float64) for name, array in arrays.items()},
     )
     return pool.of_models(range(pool.size))
 
 
-def _embedder(spec: str, folder: Path) -> Embedder:
-    embedder = open_embedder(spec)
-    return embedder if spec.startswith("hashed") else VectorCache(embedder, folder / "vectors")
+def _embedder(spec: str, folder: Path, features: Mapping[str, Any] | None) -> Embedder:
+    base = open_embedder(spec)
+    if not spec.startswith("hashed"):
+        base = VectorCache(base, folder / "vectors")
+    if features is None:
+        return base
+    shared, weights = features["shared"], features["weights"]
+    return PromptFeatures(
+        base, tags=features["tags"], shared=(shared[0], shared[1]),
+        weights=(weights[0], weights[1]),
+    )  # fmt: skip
 
 
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}-{os.getpid()}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+def features_of(outcomes: Sequence[SuccessCount]) -> dict[str, Any]:
+    """Return what `PromptFeatures` needs to know of the prompts: tags and what all share."""
+    first = {o.key: o for o in outcomes}
+    counts: dict[str, int] = {}
+    for o in first.values():
+        for tag in o.tags:
+            counts[tag] = counts.get(tag, 0) + 1
+    common = sorted(counts, key=lambda t: (-counts[t], t))[:_MOST_TAGS]
+    # A tag of one prompt, or of all of them, tells nothing.
+    tags = {t: counts[t] / len(first) for t in sorted(common) if 1 < counts[t] < len(first)}
+    shared = shared_ends([o.prompt for o in first.values()])
+    return {"tags": tags, "shared": list(shared), "weights": [0.25, 0.5]}
 
 
 def fit_files(
@@ -170,15 +370,15 @@ def fit_files(
     if not outcomes:
         raise ConfigError("there are no outcomes to fit on: give a file with at least one row")
     table = OutcomeTable.from_outcomes(outcomes, models)
-    embedder = _embedder(embedder_spec, Path(folder))
+    embedder = _embedder(embedder_spec, Path(folder), features_of(outcomes))
     counts = (table.trials > 0).sum(axis=0)
     columns = np.flatnonzero(counts >= max(least_reference, 10))
     pool = None
     if len(columns):
         reference = table.of_models(columns)
         reference = reference.take(np.flatnonzero((reference.trials > 0).any(axis=1)))
-        pool = ReferencePool.fit(
-            reference, embedder.embed(reference.prompts), embedder_id=embedder.embedder_id
-        )
+        tags = {o.key: o.tags for o in outcomes}
+        vectors = embed_prompts(embedder, reference.prompts, [tags[k] for k in reference.keys])
+        pool = ReferencePool.fit(reference, vectors, embedder_id=embedder.embedder_id)
     value = ValueModel(embedder, pool, layers=layers)
-    return RouterFiles(value, embedder_spec, table.models, outcomes)
+    return RouterFiles(embedder, embedder_spec, table.models, lambda: value, lambda: outcomes)

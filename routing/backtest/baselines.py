@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.estimator.laplace import fit_weights, logit
+from tfgrpo.routing.estimator.own_layers import NEIGHBOURS, weighted_rates
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
+from tfgrpo.routing.estimator.ridge import fit_ridge
 
 Array = NDArray[np.float64]
 
@@ -141,20 +143,23 @@ def kernel(t: Trial) -> Array:
 
 def ridge(t: Trial) -> Array:
     """Ridge on the prompt vector, penalty by closed-form leave-one-out."""
-    centre, level = t.vectors.mean(axis=0), t.rates.mean()
-    a = t.vectors - centre
-    values, basis = np.linalg.eigh(a @ a.T)
-    y = basis.T @ (t.rates - level)
-    best: tuple[float, Array] | None = None
-    for penalty in (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0):
-        shrink = values / (values + penalty)
-        hat = np.einsum("ij,j,ij->i", basis, shrink, basis) + 1.0 / len(a)
-        residual = (t.rates - level - basis @ (shrink * y)) / np.maximum(1 - hat, 1e-3)
-        loss = float(np.mean(residual**2))
-        if best is None or loss < best[0]:
-            best = loss, basis @ (y / (values + penalty))
+    fit = fit_ridge(t.vectors, t.rates, (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0))
+    return np.asarray(np.clip(fit.predict(t.queries), 0.01, 0.99))
+
+
+def weighted_knn(t: Trial) -> Array:
+    """50 nearest labels weighted by a power of the cosine; power and strength by leave-one-out."""
+    left, cosines = _neighbours(t.vectors, t.vectors, NEIGHBOURS, same=True)
+    best: tuple[float, float, float] | None = None
+    for power in (1.0, 3.0, 8.0):
+        for strength in (0.5, 2.0, 5.0, 15.0, 50.0):
+            p = weighted_rates(cosines, t.rates[left], t.level, power, strength)
+            loss = _loss(p, t.rates)
+            if best is None or loss < best[0]:
+                best = loss, power, strength
     assert best is not None
-    return np.asarray(np.clip(level + (t.queries - centre) @ (a.T @ best[1]), 0.01, 0.99))
+    near, cosines = _neighbours(t.queries, t.vectors, NEIGHBOURS)
+    return weighted_rates(cosines, t.rates[near], t.level, best[1], best[2])
 
 
 def two_parameter(t: Trial) -> Array:
@@ -207,6 +212,7 @@ RIVALS: Mapping[str, Callable[[Trial], Array]] = {
     "knn10": plain_knn,
     "beta_knn20": beta_knn,
     "beta_knn50": beta_knn_50,
+    "weighted_knn50": weighted_knn,
     "kernel": kernel,
     "ridge": ridge,
     "2pl": two_parameter,

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,7 +30,9 @@ __all__ = [
     "HashedNgrams",
     "NeighbourIndex",
     "SentenceEncoder",
+    "PromptFeatures",
     "VectorCache",
+    "embed_prompts",
     "open_embedder",
 ]
 
@@ -66,6 +68,10 @@ class Embedder(Protocol):
         """Return an array of shape (texts, width)."""
         ...
 
+    def share_read(self, text: str) -> float:
+        """Return the share of a text's characters that its row is made of, from 0 to 1."""
+        ...
+
 
 def unit_rows(rows: NDArray[Any]) -> Floats:
     """Return rows scaled to length 1; zero rows stay zero."""
@@ -74,8 +80,20 @@ def unit_rows(rows: NDArray[Any]) -> Floats:
     return np.asarray(rows / np.maximum(norms, 1e-12), dtype=np.float32)
 
 
+def ends(text: str, limit: int) -> str:
+    """Return a text, or the first and the last half of `limit` characters of a longer one.
+
+    Prompts of one program start alike and differ at the end; documents tell their kind at once.
+
+    >>> ends("abcdefgh", 4)
+    'ab\\ngh'
+    """
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n{text[-half:]}"
+
+
 class HashedNgrams:
-    """Words, word pairs and character trigrams of the start of a text, hashed with a sign.
+    """Words, word pairs and character trigrams of both ends of a text, hashed with a sign.
 
     Needs nothing but numpy; the same on every machine (CRC-32). Weights are 1 + log(count).
     """
@@ -88,7 +106,7 @@ class HashedNgrams:
     @property
     def embedder_id(self) -> str:
         """Width and cut are part of the id."""
-        return f"hashed-{self._width}-{self._max_chars}"
+        return f"hashed-{self._width}-{self._max_chars}-ends"
 
     @property
     def width(self) -> int:
@@ -100,13 +118,17 @@ class HashedNgrams:
         rows = np.zeros((len(texts), self._width), dtype=np.float32)
         for row, text in zip(rows, texts, strict=True):
             counts: dict[str, int] = {}
-            for gram in self._grams(text[: self._max_chars].lower()):
+            for gram in self._grams(ends(text, self._max_chars).lower()):
                 counts[gram] = counts.get(gram, 0) + 1
             for gram, count in counts.items():
                 code = zlib.crc32(gram.encode("utf-8", "surrogatepass"))
                 sign = 1.0 if code & 1 else -1.0
                 row[(code >> 1) % self._width] += sign * (1.0 + math.log(count))
         return unit_rows(rows)
+
+    def share_read(self, text: str) -> float:
+        """See `Embedder`."""
+        return min(1.0, self._max_chars / max(len(text), 1))
 
     @staticmethod
     def _grams(text: str) -> list[str]:
@@ -122,6 +144,7 @@ class HashedNgrams:
 class SentenceEncoder:
     """A `sentence-transformers` model by name or folder, on the CPU.
 
+    Of a text above the model's limit of tokens its first and its last half of that limit are read.
     `bfloat16` is about four times as fast where the processor has it, and moves cosines by less
     than 0.01. The library is imported at the first `embed`.
     """
@@ -136,7 +159,7 @@ class SentenceEncoder:
         name = re.sub(
             r"[^A-Za-z0-9.]+", "-", Path(self._name).name if "/" in self._name else self._name
         )
-        return f"{name}-{digest(self._name, 8)}-{'bf16' if self._bfloat16 else 'f32'}"
+        return f"{name}-{digest(self._name, 8)}-{'bf16' if self._bfloat16 else 'f32'}-ends"
 
     @property
     def width(self) -> int:
@@ -164,12 +187,31 @@ class SentenceEncoder:
         return self._model
 
     def embed(self, texts: Sequence[str]) -> Floats:
-        """Return one row a text; long texts are cut at the model's own limit."""
+        """Return one row a text; of a long one its two ends."""
         model = self._loaded()
         tensor = model.encode(
-            list(texts), batch_size=self._batch, convert_to_tensor=True, show_progress_bar=False
-        )
+            [self._ends(t) for t in texts], batch_size=self._batch, convert_to_tensor=True,
+            show_progress_bar=False,
+        )  # fmt: skip
         return unit_rows(tensor.float().cpu().numpy())
+
+    def share_read(self, text: str) -> float:
+        """See `Embedder`."""
+        return len(self._ends(text)) / max(len(text), 1)
+
+    def _ends(self, text: str) -> str:
+        """The text, or its first and last half of what the model can read."""
+        model = self._loaded()
+        limit = int(model.get_max_seq_length() or 512) - 2
+        if len(text) <= limit:
+            return text
+        spans = model.tokenizer(
+            text, return_offsets_mapping=True, add_special_tokens=False, verbose=False
+        )["offset_mapping"]
+        if len(spans) <= limit:
+            return text
+        half = limit // 2
+        return f"{text[: spans[half - 1][1]]}\n{text[spans[-half][0] :]}"
 
 
 def _minilm_folder() -> str:
@@ -229,6 +271,10 @@ class VectorCache:
             return len(row)
         return self._embedder.width
 
+    def share_read(self, text: str) -> float:
+        """See `Embedder`."""
+        return self._embedder.share_read(text)
+
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return one row a text, computing only what no shard holds."""
         rows = self._load()
@@ -261,6 +307,122 @@ class VectorCache:
             keys = np.frombuffer(b"".join(missing), dtype=np.uint8).reshape(-1, 16)
             np.savez(file, keys=keys, vectors=vectors)
         part.replace(self._folder / f"{name}.npz")
+
+
+class PromptFeatures:
+    """An embedder, and beside its rows what else is known of a prompt: lengths and tags.
+
+    What all known prompts share at the start and at the end is left out before embedding. Lengths
+    (characters, words, digits, lines) take one part of the row, one column a known tag another; a
+    prompt without tags gets the mean of the known ones. Rows are of length 1 again.
+    """
+
+    def __init__(
+        self,
+        base: Embedder,
+        *,
+        tags: Mapping[str, float] | None = None,
+        shared: tuple[str, str] = ("", ""),
+        weights: tuple[float, float] = (0.25, 0.5),
+    ) -> None:
+        """Join an embedder with features.
+
+        Args:
+            base: makes the rows of the texts.
+            tags: known tags and the share of the known prompts that bear each.
+            shared: what the known prompts begin and end with.
+            weights: of lengths and of tags against the text's row of length 1.
+        """
+        self.base, self.tags, self.shared, self.weights = base, dict(tags or {}), shared, weights
+        self._column = {tag: i for i, tag in enumerate(self.tags)}
+
+    @property
+    def embedder_id(self) -> str:
+        """The base's id and a digest of the features."""
+        made_of = [self.tags, list(self.shared), list(self.weights)]
+        return f"{self.base.embedder_id}-with-{digest(made_of, 12)}"
+
+    @property
+    def width(self) -> int:
+        """The base's width, four lengths and a column a tag."""
+        return self.base.width + 4 + len(self.tags)
+
+    def bare(self, text: str) -> str:
+        """Return a text without what the known prompts share; a text that is no more stays."""
+        start, end = self.shared
+        if start and text.startswith(start):
+            text = text[len(start) :] or text
+        if end and text.endswith(end):
+            text = text[: -len(end)] or text
+        return text
+
+    def share_read(self, text: str) -> float:
+        """See `Embedder`; the shared start and end count as read."""
+        bare = self.bare(text)
+        left = (1 - self.base.share_read(bare)) * len(bare)
+        return 1.0 - left / max(len(text), 1)
+
+    def embed(self, texts: Sequence[str], tags: Sequence[Sequence[str]] | None = None) -> Floats:
+        """Return one row a text; `tags` holds the tags of each."""
+        bare = [self.bare(t) for t in texts]
+        parts = [self.base.embed(bare)]
+        if self.weights[0]:
+            lengths = np.array([_lengths(t) for t in bare], np.float32).reshape(len(texts), 4)
+            parts.append(self.weights[0] * lengths)
+        else:
+            parts.append(np.zeros((len(texts), 4), np.float32))
+        if self.tags:
+            parts.append(self.weights[1] * self._hot(len(texts), tags))
+        return unit_rows(np.hstack(parts))
+
+    def _hot(self, n: int, tags: Sequence[Sequence[str]] | None) -> Floats:
+        mean = np.array(list(self.tags.values()), np.float32)
+        rows = np.tile(mean, (n, 1))
+        for i, own in enumerate(tags or ()):
+            known = [self._column[t] for t in own if t in self._column]
+            if known:
+                rows[i] = 0.0
+                rows[i, known] = 1.0
+        return rows
+
+
+def _lengths(text: str) -> tuple[float, float, float, float]:
+    """Log characters, log words a character, share of digits and of lines, each about ±1."""
+    n = max(len(text), 1)
+    return (
+        (math.log1p(len(text)) - 5.5) / 2,
+        math.log1p(len(_WORD.findall(text[:20_000]))) / 4 - 1,
+        4.0 * sum(c.isdigit() for c in text[:20_000]) / min(n, 20_000),
+        math.log1p(text.count("\n")) / 3,
+    )
+
+
+def shared_ends(texts: Sequence[str], *, least: int = 200) -> tuple[str, str]:
+    """Return what all texts begin and end with, each "" below `least` characters.
+
+    What every prompt says tells none of them apart, and drowns what does.
+    """
+    if len(set(texts)) < 2:
+        return "", ""
+    turned = [t[::-1] for t in texts]
+    start = _common(min(texts), max(texts))
+    end = _common(min(turned), max(turned))[::-1]
+    return start if len(start) >= least else "", end if len(end) >= least else ""
+
+
+def _common(a: str, b: str) -> str:
+    """What two texts begin with; of the first and the last of many, what all begin with."""
+    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return a[:n]
+
+
+def embed_prompts(
+    embedder: Embedder, texts: Sequence[str], tags: Sequence[Sequence[str]]
+) -> Floats:
+    """Return rows of prompts, with their tags where the embedder has a use for them."""
+    if isinstance(embedder, PromptFeatures):
+        return embedder.embed(texts, tags)
+    return embedder.embed(texts)
 
 
 class NeighbourIndex:

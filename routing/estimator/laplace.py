@@ -110,6 +110,8 @@ class ProcessPosterior:
     """Kernel weights: mean at new rows = prior mean + K(new, rows) @ weights."""
     inverse: Array
     """Inverse of K + 1/curvature, shape (rows, rows)."""
+    curvature: Array
+    """Weight of each row's outcomes, trials·p·(1 − p)."""
     left_out: Gaussian
 
     def predict(self, prior_mean: Array, cross: Array, prior_variance: Array) -> Gaussian:
@@ -161,7 +163,9 @@ def fit_process(kernel: Array, prior_mean: Array, counts: Array, trials: Array) 
     weights = inverse @ (f + slope / curvature - prior_mean)
     # Posterior variance at the rows: 1/w − (1/w)² · inverse_ii, the diagonal of (K⁻¹ + W)⁻¹.
     variance = np.maximum(1.0 / curvature - np.diag(inverse) / curvature**2, 1e-12)
-    return ProcessPosterior(weights, inverse, _leave_one_out(f, variance, curvature, slope))
+    return ProcessPosterior(
+        weights, inverse, curvature, _leave_one_out(f, variance, curvature, slope)
+    )
 
 
 def _leave_one_out(f: Array, variance: Array, curvature: Array, slope: Array) -> Gaussian:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,10 +93,10 @@ class Level:
 
     def __init__(self, seen: Evidence) -> None:
         a, b = seen.pool.priors.level
-        self._a = a + float(seen.counts.sum())
-        self._b = b + float((seen.trials - seen.counts).sum())
-        self._everywhere = _beta_logits(np.array([self._a]), np.array([self._b]))
-        self.left_out = _beta_logits(self._a - seen.counts, self._b - (seen.trials - seen.counts))
+        self.a = a + float(seen.counts.sum())
+        self.b = b + float((seen.trials - seen.counts).sum())
+        self._everywhere = _beta_logits(np.array([self.a]), np.array([self.b]))
+        self.left_out = _beta_logits(self.a - seen.counts, self.b - (seen.trials - seen.counts))
 
     def predict(self, query: Query) -> Gaussian:
         """See `Expert`."""
@@ -143,8 +143,8 @@ class Linear:
         mean = np.concatenate([priors.weights, np.zeros(extra)])
         covariance = np.diag(np.full(len(mean), priors.axis_variance))
         covariance[:2, :2] = priors.covariance
-        self._posterior = fit_weights(X, *_quasi(seen), mean, covariance)
-        self.left_out: Gaussian = self._posterior.left_out
+        self.posterior = fit_weights(X, *_quasi(seen), mean, covariance)
+        self.left_out: Gaussian = self.posterior.left_out
 
     def _features(self, c: Covariates) -> Array:
         columns = [np.ones(len(c.base)), c.base]
@@ -152,7 +152,7 @@ class Linear:
 
     def predict(self, query: Query) -> Gaussian:
         """See `Expert`."""
-        return self._posterior.predict(self._features(query.covariates))
+        return self.posterior.predict(self._features(query.covariates))
 
 
 LOCAL_VARIANCE = 1.0
@@ -162,16 +162,24 @@ PROFILE_LENGTH = 2.0
 """Length scale in pool spreads of difficulty and axes."""
 
 
+def closed_of(pool: ReferencePool) -> Literal["level", "difficulty", "axes"]:
+    """Return the richest linear layer that a pool allows: what the network corrects."""
+    if not pool.size:
+        return "level"
+    return "axes" if pool.axes.size else "difficulty"
+
+
 class LocalPrior:
     """Prior of the log odds as a Gaussian process: weights, axes and nearness in one kernel."""
 
     def __init__(self, pool: ReferencePool, ground: Array) -> None:
         self._priors = pool.priors
-        self._centre = (pool.vectors if pool.size else ground).mean(axis=0)
+        ground = pool.vectors if len(pool.vectors) else ground
+        self.centre: Array = ground.mean(axis=0) if len(ground) else np.zeros(ground.shape[1])
 
     def centred(self, vectors: Array, covariates: Covariates) -> Query:
         """Return a query with vectors that are centred on the ground and of length 1."""
-        moved = vectors - self._centre
+        moved = vectors - self.centre
         unit = moved / np.maximum(np.linalg.norm(moved, axis=1, keepdims=True), 1e-9)
         return Query(unit, covariates)
 
@@ -213,29 +221,40 @@ class Local:
         counts, trials = _quasi(seen)
         kernel = self._prior.kernel(self._context, self._context)
         mean = self._prior.mean(self._context)
-        self._posterior = fit_process(kernel, mean, counts[rows], trials[rows])
-        self.left_out: Gaussian = self._posterior.left_out
-        self._beyond: NearResidual | None = None
+        self.posterior = fit_process(kernel, mean, counts[rows], trials[rows])
+        self.left_out: Gaussian = self.posterior.left_out
+        self.beyond: NearResidual | None = None
         if len(rows) < len(seen.counts):
             out = self._process(whole)
             f, v = out.mean.copy(), out.variance.copy()
             f[rows], v[rows] = self.left_out.mean, self.left_out.variance
             rate = seen.counts / seen.trials
-            self._beyond = NearResidual(whole.vectors, rate - Gaussian(f, v).probability)
-            self.left_out = self._beyond.correct(Gaussian(f, v), whole.vectors, hide_self=True)
+            self.beyond = NearResidual(whole.vectors, rate - Gaussian(f, v).probability)
+            self.left_out = self.beyond.correct(Gaussian(f, v), whole.vectors, hide_self=True)
 
     def _process(self, q: Query) -> Gaussian:
-        cross = self._prior.kernel(q, self._context)
-        return self._posterior.predict(self._prior.mean(q), cross, self._prior.variance(q))
+        """The process at new prompts, in blocks: a kernel of all of them would not fit."""
+        parts = []
+        for start in range(0, max(len(q.vectors), 1), _BLOCK):
+            at = np.arange(start, min(start + _BLOCK, len(q.vectors)))
+            part = Query(q.vectors[at], q.covariates.take(at))
+            cross = self._prior.kernel(part, self._context)
+            parts.append(
+                self.posterior.predict(self._prior.mean(part), cross, self._prior.variance(part))
+            )
+        return Gaussian(
+            np.concatenate([p.mean for p in parts]), np.concatenate([p.variance for p in parts])
+        )
 
     def predict(self, query: Query) -> Gaussian:
         """See `Expert`."""
         q = self._prior.centred(query.vectors, query.covariates)
         found = self._process(q)
-        return found if self._beyond is None else self._beyond.correct(found, q.vectors)
+        return found if self.beyond is None else self.beyond.correct(found, q.vectors)
 
 
-_NEAR = 20
+_BLOCK = 1024
+NEAR = 20
 _NEAR_STRENGTHS = (20.0, 60.0, 200.0, math.inf)
 """Neighbours that say nothing, set against the near ones; picked by leave-one-out."""
 
@@ -245,24 +264,28 @@ class NearResidual:
 
     def __init__(self, vectors: Array, residuals: Array) -> None:
         self._index = NeighbourIndex(vectors.astype(np.float32))
-        self._residuals = residuals
+        self.residuals = residuals
         total = self._near(vectors, hide_self=True)
-        errors = [np.mean((residuals - total / (_NEAR + s)) ** 2) for s in _NEAR_STRENGTHS]
-        self._strength = _NEAR_STRENGTHS[int(np.argmin(errors))]
+        errors = [np.mean((residuals - total / (NEAR + s)) ** 2) for s in _NEAR_STRENGTHS]
+        self.strength = _NEAR_STRENGTHS[int(np.argmin(errors))]
 
     def _near(self, vectors: Array, *, hide_self: bool) -> Array:
         """Sum of the residuals of the nearest rows."""
-        near, _ = self._index.search(vectors.astype(np.float32), _NEAR + int(hide_self))
-        left = self._residuals[near]
+        wide = vectors.astype(np.float32)
+        near = np.vstack(
+            [self._index.search(wide[i : i + _BLOCK], NEAR + int(hide_self))[0]
+             for i in range(0, max(len(wide), 1), _BLOCK)]
+        )  # fmt: skip
+        left = self.residuals[near]
         if hide_self:
             left = np.where(near == np.arange(len(near))[:, None], 0.0, left)
         return np.asarray(left.sum(axis=1))
 
     def correct(self, f: Gaussian, vectors: Array, *, hide_self: bool = False) -> Gaussian:
         """Return log odds whose probability is moved by the shrunk residual."""
-        if math.isinf(self._strength):
+        if math.isinf(self.strength):
             return f
-        change = self._near(vectors, hide_self=hide_self) / (_NEAR + self._strength)
+        change = self._near(vectors, hide_self=hide_self) / (NEAR + self.strength)
         spread = np.sqrt(1.0 + np.pi / 8.0 * f.variance)
         moved = logit(np.clip(f.probability + change, 0.01, 0.99)) * spread
         return Gaussian(moved, f.variance)
@@ -310,9 +333,8 @@ class Net:
 
     def __init__(self, seen: Evidence, closed_form: Expert) -> None:
         self._network = load_network()
-        self._context = NetworkContext(seen, closed_form)
-        self._states = self._network.encode(self._context.context)
-        c = self._context
+        self.context = c = NetworkContext(seen, closed_form)
+        self._states = self._network.encode(c.context)
         change = self._network.correct(
             c.queries, self._states, c.vectors @ c.vectors.T, hide_self=True
         )
@@ -323,6 +345,6 @@ class Net:
 
     def predict(self, query: Query) -> Gaussian:
         """See `Expert`."""
-        inputs = self._context.ask(query)
+        inputs = self.context.ask(query)
         change = self._network.correct(inputs.queries, self._states, inputs.cosines)
         return Gaussian(inputs.skip.mean + change, inputs.skip.variance)

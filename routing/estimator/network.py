@@ -126,6 +126,38 @@ class Network:
             x = x + hidden @ w[f"{layer}.down"] + w[f"{layer}.down_bias"]
         return np.asarray(_norm(x) @ w["head"] + w["head_bias"][0], dtype=np.float64)
 
+    def correct_stacked(
+        self,
+        queries: Floats,
+        states: Sequence[tuple[Floats, Floats]],
+        cosines: Floats,
+        mask: NDArray[np.bool_],
+    ) -> Array:
+        """Return the correction of one query a model, each against a context of its own.
+
+        `states` holds keys (models, heads, size, rows) and values (models, heads, rows, size) a
+        layer; `cosines` and `mask` have shape (models, rows).
+        """
+        w, m = self.weights, len(queries)
+        x = _gelu(queries @ w["query_in"] + w["query_in_bias"]) @ w["query_out"]
+        x = x + w["query_out_bias"]
+        size = WIDTH // HEADS
+        hidden_rows = np.where(mask, np.float32(0), np.float32(-1e9))[:, None, :]
+        for layer, (keys, values) in enumerate(states):
+            q = (_norm(x) @ w[f"{layer}.q"]).reshape(m, HEADS, 1, size)
+            score = (q @ keys)[:, :, 0] / np.float32(np.sqrt(size)) + hidden_rows
+            score += w[f"{layer}.cosine"][None, :, None] * cosines[:, None, :]
+            null = w[f"{layer}.null"].reshape(HEADS, size)
+            nothing = (q[:, :, 0] * null).sum(axis=2) + w[f"{layer}.null_bias"]
+            top = np.maximum(score.max(axis=2, initial=-1e9), nothing)
+            score = np.exp(score - top[:, :, None])
+            total = score.sum(axis=2) + np.exp(nothing - top)
+            mixed = (score[:, :, None] @ values)[:, :, 0] / total[:, :, None]
+            x = x + mixed.reshape(m, WIDTH) @ w[f"{layer}.o"]
+            hidden = _gelu(_norm(x) @ w[f"{layer}.up"] + w[f"{layer}.up_bias"])
+            x = x + hidden @ w[f"{layer}.down"] + w[f"{layer}.down_bias"]
+        return np.asarray(_norm(x) @ w["head"] + w["head_bias"][0], dtype=np.float64)
+
 
 def card() -> dict[str, Any]:
     """Return the training card: data, seed, digest, numbers."""

@@ -1,9 +1,10 @@
-"""P(success | prompt, model) of any model from its outcomes, as four layers blended by evidence.
+"""P(success | prompt, model) of any model from its outcomes, as layers blended by evidence.
 
     level       Beta-binomial on the counts
     difficulty  two weights on the reference difficulty (2PL), and on its latent axes (`axes`)
     local       a Gaussian process on what the axes leave, near in meaning and in reference profile
     network     a small prior-fitted network, corrections to the log odds of `axes`
+    own         a ridge regression on the model's own labels (`ridge`), and near ones (`near`)
 
 Each layer predicts every context row from the other rows (leave-one-out); the blend is the mixture
 that explains those best, with a prior on the mixture so that 16 rows cannot swing it. A layer that
@@ -23,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.estimator.embedders import Embedder, Floats
-from tfgrpo.routing.estimator.laplace import Gaussian, sigmoid
+from tfgrpo.routing.estimator.coverage import far_floor
+from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
+from tfgrpo.routing.estimator.laplace import Gaussian, WeightPosterior, sigmoid
 from tfgrpo.routing.estimator.layers import (
     Evidence,
     Expert,
@@ -36,23 +38,28 @@ from tfgrpo.routing.estimator.layers import (
     NetworkContext,
     NetworkInputs,
     Query,
+    closed_of,
 )
+from tfgrpo.routing.estimator.own_layers import Near, Ridge
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
 from tfgrpo.routing.records import SuccessCount
 
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 
 Array = NDArray[np.float64]
-Layer = Literal["level", "difficulty", "axes", "local", "network"]
+Layer = Literal["level", "difficulty", "axes", "local", "network", "ridge", "near"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 Coverage = Literal["covered", "far", "thin", "empty"]
 """`far`: unlike everything seen; `thin`: fewer than `MIN_TRIALS` trials or one class only;
 `empty`: no outcome of this model at all."""
 
 MIN_TRIALS = 8.0
+LEAST_OWN = 16
+"""Labels from which a model's own ridge regression and near labels are asked at all."""
 
 _BLEND_PRIOR: Mapping[Layer, float] = {
-    "level": 0.05, "difficulty": 1.0, "axes": 1.0, "local": 1.5, "network": 1.5,
+    "level": 0.05, "difficulty": 1.0, "axes": 1.0, "local": 1.5, "network": 1.5, "ridge": 0.5,
+    "near": 0.5,
 }  # fmt: skip
 """Pseudo-observations a layer in the mixture."""
 
@@ -136,7 +143,8 @@ class ValueModel:
         if len(names) > 1:
             raise ConfigError(f"one state is one model; the outcomes are of {', '.join(names)}")
         rows = _Rows.merge(outcomes, now, half_life)
-        vectors = np.asarray(self.embedder.embed(rows.prompts), dtype=np.float64)
+        made = embed_prompts(self.embedder, rows.prompts, rows.tags)
+        vectors = np.asarray(made, dtype=np.float64)
         return self.state_of_counts(
             vectors, rows.counts, rows.trials, keys=rows.keys, model=names[0] if names else ""
         )
@@ -159,6 +167,7 @@ class ValueModel:
 class _Rows:
     keys: tuple[str, ...]
     prompts: tuple[str, ...]
+    tags: tuple[tuple[str, ...], ...]
     counts: Array
     trials: Array
 
@@ -171,19 +180,20 @@ class _Rows:
         dated = [r.at for r in outcomes if r.at is not None]
         if now is None and dated:
             now = max(dated)
-        prompts: dict[str, str] = {}
+        prompts: dict[str, tuple[str, tuple[str, ...]]] = {}
         sums: dict[str, list[tuple[float, float]]] = {}
         for row in outcomes:
             weight = 1.0
             if half_life is not None and row.at is not None and now is not None:
                 weight = 0.5 ** (max(now - row.at, 0.0) / half_life)
-            prompts.setdefault(row.key, row.prompt)
+            prompts.setdefault(row.key, (row.prompt, row.tags))
             sums.setdefault(row.key, []).append((weight * row.successes, weight * row.trials))
         keys = tuple(sorted(sums))
         total = [np.sum(sorted(sums[k]), axis=0) for k in keys]
         return cls(
             keys,
-            tuple(prompts[k] for k in keys),
+            tuple(prompts[k][0] for k in keys),
+            tuple(prompts[k][1] for k in keys),
             np.array([t[0] for t in total]),
             np.array([t[1] for t in total]),
         )
@@ -228,6 +238,8 @@ class ModelState:
             return self._owner.pool.size > 0
         if layer == "axes":
             return self._owner.pool.axes.size > 0
+        if layer in ("ridge", "near"):
+            return len(self.counts) >= LEAST_OWN
         return layer == "level" or len(self.counts) > 0
 
     def _blend(self) -> Mapping[Layer, float]:
@@ -242,12 +254,25 @@ class ModelState:
     def closed_form(self) -> Expert:
         """Return the richest linear layer that the pool allows, in use or not."""
         if self._closed is None:
-            for name in ("axes", "difficulty", "level"):
-                if name in self._experts or self._can(name):
-                    self._closed = self._experts.get(name) or _EXPERTS[name](self)
-                    break
-        assert self._closed is not None
+            name = closed_of(self._owner.pool)
+            self._closed = self._experts.get(name) or _EXPERTS[name](self)
         return self._closed
+
+    def expert(self, name: Layer) -> Any:
+        """Return a layer that is in use, or None."""
+        return self._experts.get(name)
+
+    def level(self) -> tuple[float, float]:
+        """Return the Beta parameters of the success rate after the outcomes."""
+        found = self._experts.get("level") or Level(self.evidence)
+        assert isinstance(found, Level)
+        return found.a, found.b
+
+    def linear(self, name: Layer) -> WeightPosterior | None:
+        """Return the weights of a linear layer that is in use or that the network corrects."""
+        closed = closed_of(self._owner.pool)
+        found = self._experts.get(name) or (self.closed_form() if closed == name else None)
+        return found.posterior if isinstance(found, Linear) else None
 
     def left_out(self) -> Array:
         """Return the blended leave-one-out probability of each context row."""
@@ -293,7 +318,7 @@ class ModelState:
             low=np.minimum(sigmoid(centre - half), mean),
             high=np.maximum(sigmoid(centre + half), mean),
             level=level,
-            effective_n=_effective_trials(logits),
+            effective_n=effective_trials(logits),
             coverage=self._coverage(query),
             weights=self.weights,
             logits=logits,
@@ -316,10 +341,7 @@ class ModelState:
             pool = self._owner.pool.vectors
             pool = pool[:: max(len(pool) // _GROUND_ROWS, 1)]
             known = np.vstack([self.vectors, pool]).astype(np.float32)
-            sample = known[:: max(len(known) // 512, 1)]
-            cosines = np.sort(sample @ known.T, axis=1)[:, -2:-1]  # the largest is the row itself
-            floor = float(np.quantile(cosines, 0.01)) if cosines.size else -1.0
-            self._known_ground = known, floor
+            self._known_ground = known, far_floor(self._owner.embedder, known)
         known, floor = self._known_ground
         nearest = (known @ vectors.T.astype(np.float32)).max(axis=0)
         return nearest.astype(np.float64), floor
@@ -328,7 +350,7 @@ class ModelState:
 _GROUND_ROWS = 256
 
 
-def _effective_trials(logits: Gaussian) -> Array:
+def effective_trials(logits: Gaussian) -> Array:
     """Return n with p(1 − p)/(n + 1) equal to the posterior variance of p (9-node quadrature)."""
     at = sigmoid(logits.mean[:, None] + np.sqrt(logits.variance)[:, None] * _NODES)
     mean = at @ _NODE_WEIGHTS
@@ -393,4 +415,6 @@ _EXPERTS: Mapping[Layer, Callable[[ModelState], Expert]] = {
     "axes": lambda state: Linear(state.evidence, with_axes=True),
     "local": lambda state: Local(state.evidence),
     "network": lambda state: Net(state.evidence, state.closed_form()),
+    "ridge": lambda state: Ridge(state.evidence),
+    "near": lambda state: Near(state.evidence),
 }

@@ -96,7 +96,7 @@ def test_routerbench_tables_as_csv_and_as_lines(tmp_path):
     (row,) = read_outcomes(lines(tmp_path / "rb.jsonl", wide))
     assert (row.model, row.dataset, row.cost_usd) == ("m1", "e", 0.5)
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="RouterBench table"):
+    with pytest.raises(ConfigError, match="found the columns a, b"):
         read_outcomes(tmp_path / "bad.csv")
 
 

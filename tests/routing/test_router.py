@@ -18,7 +18,8 @@ from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.routing.routed_lm import RoutedLM
-from tfgrpo.routing.router import Candidate, Cheapest, Guaranteed, Router, TradeOff
+from tfgrpo.routing.router import Router, RouterOptions, Session
+from tfgrpo.routing.rules import Candidate, Cheapest, Guaranteed, TradeOff
 
 EASY, HARD = "translate the word number {}", "prove the hard theorem number {}"
 CHEAP = ModelInfo("cheap", "", 0.1, 0.2)
@@ -39,8 +40,12 @@ def history(n=60):
 
 
 def router(rule, **options):
-    options.setdefault("fallback", "dear")
-    return Router(ValueModel(HashedNgrams(128)), [CHEAP, DEAR], history(), rule=rule, **options)
+    fallback = options.pop("fallback", "dear")
+    options.setdefault("refit", "wait")
+    return Router(
+        ValueModel(HashedNgrams(128)), [CHEAP, DEAR], history(), rule=rule, fallback=fallback,
+        options=RouterOptions(**options),
+    )  # fmt: skip
 
 
 def test_the_cheapest_model_that_clears_the_target_answers():
@@ -140,17 +145,17 @@ def test_an_unknown_price_is_never_zero():
 def test_a_session_stays_until_leaving_pays():
     r = router(TradeOff(100.0))
     assert r.ask(HARD.format(1), session="s").model == "dear"
-    stay = r.ask(EASY.format(1), session="s", session_tokens=2_000_000)
+    stay = r.ask(EASY.format(1), session=Session("s", 2_000_000))
     assert (stay.model, stay.kind) == ("dear", "session")
     assert "stays with dear" in stay.reason
-    assert r.ask(EASY.format(1), session="s", session_tokens=0).model == "cheap"
+    assert r.ask(EASY.format(1), session="s").model == "cheap"
     assert r.ask(EASY.format(1), session="other").model == "cheap"
 
 
 def test_a_session_leaves_a_model_that_no_longer_clears_the_target():
     r = router(Cheapest(0.6))
     assert r.ask(EASY.format(1), session="s").model == "cheap"
-    assert r.ask(HARD.format(1), session="s", session_tokens=10**9).model == "dear"
+    assert r.ask(HARD.format(1), session=Session("s", 10**9)).model == "dear"
 
 
 def test_exploration_tries_others_and_stops_at_its_cap():
@@ -160,7 +165,8 @@ def test_exploration_tries_others_and_stops_at_its_cap():
         for m in ("cheap", "dear")
     ]
     value, cap = ValueModel(HashedNgrams(128)), 0.01
-    r = Router(value, [CHEAP, DEAR], rows, rule=TradeOff(1.0), fallback="cheap", explore_usd=cap)
+    r = Router(value, [CHEAP, DEAR], rows, rule=TradeOff(1.0), fallback="cheap",
+               options=RouterOptions(explore_usd=cap))  # fmt: skip
     decisions = [r.ask(EASY.format(i)) for i in range(120)]
     tried = [d for d in decisions if d.kind == "explore" and d.model == "dear"]
     assert 1 <= len(tried) <= 5  # each costs about 0.002 dollars more

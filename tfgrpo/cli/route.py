@@ -9,15 +9,20 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import typer
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.outcome_files import Format, read_models, read_outcomes
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
-from tfgrpo.routing.router import Cheapest, Guaranteed, Router, RouteRule, TradeOff
-from tfgrpo.routing.router_files import LEAST_REFERENCE, RouterFiles, fit_files
+from tfgrpo.routing.router import Router
+from tfgrpo.routing.router_files import LEAST_REFERENCE
+from tfgrpo.routing.rules import DEFAULT_TARGET
+from tfgrpo.routing.verbs import fit as routing_fit
+from tfgrpo.routing.verbs import route
 from tfgrpo.runtime.terminal import printable
+
+ENOUGH = 64
+"""Outcomes of a new model that on average find it where it is better; 16 never did."""
 
 app = typer.Typer(no_args_is_help=True, help="Route tasks to models by predicted success.")
 
@@ -26,7 +31,8 @@ _Data = Annotated[
 ]
 _Folder = Annotated[Path, typer.Argument(help="Folder of a fitted router.")]
 _FormatOption = Annotated[
-    str, typer.Option("--format", help="auto, jsonl, groups, run, routerbench, llmrouterbench.")
+    str,
+    typer.Option("--format", help="auto, jsonl, csv, groups, run, routerbench, llmrouterbench."),
 ]
 _SuccessAt = Annotated[
     float | None, typer.Option(help="Reward from which a rollout counts as a success.")
@@ -62,64 +68,71 @@ def fit(
     as_json: _Json = False,
 ) -> None:
     """Fit a router on recorded outcomes: seconds, no training."""
-    outcomes, infos = _read(data, format, success_at, models)
-    files = fit_files(
-        outcomes, infos, embedder_spec=embedder, folder=out, least_reference=least_reference
-    )
-    files.save(out)
-    pool = files.value.pool
+    router = routing_fit(
+        data, models=models or (), embedder=embedder, format=format,  # type: ignore[arg-type]
+        success_at=success_at, least_reference=least_reference, out=out,
+    )  # fmt: skip
+    pool = router.value.pool
     row = {
         "folder": str(out),
-        "outcomes": len(outcomes),
-        "models": [m.name for m in files.models],
+        "outcomes": len(router.outcomes()),
+        "models": list(router.model_names),
         "reference_models": list(pool.model_names),
         "reference_prompts": len(pool.keys),
-        "embedder": files.value.embedder.embedder_id,
+        "embedder": router.embedder.embedder_id,
     }
     if as_json:
         typer.echo(json.dumps(row))
         return
     typer.echo(
-        f"{row['outcomes']} outcomes of {len(files.models)} models; {pool.size} are references on "
+        f"{row['outcomes']} outcomes of {len(router.models)} models; {pool.size} are references on "
         f"{len(pool.keys)} prompts; written to {printable(str(out))}"
     )
     if not pool.size:
         typer.echo(
             f"no model has {least_reference} outcomes: every model stands on its own outcomes"
         )
-
-
-def _rule(target: float | None, per_usd: float | None, files: RouterFiles) -> RouteRule:
-    if target is not None and per_usd is not None:
-        raise ConfigError("give --target or --per-usd, not both: they are two different rules")
-    if per_usd is not None:
-        return TradeOff(per_usd)
-    if target is None and files.gates:
-        return Guaranteed(files.gates)
-    return Cheapest(0.8 if target is None else target)
+    if embedder.startswith("hashed"):
+        typer.echo(
+            "hashed vectors know words, not meaning: --embedder minilm routes unlike wording better"
+        )
+    typer.echo(
+        f"'tfgrpo route ask' takes the cheapest model whose lower bound clears {DEFAULT_TARGET:g}, "
+        f"else {printable(router.fallback)}; --per-usd weighs success against dollars instead"
+    )
 
 
 @app.command("ask")
 def ask(
     folder: _Folder,
     prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
-    target: Annotated[float | None, typer.Option(help="Cheapest model above this bound.")] = None,
-    per_usd: Annotated[float | None, typer.Option(help="Largest p − per_usd · cost.")] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(
+            help="Cheapest model whose lower bound clears this; default the router's gates, or "
+            f"{DEFAULT_TARGET:g}."
+        ),
+    ] = None,
+    per_usd: Annotated[
+        float | None, typer.Option(help="Largest p − per_usd · cost instead.")
+    ] = None,
     fallback: Annotated[
         str | None, typer.Option(help="Who answers when nobody qualifies; default the best.")
+    ] = None,
+    question: Annotated[
+        str | None, typer.Option(help="The part of the prompt that says what is asked.")
+    ] = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("--meta", help="NAME=VALUE, such as dataset=mmlu.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
     """Choose a model for one prompt: the ranking and the reason."""
-    files = RouterFiles.load(folder)
-    router = Router(
-        files.value,
-        files.models,
-        files.outcomes,
-        rule=_rule(target, per_usd, files),
-        fallback=fallback or _best_model(files),
-    )
-    decision = router.ask(prompt)
+    pairs = dict(_pair(p) for p in metadata or [])
+    decision = route(
+        folder, prompt, question=question, metadata=pairs, target=target, per_usd=per_usd,
+        fallback=fallback,
+    )  # fmt: skip
     if as_json:
         typer.echo(json.dumps(decision.to_dict()))
         return
@@ -134,11 +147,11 @@ def ask(
         )
 
 
-def _best_model(files: RouterFiles) -> str:
-    table = OutcomeTable.from_outcomes(files.outcomes, files.models)
-    trials = table.trials.sum(axis=0)
-    rate = (table.successes.sum(axis=0) + 1) / (trials + 2)
-    return table.model_names[int(np.argmax(rate))]
+def _pair(text: str) -> tuple[str, str]:
+    name, mark, value = text.partition("=")
+    if not (name and mark and value):
+        raise ConfigError(f"--meta {text!r}: allowed is NAME=VALUE, such as dataset=mmlu")
+    return name, value
 
 
 @app.command("eval")
@@ -240,23 +253,28 @@ def onboard(
     """
     from tfgrpo.routing.label_selection import at_random, choose_prompts, k_centre
 
-    files = RouterFiles.load(folder)
+    router = Router.load(folder)
     if outcomes is not None:
         rows = [o for o in read_outcomes(outcomes, success_at=success_at) if o.model == model]
         if not rows:
             raise ConfigError(f"{str(outcomes)!r} holds no outcome of model {model!r}")
         info = ModelInfo(model, "", input_usd_per_mtok, output_usd_per_mtok)
-        files.models = [m for m in files.models if m.name != model] + [info]
-        files.outcomes += rows
-        files.save(folder)
+        router.add(info)
+        router.record(*rows)
+        router.save(folder)
         typer.echo(f"{len(rows)} outcomes of {printable(model)} added to {printable(str(folder))}")
+        if len(router.outcomes(model)) < ENOUGH:
+            typer.echo(
+                f"{len(router.outcomes(model))} outcomes rarely show that a new model is better; "
+                f"{ENOUGH} do on average"
+            )
         return
-    table = OutcomeTable.from_outcomes(files.outcomes, files.models)
+    table = OutcomeTable.from_outcomes(router.outcomes(), router.models)
     n = min(n, len(table.keys))
-    vectors = files.value.embedder.embed(table.prompts)
+    vectors = router.known_vectors(table.keys)
     kind: Literal["gain", "k_centre", "random"] | str = method
     if kind == "gain":
-        chosen = choose_prompts(files.value, vectors, n)
+        chosen = choose_prompts(router.value, vectors, n)
     elif kind == "k_centre":
         chosen = k_centre(vectors, n)
     elif kind == "random":
@@ -265,3 +283,8 @@ def onboard(
         raise ConfigError(f"method {method!r} is unknown: use gain, k_centre or random")
     for i in chosen:
         typer.echo(json.dumps({"prompt_id": table.keys[i], "prompt": table.prompts[i]}))
+    typer.echo(
+        f"next: run {model} on these, write one JSON line each with prompt_id, prompt, model and "
+        f"reward, then: tfgrpo route onboard {folder} --model {model} --outcomes FILE",
+        err=True,
+    )

@@ -37,8 +37,8 @@ class RoutingSet:
 
 
 def embedder() -> VectorCache:
-    """MiniLM in bfloat16 behind the cache of this checkout."""
-    return VectorCache(open_embedder("minilm:bf16"), VECTORS)
+    """MiniLM behind the cache of this checkout."""
+    return VectorCache(open_embedder("minilm"), VECTORS)
 
 
 def read_table(
