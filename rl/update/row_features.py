@@ -22,6 +22,7 @@ from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.verifiers.answer import boxed, compiled, extracted
 
 TextOf = Callable[[Sequence[int]], str]
@@ -249,7 +250,8 @@ def answer_class(text: str, pattern: str = "") -> str:
     ('1/2', '1200', 'paris')
     """
     if pattern:
-        found = extracted(text, compiled(pattern, "loss.answer_pattern"))
+        rule = compiled(pattern, "loss.answer_pattern")
+        found = run_sync(lambda: extracted(text, rule))
         return " ".join((text if found is None else found).split()).casefold()
     in_box = boxed(text)
     if in_box is not None:

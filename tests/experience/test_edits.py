@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfgrpo.experience.edits import Edit, read_lessons, read_operations, resolve
-from tfgrpo.experience.replies import ReplyError, json_values, visible
+from tfgrpo.experience.replies import visible
 from tfgrpo.protocols import Completion
+from tfgrpo.runtime.lenient_json import ReplyError, json_values
 
 LABELS = {"E1": "E1", "E2": "E2", "E3": "E3"}
 ADD = Edit("add", "Read twice.")

@@ -15,7 +15,6 @@ from tfgrpo.config.learn import Config
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import Context, ContextPart, render_messages
 from tfgrpo.errors import ConfigError
-from tfgrpo.experience.replies import ReplyError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.learning.forecast import nudge_rollouts
@@ -30,6 +29,7 @@ from tfgrpo.nudges.rounds import pooled, worth_showing
 from tfgrpo.nudges.strategies import Strategies
 from tfgrpo.nudges.writing import read_texts
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
+from tfgrpo.runtime.lenient_json import ReplyError
 
 _NUMBER = itertools.count()
 

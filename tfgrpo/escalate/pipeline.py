@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.comparison import Table, make_table
 from tfgrpo.escalate.cost import Sizes, forecast_cost
 from tfgrpo.escalate.distil_stage import Distilled, distil, scores_of, write_json
@@ -109,6 +110,11 @@ def _escalate(
     }
     with EscalationJournal(folder, identity, plain.verifier_id) as journal:
         judge = verifier or RunComponents(material.config, journal.store).verifier()
+        if judge is None:
+            raise ConfigError(
+                f"run {str(run)!r} has no verifier (kind 'none'): training needs rewards; give one "
+                "in [verifier]"
+            )
         return _Escalation(material, settings, spec, folder, journal, judge, say).run()
 
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from tfgrpo.experience.claim import Claim
 from tfgrpo.experience.entry import Kind, Provenance, Trust
-from tfgrpo.experience.replies import ReplyError, json_values
 from tfgrpo.messages import Message
+from tfgrpo.runtime.lenient_json import ReplyError, json_values
 
 Op = Literal["add", "update", "delete", "keep", "mark"]
 """`mark` changes what an entry rests on and leaves its words."""

@@ -1,34 +1,11 @@
-"""From what a model wrote to JSON: strict, then extraction, then repair; nothing is guessed.
-
-Handles thinking prefixes, code fences, prose around the JSON, several blocks, trailing commas,
-single quotes, Python literals, raw newlines in strings. Does not know what the JSON means.
-Idea: repair first, ask again with the error second (own).
-"""
+"""What a reply says after its thinking, and whether it may be used. Does not know JSON."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
-from typing import Any
 
 from tfgrpo.protocols import Completion
-
-_THINK = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_OPEN_THINK = re.compile(r"<(think|thinking|reasoning)>", re.IGNORECASE)
-_CLOSE_THINK = re.compile(r"^.*?</(think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
-_BARE = {
-    "true": True, "false": False, "null": None, "True": True, "False": False, "None": None,
-}  # fmt: skip
-_NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
-_WORD = re.compile(r"[A-Za-z_][\w\-]*")
-_OPENING = re.compile(r"[\[{]")
-_MAX_DEPTH = 32
-_MAX_STARTS = 200
-
-
-class ReplyError(ValueError):
-    """A reply holds nothing usable; the message is sent back to the model."""
+from tfgrpo.runtime.thinking import has_open_thinking, without_thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,181 +23,13 @@ def visible(completion: Completion) -> Visible:
     A reply cut at its limit, one inside an unclosed thinking block, and one that is only thinking
     are never knowledge.
     """
-    text = strip_thinking(completion.text)
+    text = without_thinking(completion.text).strip()
     if completion.finish == "content_filter":
         return Visible(text, "filter")
     if completion.finish == "length":
         return Visible(text, "length")
-    if _OPEN_THINK.search(text):
+    if has_open_thinking(completion.text):
         return Visible("", "thinking")
     if not text.strip() and (completion.reasoning.strip() or completion.text.strip()):
         return Visible("", "thinking")
     return Visible(text)
-
-
-def strip_thinking(text: str) -> str:
-    """Drop closed thinking blocks, also one whose opening tag the server swallowed.
-
-    >>> strip_thinking("<think>hm</think> [1]")
-    '[1]'
-    """
-    text = _THINK.sub("", text)
-    if not _OPEN_THINK.search(text):
-        text = _CLOSE_THINK.sub("", text, count=1)
-    return text.strip()
-
-
-def json_values(text: str) -> list[Any]:
-    """Return every top-level JSON object or array found in a reply, in order.
-
-    A whole reply that is valid JSON gives that value alone, also a string or number. Otherwise
-    each `[` or `{` that opens a readable value gives one.
-
-    Raises:
-        ReplyError: there is none; the message says what was seen.
-
-    >>> json_values("Sure! {'a': [1, 2,],} and ```json\\n[3]\\n```")
-    [{'a': [1, 2]}, [3]]
-    """
-    stripped = strip_thinking(text)
-    if not stripped:
-        raise ReplyError("the reply is empty")
-    try:
-        return [json.loads(stripped)]
-    except (json.JSONDecodeError, RecursionError) as exc:
-        problem = str(exc)
-    found: list[Any] = []
-    position, starts = 0, 0
-    while starts < _MAX_STARTS:
-        opening = _OPENING.search(stripped, position)
-        if opening is None:
-            break
-        starts += 1
-        try:
-            value, position = _read_value(stripped, opening.start())
-            found.append(value)
-        except (ReplyError, RecursionError) as exc:
-            problem = str(exc)
-            position = opening.start() + 1
-    useful = [v for v in found if v not in ([], {})] or found
-    if not useful:
-        raise ReplyError(f"no JSON could be read from the reply ({problem})")
-    return useful
-
-
-def _read_value(text: str, start: int) -> tuple[Any, int]:
-    try:
-        return json.JSONDecoder().raw_decode(text, start)
-    except json.JSONDecodeError:
-        return _Lenient(text, start).read()
-
-
-class _Lenient:
-    """A reader of almost-JSON: quotes of either kind, bare keys, trailing commas."""
-
-    def __init__(self, text: str, start: int) -> None:
-        self.text = text
-        self.at = start
-
-    def read(self) -> tuple[Any, int]:
-        return self._value(0), self.at
-
-    def _fail(self, why: str) -> ReplyError:
-        near = self.text[max(0, self.at - 20) : self.at + 20]
-        return ReplyError(f"{why} at character {self.at}, near {near!r}")
-
-    def _skip(self) -> str:
-        text, n = self.text, len(self.text)
-        while self.at < n:
-            if text[self.at].isspace():
-                self.at += 1
-            elif text.startswith("//", self.at):
-                end = text.find("\n", self.at)
-                self.at = n if end < 0 else end
-            else:
-                return text[self.at]
-        raise self._fail("the JSON ends too early")
-
-    def _value(self, depth: int) -> Any:
-        if depth > _MAX_DEPTH:
-            raise self._fail("the JSON is nested too deeply")
-        char = self._skip()
-        if char == "{":
-            return self._object(depth)
-        if char == "[":
-            return self._array(depth)
-        if char in "\"'“‘":
-            return self._string(char)
-        number = _NUMBER.match(self.text, self.at)
-        if number:
-            self.at = number.end()
-            return (
-                json.loads(number[0]) if not number[0].lstrip("-").startswith("00") else number[0]
-            )
-        word = _WORD.match(self.text, self.at)
-        if word:
-            self.at = word.end()
-            return _BARE.get(word[0], word[0])
-        raise self._fail(f"unexpected {char!r}")
-
-    def _object(self, depth: int) -> dict[str, Any]:
-        self.at += 1
-        row: dict[str, Any] = {}
-        while True:
-            if self._skip() == "}":
-                self.at += 1
-                return row
-            key = self._value(depth + 1)
-            if self._skip() not in ":=":
-                raise self._fail(f"':' is missing after key {key!r}")
-            self.at += 1
-            row[str(key)] = self._value(depth + 1)
-            if self._skip() == ",":
-                self.at += 1
-
-    def _array(self, depth: int) -> list[Any]:
-        self.at += 1
-        items: list[Any] = []
-        while True:
-            if self._skip() == "]":
-                self.at += 1
-                return items
-            items.append(self._value(depth + 1))
-            if self._skip() == ",":
-                self.at += 1
-
-    def _string(self, opening: str) -> str:
-        closing = {"“": "”", "‘": "’"}.get(opening, opening)
-        self.at += 1
-        out: list[str] = []
-        while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == "\\" and self.at + 1 < len(self.text):
-                out.append(self._escape())
-            elif char == closing and self._ends_here():
-                self.at += 1
-                return _joined(out)
-            else:
-                out.append(char)
-                self.at += 1
-        raise self._fail("a string is not closed")
-
-    def _escape(self) -> str:
-        char = self.text[self.at + 1]
-        hexits = self.text[self.at + 2 : self.at + 6]
-        if char == "u" and re.fullmatch(r"[0-9a-fA-F]{4}", hexits):
-            self.at += 6
-            return chr(int(hexits, 16))
-        self.at += 2
-        return {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}.get(char, char)
-
-    def _ends_here(self) -> bool:
-        """A quote inside a string (don't) is followed by neither , : ] } nor the end."""
-        rest = self.text[self.at + 1 : self.at + 40].lstrip()
-        return not rest or rest[0] in ",:]}"
-
-
-def _joined(characters: list[str]) -> str:
-    """Join, making one character of each pair of surrogates and nothing of a lone one."""
-    text = "".join(characters)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfgrpo.experience.replies import ReplyError, json_values, strip_thinking
 from tfgrpo.hint_plan import HintSource
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.hints.metadata import MetadataHints, solution_of
@@ -25,6 +24,8 @@ from tfgrpo.prompts import render
 from tfgrpo.protocols import LM, Request, Sampling
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.lenient_json import ReplyError, json_values
+from tfgrpo.runtime.thinking import without_thinking
 
 LEVELS = 3
 _NUMBERED = re.compile(
@@ -90,7 +91,7 @@ def read_texts(reply: str, most: int) -> tuple[str, ...]:
     >>> read_texts("Level 1: Add.\\n\\n**2.** Add two.", 3)
     ('Add.', 'Add two.')
     """
-    listed, lines = _listed(reply), _numbered(strip_thinking(reply))
+    listed, lines = _listed(reply), _numbered(without_thinking(reply))
     texts = listed if len(listed) >= len(lines) else lines  # brackets in prose are short lists
     kept = [t for t in (" ".join(t.split()) for t in texts) if t and len(t) <= _MOST_CHARACTERS]
     if not kept:

@@ -17,13 +17,14 @@ from typing import Literal, TypeVar
 
 from tfgrpo.errors import ProviderError
 from tfgrpo.experience.draft import TokenCounter
-from tfgrpo.experience.replies import ReplyError, visible
+from tfgrpo.experience.replies import visible
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.messages import Message
 from tfgrpo.prompts import render
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.lenient_json import ReplyError
 
 T = TypeVar("T")
 Stage = Literal[

@@ -20,8 +20,8 @@ from tfgrpo.experience.edits import (
     read_operations,
     resolve,
 )
-from tfgrpo.experience.replies import ReplyError
 from tfgrpo.experience.settings import Repairs
+from tfgrpo.runtime.lenient_json import ReplyError
 
 _BLOCK = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
 _NAMES = {

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from tfgrpo.experience.claim import clean_topic
 from tfgrpo.experience.edits import RejectedRow, resolve
-from tfgrpo.experience.replies import ReplyError, json_values
+from tfgrpo.runtime.lenient_json import ReplyError, json_values
 
 _LISTS = ("rules", "lessons", "experiences", "entries_new")
 _TEXTS = ("text", "rule", "lesson", "content", "experience")
