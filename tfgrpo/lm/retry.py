@@ -109,7 +109,7 @@ class RetryingLM(LMWrapper):
                 if not exc.is_retryable:
                     raise
                 await self._sleep(self._wait_or_raise(exc, tries, started))
-                count_extra_call()
+                count_extra_call(failure=exc)
                 self.retries += 1
                 continue
             if not replies:
