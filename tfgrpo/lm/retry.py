@@ -143,7 +143,7 @@ class RetryingLM(LMWrapper):
         else:
             self._close_circuit()
         now = self._clock()
-        if now - self._last_log >= 60.0:
+        if exc.is_retryable and now - self._last_log >= 60.0:
             self._last_log = now
             log.warning("%s: %s (further failures are logged once a minute)", self.model_id, exc)
 

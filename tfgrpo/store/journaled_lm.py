@@ -145,7 +145,7 @@ class JournaledLM(LMWrapper):
             if reply is not None:
                 self._store.calls.keep_reply(key, reply)
         if reply is not None:
-            self._store.calls.count_hit(scope.stage, self.model_id)
+            self._store.calls.count_hit(scope.stage, redact_known(self.model_id))
         return reply
 
     async def _share(self, asked: _Asked, missing: Sequence[_Draw]) -> dict[bytes, Completion]:
@@ -225,7 +225,7 @@ class JournaledLM(LMWrapper):
         return CallStart(
             key=draws[0].key,
             stage=asked.scope.stage,
-            model=self._lm.model_id,
+            model=redact_known(self._lm.model_id),
             rollout_id=asked.scope.rollout_id,
             n=len(draws),
             prompt_tokens=worst.prompt_tokens,
