@@ -16,14 +16,18 @@ Does not know how events are applied (`replay.py`). Source: own; event sourcing 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.runtime.text_lines import numbered_lines
 
 __all__ = ["EventLog", "FileLog", "LOG_VERSION", "MemoryLog"]
+
+log = logging.getLogger(__name__)
 
 LOG_VERSION = 1
 
@@ -82,12 +86,21 @@ class FileLog:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) != len(data):
+            log.warning(
+                "search log %s: line %d is cut off and taken away: what it held is done again",
+                self.path,
+                whole.count(b"\n") + 1,
+            )
             with open(self.path, "r+b", opener=_opener) as file:
                 file.truncate(len(whole))
-        try:
-            events = [json.loads(line) for line in whole.splitlines() if line.strip()]
-        except ValueError as exc:
-            raise StoreError(f"search log {self.path}: a line is no JSON: {exc}") from exc
+        events = []
+        for number, line, _ in numbered_lines(whole.decode("utf-8", "replace")):
+            try:
+                events.append(json.loads(line))
+            except ValueError as exc:
+                raise StoreError(
+                    f"search log {self.path}: line {number} is no JSON: {exc}"
+                ) from exc
         return events
 
     def events(self) -> list[dict[str, Any]]:

@@ -94,6 +94,11 @@ class Reservations:
         }
         if usage.cost_usd is not None:
             actual["cost_usd"] = usage.cost_usd
+        if ticket.is_at_worst and ticket.reservation is not None:
+            held = ticket.reservation.amounts
+            return actual | {name: held.get(name, 0.0) for name in _OF_A_CALL}
+        for name, amount in ticket.lost.items():
+            actual[name] = actual.get(name, 0.0) + amount
         return actual
 
     def settle(self, ticket: Ticket) -> None:

@@ -60,11 +60,34 @@ class Ticket:
     extra_calls: int = 0
     """Calls beyond those that its usage reports: failed ones that were tried again."""
 
-    def allow_call(self, is_reported: bool) -> None:
-        """Hold one more call of this visit; raises `BudgetError` where there is none left."""
-        if self.reservation is not None:
-            self.reservation.extend(calls=1)
+    is_at_worst: bool = False
+    """True where a call may have been billed and nobody knows: the visit costs all that it held."""
+    lost: dict[str, float] = field(default_factory=dict)
+    """What calls may have been billed that failed and were tried again, beside the calls."""
+
+    def allow_call(self, is_reported: bool, failure: ProviderError | None) -> None:
+        """Hold one more call of this visit, and what the one before it may have been billed; raises
+        `BudgetError` where so much is not left."""
+        if self.reservation is None:
+            return
+        perhaps: dict[str, float] = {}
+        if failure is not None:
+            end = book_failure(failure, duration_s=0.0, price=None)
+            if end.kind == "unsettled":
+                held = self.reservation.amounts
+                calls = max(1.0, held.get("calls", 1.0) - self.extra_calls)
+                names = ("prompt_tokens", "completion_tokens", "cost_usd")
+                perhaps = {n: (held.get(n, 0.0) - self.lost.get(n, 0.0)) / calls for n in names}
+                perhaps = {n: amount for n, amount in perhaps.items() if amount > 0}
+        try:
+            self.reservation.extend(calls=1, **perhaps)
+        except BudgetError:
+            if failure is not None:
+                self.take_failure("propose", failure)
+            raise
         self.extra_calls += not is_reported
+        for name, amount in perhaps.items():
+            self.lost[name] = self.lost.get(name, 0.0) + amount
 
     def take_failure(self, role: str, failure: ProviderError) -> None:
         """Book a call that failed for good by what it can have cost; where nobody can tell, that is
@@ -76,9 +99,10 @@ class Ticket:
             return
         held = self.reservation.amounts if self.reservation is not None else {}
         used = sum(self.visit.usage.values(), Usage())
+        self.is_at_worst = True
 
         def left(name: str, gone: float) -> float:
-            return max(0.0, held.get(name, 0.0) - gone)
+            return max(0.0, held.get(name, 0.0) - gone - self.lost.get(name, 0.0))
 
         self.visit.spend(
             role,

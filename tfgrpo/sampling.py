@@ -16,6 +16,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -271,8 +272,8 @@ class Sampler:
         return units
 
     async def _run(self, units: list[_Unit], stage: str, total: int, done: int) -> None:
-        queue = iter(units)
-        state = _RunState(stage, total, done)
+        queue = _Queue(units)
+        state = _RunState(stage, total, done, n_tasks=len({u.group.task.task_id for u in units}))
         ready = asyncio.Event()
         if self._proven:
             ready.set()
@@ -280,7 +281,7 @@ class Sampler:
         async def worker(number: int) -> None:
             if number >= self._settings.probe and not self._proven:
                 await ready.wait()
-            for unit in queue:
+            while (unit := queue.take(in_order=self._proven)) is not None:
                 if self._stop.requested or state.ended is not None:
                     return
                 state.in_flight += len(unit.indices)
@@ -327,7 +328,7 @@ class Sampler:
             state.done += 1
             if finished.outcome not in ("graded", "ungraded"):
                 state.failed += 1
-            self._watch(finished)
+            self._watch(finished, state.n_tasks)
             if self._on_progress is not None:
                 self._on_progress(
                     Progress(state.stage, state.done, state.total, state.failed, state.in_flight)
@@ -374,8 +375,11 @@ class Sampler:
             for k, rollout in enumerate(made)
         ]
 
-    def _watch(self, rollout: Rollout) -> None:
-        """Raise when the run cannot work; one graded rollout proves that it can."""
+    def _watch(self, rollout: Rollout, n_tasks: int) -> None:
+        """Raise when the run cannot work; one graded rollout proves that it can.
+
+        The first failures must be of several tasks, for one task may be refused for its own sake.
+        """
         kind = rollout.metadata.get("provider_kind")
         if kind in ("auth", "not_found", "quota"):
             raise ProviderError(rollout.error, kind=kind)
@@ -386,7 +390,8 @@ class Sampler:
             return
         self._failures.append(rollout)
         same = [f for f in self._failures if f.outcome == rollout.outcome]
-        if len(same) >= self._settings.give_up_after:
+        enough = self._settings.give_up_after
+        if len(same) >= enough and len({f.task_id for f in same}) >= min(enough, n_tasks):
             message = f"the first {len(same)} rollouts all failed alike: {rollout.error}"
             if rollout.outcome == "verifier_failed":
                 raise VerifierError(message)
@@ -468,6 +473,33 @@ class _RunState:
     failed: int = 0
     in_flight: int = 0
     ended: TfgrpoError | None = None
+    n_tasks: int = 1
+    """Tasks that have something to do."""
+
+
+class _Queue:
+    """The units of a run: in their order, or, until something was graded, one of each task first
+    and the tasks in an order of their own, so that the order of a file decides nothing."""
+
+    def __init__(self, units: Sequence[_Unit]) -> None:
+        self._units = units
+        seen: Counter[str] = Counter()
+        ranks: list[tuple[int, int, int]] = []
+        for place, unit in enumerate(units):
+            name = unit.group.task.task_id
+            ranks.append((seen[name], derive_seed("probe", name), place))
+            seen[name] += 1
+        self._by_chance = iter([place for *_, place in sorted(ranks)])
+        self._in_order = iter(range(len(units)))
+        self._taken: set[int] = set()
+
+    def take(self, *, in_order: bool) -> _Unit | None:
+        """Return the next unit, or None where none is left."""
+        for place in self._in_order if in_order else self._by_chance:
+            if place not in self._taken:
+                self._taken.add(place)
+                return self._units[place]
+        return None
 
 
 def _rollout_id(group_id: str, sample_index: int) -> str:

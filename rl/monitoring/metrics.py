@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tfgrpo.rl.rollouts.single_turn import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 
+from tfgrpo.runtime.text_lines import numbered_lines
+
 log = logging.getLogger(__name__)
 
 Sink = Callable[[int, Mapping[str, float]], None]
@@ -44,8 +46,10 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = []
         if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                if line.endswith("}") and json.loads(line)["step"] <= resume_step:
+            for number, line, is_whole in numbered_lines(path.read_text(encoding="utf-8")):
+                if not is_whole and not line.endswith("}"):
+                    log.warning("%s: line %d is cut off and left out", path, number)
+                elif json.loads(line)["step"] <= resume_step:
                     kept.append(line)
         path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
 

@@ -10,20 +10,22 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from tfgrpo.config.learn import Config
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import TfgrpoError
 from tfgrpo.learning.evaluate import Evaluation, evaluate_async
 from tfgrpo.learning.learn import dry_run, learn_async
 from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
 from tfgrpo.learning.result import Result
 from tfgrpo.nudges import nudge_totals, total_lines
 from tfgrpo.runtime.import_string import add_module_folder
+from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.sampling import Stop, Stopped
 from tfgrpo.statistics import Interval, mean_interval
@@ -70,11 +72,14 @@ def learn(
     with view:
         if ui:
             _serve(settings, view)
-        result = _interruptible(
-            lambda: learn_async(settings, fork=fork, view=view, stop=stop, on_open=opened.append),
-            stop,
-            view,
-        )
+        with json_of_failures(as_json, {"verdict": None}):
+            result = _interruptible(
+                lambda: learn_async(
+                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
+                ),
+                stop,
+                view,
+            )
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
 
@@ -89,9 +94,11 @@ def evaluate(
     """Score an exported library against the empty one on the config's tasks."""
     from tfgrpo.experience import load_artefact
 
-    settings = Config.from_toml(config, set_ or ())
-    add_module_folder(config.parent)
-    artefact = load_artefact(library)
+    nothing = {"empty": None, "library": None, "verdict": None, "notes": []}
+    with json_of_failures(as_json, nothing):
+        settings = Config.from_toml(config, set_ or ())
+        add_module_folder(config.parent)
+        artefact = load_artefact(library)
     folder = Path(settings.run.folder + "-eval")
     settings = settings.model_copy(
         update={"run": settings.run.model_copy(update={"folder": str(folder)})}
@@ -99,7 +106,7 @@ def evaluate(
     stop = Stop()
     opened: list[Journal] = []
     view = choose_view(lambda: spent_words(opened[0]) if opened else "")
-    with view:
+    with view, json_of_failures(as_json, nothing):
         done = _interruptible(
             lambda: evaluate_async(
                 settings,
@@ -114,6 +121,30 @@ def evaluate(
         )
     typer.echo(json.dumps(_evaluation_row(done)) if as_json else "\n".join(_evaluation(done)))
     raise typer.Exit(done.verdict.exit_code if done.verdict is not None else 5)
+
+
+@contextmanager
+def json_of_failures(as_json: bool, nothing: Mapping[str, Any]) -> Iterator[None]:
+    """Print one JSON object also where a command fails, so that who reads it never meets nothing.
+
+    Args:
+        as_json: False prints nothing.
+        nothing: the fields that the result would have had, as null.
+    """
+    try:
+        yield
+    except TfgrpoError as exc:
+        if as_json:
+            error = {"type": type(exc).__name__, "message": redact(str(exc))}
+            kind = getattr(exc, "kind", None)
+            error |= {} if kind is None else {"kind": kind}
+            typer.echo(json.dumps({"schema": 1, **nothing, "error": error}))
+        raise
+    except typer.Exit as exc:  # stopped by a signal
+        if as_json:
+            error = {"type": "Stopped", "message": f"stopped, exit code {exc.exit_code}"}
+            typer.echo(json.dumps({"schema": 1, **nothing, "error": error}))
+        raise
 
 
 def spent_words(store: Journal) -> str:
@@ -237,12 +268,10 @@ def _evaluation(done: Evaluation) -> list[str]:
 
 
 def _evaluation_row(done: Evaluation) -> dict[str, Any]:
-    if done.verdict is None:
-        raise ConfigError("nothing could be scored in both arms")
     return {
         "schema": 1,
         "empty": {t: list(r) for t, r in done.empty.items()},
         "library": {t: list(r) for t, r in done.library.items()},
-        "verdict": done.verdict.to_dict(),
+        "verdict": None if done.verdict is None else done.verdict.to_dict(),
         "notes": list(done.notes),
     }

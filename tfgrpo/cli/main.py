@@ -33,6 +33,7 @@ from tfgrpo.errors import (
     VerifierError,
     boundary,
 )
+from tfgrpo.runtime.output import safe_output
 
 _LAZY = {
     "learn": ("tfgrpo.cli.learn", "learn", "Learn an experience library from group rollouts."),
@@ -124,7 +125,11 @@ def exit_code_of(error: TfgrpoError) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always leaves through `SystemExit`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    with safe_output():
+        _main(sys.argv[1:] if arguments is None else arguments)
+
+
+def _main(arguments: list[str]) -> None:
     debug = "--debug" in arguments
     try:
         # A crash would end with 1, which means "verdict not met", and print what may hold a key.

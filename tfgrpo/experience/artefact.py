@@ -10,8 +10,6 @@ Does not know runs or models. Idea: model cards (Mitchell et al. 2019); hash che
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.library import Library
 from tfgrpo.messages import Message
 from tfgrpo.runtime.canonical import canonical_json, digest
+from tfgrpo.runtime.files import write_whole
 
 FORMAT = "tfgrpo.artefact"
 FORMAT_VERSION = 1
@@ -143,23 +142,10 @@ def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            _replace(folder / name, text.encode("utf-8", "backslashreplace"))
+            write_whole(folder / name, text)
     except OSError as exc:
         raise StoreError(f"artefact folder {str(folder)!r} cannot be written: {exc}") from exc
     return {name: folder / name for name in texts}
-
-
-def _replace(path: Path, data: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:

@@ -22,6 +22,7 @@ from typing import Any
 
 from tfgrpo.errors import ProviderError, ProviderFailure
 from tfgrpo.runtime.redaction import redact
+from tfgrpo.runtime.terminal import printable
 
 _EXCERPT = 200
 
@@ -142,7 +143,7 @@ def _request_kind(body: str) -> ProviderFailure:
 
 def error_in_body(error: Any) -> ProviderFailure:
     """Classify an `{"error": …}` object that came with status 200 or in the middle of a stream."""
-    text = json.dumps(error, ensure_ascii=False, default=str)
+    text = json.dumps(error, ensure_ascii=False, default=str)[:20_000]
     code = error.get("code") if isinstance(error, Mapping) else None
     if isinstance(code, str) and code.isdecimal():
         code = int(code)
@@ -159,10 +160,31 @@ def error_in_body(error: Any) -> ProviderFailure:
 
 
 def excerpt(body: str | bytes) -> str:
-    """Return the first 200 characters of a body, on one line, without secrets."""
+    """Return what a server said: the message of an error object where there is one, else the first
+    200 characters of the body; on one line, without secrets."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     # Redact before cutting, or the cut could leave a piece of a key that is too short to be known.
-    return redact(" ".join(text[: 20 * _EXCERPT].split()))[:_EXCERPT]
+    said = _message_in(text)
+    most = _EXCERPT if said is None else 3 * _EXCERPT
+    return redact(" ".join((said or text)[: 20 * _EXCERPT].split()))[:most]
+
+
+def _message_in(text: str) -> str | None:
+    """Return the message of an error body in any of the usual shapes."""
+    if len(text) > 100_000 or text[:1] not in "{[":
+        return None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if isinstance(row, list) and row:
+        row = row[0]
+    for name in ("error", "message", "detail", "msg", "error_message"):
+        while isinstance(row, Mapping) and name in row:
+            row = row[name]
+    if isinstance(row, list) and row and isinstance(row[0], Mapping):
+        row = row[0].get("msg")
+    return row if isinstance(row, str) and row.strip() else None
 
 
 _ADVICE: Mapping[str, str] = {
@@ -209,5 +231,5 @@ def body_failure(
 
 
 def _message(where: str, what: str, body: str, advice: str) -> str:
-    said = f", the server said {body!r}" if body else ""
+    said = f", the server said: {printable(body)}" if body else ""
     return f"{where}: {what}{said}" + (f"; {advice}" if advice else "")

@@ -36,7 +36,7 @@ from tfgrpo.lm.wire import (
 )
 from tfgrpo.protocols import Completion, Limits, Request
 from tfgrpo.runtime.call_scope import calls_are_counted, count_extra_call
-from tfgrpo.runtime.redaction import Secret, redact, redact_logs
+from tfgrpo.runtime.redaction import Secret, redact, redact_logs, register_headers
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -121,6 +121,8 @@ class OpenAILM:
         self._send_seed = send_seed
         self._strict_model = strict_model
         self._headers = dict(headers or {})
+        register_headers(self._headers)
+        register_headers(dict(self._query))
         self._spec = f"openai:{model}" if base_url is None else f"{self._base_url}#{model}"
         self._clients: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
         self._parameters = Parameters()

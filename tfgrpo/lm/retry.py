@@ -109,7 +109,7 @@ class RetryingLM(LMWrapper):
                 if not exc.is_retryable:
                     raise
                 await self._sleep(self._wait_or_raise(exc, tries, started))
-                count_extra_call()
+                count_extra_call(failure=exc)
                 self.retries += 1
                 continue
             if not replies:
@@ -143,7 +143,7 @@ class RetryingLM(LMWrapper):
         else:
             self._close_circuit()
         now = self._clock()
-        if now - self._last_log >= 60.0:
+        if exc.is_retryable and now - self._last_log >= 60.0:
             self._last_log = now
             log.warning("%s: %s (further failures are logged once a minute)", self.model_id, exc)
 

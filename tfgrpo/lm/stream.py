@@ -15,11 +15,12 @@ _BOM = b"\xef\xbb\xbf"
 class EventStream:
     """Takes bytes as they come, gives the `data` of each finished event."""
 
-    __slots__ = ("_buffer", "_data", "_started", "_was_cr", "pending_bytes")
+    __slots__ = ("_buffer", "_data", "_held", "_started", "_was_cr", "pending_bytes")
 
     def __init__(self) -> None:
         self._buffer: list[bytes] = []  # pieces of the unfinished line
         self._data: list[str] = []
+        self._held = 0  # characters in `_data`, counted as they come: a sum a chunk is quadratic
         self._started = False
         self._was_cr = False
         self.pending_bytes = 0
@@ -44,9 +45,7 @@ class EventStream:
         if lines[-1]:
             self._buffer.append(lines[-1])
         self.pending_bytes = (
-            self.pending_bytes + len(chunk)
-            if len(lines) == 1
-            else len(lines[-1]) + sum(map(len, self._data))
+            self.pending_bytes + len(chunk) if len(lines) == 1 else len(lines[-1]) + self._held
         )
         return events
 
@@ -70,7 +69,9 @@ class EventStream:
             if self._data:
                 events.append("\n".join(self._data))
                 self._data.clear()
+                self._held = 0
             return
+        before = len(self._data)
         if raw.startswith(b"data:"):
             self._data.append(raw[5:].removeprefix(b" ").decode("utf-8", "replace"))
         elif raw == b"data":
@@ -78,3 +79,5 @@ class EventStream:
         elif raw.startswith(b"error:"):  # llama.cpp's server names the field after what it is
             said = raw[6:].strip().decode("utf-8", "replace")
             self._data.append('{"error": ' + (said or '"no reason given"') + "}")
+        if len(self._data) > before:
+            self._held += len(self._data[-1])

@@ -56,8 +56,7 @@ _UNFINISHED = frozenset({"", "null", "none", "not_finished", "in_progress"})
 
 
 _MAX_DEPTH = 200
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BRACKET = re.compile(rb"[\[\]{}]")
+_MARK = re.compile(rb'[\[\]{}"\\]')
 
 
 def loads(raw: bytes) -> Any:
@@ -68,11 +67,21 @@ def loads(raw: bytes) -> Any:
             recursion of a parser depends on a stranger.
     """
     if raw.count(b"[") + raw.count(b"{") > _MAX_DEPTH:
-        depth = 0
-        for match in _BRACKET.finditer(_STRING.sub(b"", raw)):
-            depth += 1 if match[0] in b"[{" else -1
-            if depth > _MAX_DEPTH:
-                raise ValueError(f"JSON nested over {_MAX_DEPTH} deep")
+        depth, skip, in_text = 0, 0, False
+        for match in _MARK.finditer(raw):
+            mark = match[0]
+            if match.start() < skip:
+                continue
+            if in_text:
+                if mark == b"\\":
+                    skip = match.end() + 1
+                in_text = mark != b'"'
+            elif mark == b'"':
+                in_text = True
+            elif mark != b"\\":
+                depth += 1 if mark in b"[{" else -1
+                if depth > _MAX_DEPTH:
+                    raise ValueError(f"JSON nested over {_MAX_DEPTH} deep")
     return json.loads(raw)
 
 

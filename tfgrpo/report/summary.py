@@ -55,7 +55,9 @@ def summarise(
         seed: of all bootstraps.
     """
     leaks = leaks_of(view)
-    arms = {a: leaks.clean(scores_of(view.of_stage("test", a))) for a in ("empty", "final")}
+    arms = {
+        a: leaks.clean(scores_of(view.of_stage(view.proof_stage, a))) for a in ("empty", "final")
+    }
     arms = {a: s for a, s in arms.items() if any(s.values())}
     if view.final_arm == "empty" and "empty" in arms:
         arms = {"empty": arms["empty"]}
@@ -83,7 +85,9 @@ def summarise(
 def leaks_of(view: RunView) -> LeakReport:
     """Return the leaks into the test tasks from practice, gate and the final library."""
     return find_leaks(
-        view.tasks("practice", "gate"), view.tasks("test"), library_texts(view.final_library[1])
+        view.tasks("practice", "gate"),
+        view.tasks(view.proof_stage),
+        library_texts(view.final_library[1]),
     )
 
 
@@ -143,7 +147,7 @@ def _verdict(
     level: float,
     seed: int,
 ) -> dict[str, Any]:
-    attempted = sum(t.task_id not in leaks.contaminated for t in view.tasks("test"))
+    attempted = sum(t.task_id not in leaks.contaminated for t in view.tasks(view.proof_stage))
     how: dict[str, Any] = {"n_attempted": attempted, "level": level, "seed": seed}
     if rule.kind == "gain":
         empty = arms.get("empty", {})
@@ -154,7 +158,7 @@ def _verdict(
 
 
 def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> dict[str, Any]:
-    groups = list(view.of_stage("test", arm))
+    groups = list(view.of_stage(view.proof_stage, arm))
     rollouts = [r for g in groups for r in g.rollouts]
     counts = sorted(len(r) for r in scores.values() if r)
     draws = counts[len(counts) // 10] if counts else 0  # what nine tenths of the tasks have
@@ -177,7 +181,7 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
 def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list[dict[str, Any]]:
     """Test tasks before and after, the largest loss first."""
     rows = []
-    for task in view.tasks("test"):
+    for task in view.tasks(view.proof_stage):
         before, after = (arms.get(a, {}).get(task.task_id, ()) for a in ("empty", "final"))
         row: dict[str, Any] = {
             "task_id": task.task_id,

@@ -103,6 +103,13 @@ class RunView:
         return list(found.values())
 
     @property
+    def proof_stage(self) -> str:
+        """The stage that tells what the library is worth: `test`, or `eval` in a run that only
+        evaluates."""
+        stages = {stage_of(g) for g in self.groups}
+        return "eval" if "eval" in stages and "test" not in stages else "test"
+
+    @property
     def final_arm(self) -> str:
         """The arm that was kept: `final`, or `empty` where no library won."""
         chosen = self._final_version

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from tfgrpo.errors import ProviderError
+
 
 @dataclass(frozen=True, slots=True)
 class CallScope:
@@ -51,9 +53,9 @@ class call_scope:
         _SCOPE.reset(self._token)
 
 
-AllowCall = Callable[[bool], None]
-"""Asked before a further call, told whether its usage will be reported with the reply; raises to
-forbid it."""
+AllowCall = Callable[[bool, "ProviderError | None"], None]
+"""Asked before a further call, told whether its usage will be reported with the reply and which
+failure made it necessary; raises to forbid it."""
 _EXTRA: ContextVar[AllowCall | None] = ContextVar("tfgrpo_extra_call", default=None)
 
 
@@ -78,7 +80,7 @@ def outer_allowance() -> AllowCall:
     return allow if allow is not None else _allow_all
 
 
-def _allow_all(is_reported: bool) -> None:
+def _allow_all(is_reported: bool, failure: ProviderError | None) -> None:
     """Allow it: nobody counts."""
 
 
@@ -87,7 +89,7 @@ def calls_are_counted() -> bool:
     return _EXTRA.get() is not None
 
 
-def count_extra_call(*, is_reported: bool = False) -> None:
+def count_extra_call(*, is_reported: bool = False, failure: ProviderError | None = None) -> None:
     """Ask whoever counts calls before a request is sent once more than was promised.
 
     An LM that learns from a refusal (a parameter that its server does not take) sends again without
@@ -96,10 +98,11 @@ def count_extra_call(*, is_reported: bool = False) -> None:
 
     Args:
         is_reported: True where the usage of the reply will count this call.
+        failure: why the call before it gave nothing; it may have been billed all the same.
 
     Raises:
         BudgetError: no further call is allowed.
     """
     allow = _EXTRA.get()
     if allow is not None:
-        allow(is_reported)
+        allow(is_reported, failure)

@@ -1,4 +1,4 @@
-"""Files that appear whole, for their owner alone, and never through a link.
+"""Files that appear whole, for their owner alone, without known secrets, never through a link.
 
 Does not know formats. Source: own.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+
+from tfgrpo.runtime.redaction import redact_known
 
 __all__ = ["write_whole"]
 
@@ -24,7 +26,7 @@ def write_whole(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(redact_known(text).encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -17,7 +17,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -32,11 +32,15 @@ __all__ = [
     "redact_known",
     "redact_logs",
     "register",
+    "register_headers",
 ]
 
 MASK = "[redacted]"
 _PIECE = 6
 _SHORTEST = 8
+_KEY_NAME = re.compile(
+    r"(?i)auth|key|token|secret|passw|cookie|credential|signature|\bsig\b|bearer"
+)
 _PLACEHOLDERS = frozenset({"", "none", "null", "empty", "dummy", "not-needed", "unused", "no-key"})
 
 _PATTERNS = (
@@ -46,7 +50,7 @@ _PATTERNS = (
     re.compile(r"\b(?:gh[pousr]_|hf_|glpat-|xox[abprs]-)[A-Za-z0-9_-]{12,}"),
     re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}"),
     re.compile(r"\bAIza[A-Za-z0-9_-]{20,}"),
-    re.compile(r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
+    re.compile(r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"),
     re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"),
     re.compile(
         r"(?i)(?:(?<=api_key)|(?<=api-key)|(?<=apikey)|(?<=[?&]key)|(?<=access_token)"
@@ -61,6 +65,8 @@ class _Known:
 
     values: set[str] = field(default_factory=set)
     pieces: set[str] = field(default_factory=set)
+    blocks: dict[tuple[str, int], str] = field(default_factory=dict)
+    """Each (form, place) of a block to the block: whoever finds one looks at what is around it."""
 
 
 _KNOWN = _Known()
@@ -122,12 +128,30 @@ def register(value: str) -> None:
     _KNOWN.values.add(value)
     for form in _forms(value):
         _KNOWN.pieces.update(form[i : i + _PIECE] for i in range(len(form) - _PIECE + 1))
+        if '"' not in form and "\\" not in form:
+            size = (_half(form) + 1) // 2
+            for at in range(0, len(form) - size + 1, size):
+                _KNOWN.blocks[form, at] = form[at : at + size]
+
+
+def register_headers(fields: Mapping[str, str]) -> None:
+    """Register the values of headers or query fields whose names say that they hold a key."""
+    for name, value in fields.items():
+        if _KEY_NAME.search(name):
+            register(value)
+            register(value.partition(" ")[2])  # what follows a scheme such as Bearer
 
 
 def forget_secrets() -> None:
     """Empty the registry (for tests)."""
     _KNOWN.values.clear()
     _KNOWN.pieces.clear()
+    _KNOWN.blocks.clear()
+
+
+def _half(form: str) -> int:
+    """The length from which a run of a secret's form is taken out of data: half of it."""
+    return max(_SHORTEST, (len(form) + 1) // 2)
 
 
 def _forms(value: str) -> Iterable[str]:
@@ -160,15 +184,39 @@ def redact(text: str) -> str:
 
 
 def redact_known(text: str) -> str:
-    """Return `text` without the secrets that this process has read, each replaced as a whole.
+    """Return `text` without the secrets that this process has read: whole, or any half of one in a
+    row, as they are or URL-encoded, in hex or in base64.
 
     For text that is data and must come back as it was: what merely looks like a key stays, and so
-    do pieces of secrets. JSON stays JSON.
+    do shorter pieces of secrets. JSON stays JSON.
     """
     for value in _KNOWN.values:
         if value in text:
             text = text.replace(value, MASK)
+    for (form, at), block in _KNOWN.blocks.items():
+        if block in text:
+            text = _without_runs(text, form, at, len(block))
     return text
+
+
+def _without_runs(text: str, form: str, at: int, size: int) -> str:
+    """Replace the runs of at least half a form that hold its block at `at`."""
+    block, least = form[at : at + size], _half(form)
+    out: list[str] = []
+    kept, found = 0, text.find(block)
+    while found >= 0:
+        before, after = 0, 0
+        while before < min(at, found - kept) and text[found - before - 1] == form[at - before - 1]:
+            before += 1
+        rest = min(len(form) - at, len(text) - found) - size
+        while after < rest and text[found + size + after] == form[at + size + after]:
+            after += 1
+        end = found + size + after
+        if end - found + before >= least:
+            out += (text[kept : found - before], MASK)
+            kept = end
+        found = text.find(block, end)
+    return "".join((*out, text[kept:])) if out else text
 
 
 def _mask(match: re.Match[str]) -> str:

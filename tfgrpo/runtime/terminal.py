@@ -26,7 +26,7 @@ _UNSAFE = re.compile(
     "]"
 )
 
-_MARKUP = re.compile(r"(\\*)(\[[a-z#/@][^\[]*?\])|(\\+)(?=\[)")
+_MARKUP = re.compile(r"(?<!\\)(\\*+)(\[[a-z#/@][^\[\]]*\])|(?<!\\)(\\++)(?=\[)")
 """What `rich` does not show as it stands: a tag, whose backslashes it halves, and a backslash
 before a bracket that opens no tag, of which it takes one away."""
 

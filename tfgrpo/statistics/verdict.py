@@ -10,6 +10,7 @@ Does not know groups, learning or files. Idea: one rule for one word (own).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -126,22 +127,31 @@ class Verdict:
         }
 
     def to_junit(self, name: str = "tfgrpo") -> str:
-        """Return a JUnit report with the rule as its one test case."""
+        """Return a JUnit report with the rule as its one test case; inconclusive is an error, so
+        that no build passes on it."""
         suite = ElementTree.Element(
             "testsuite",
             name=name,
             tests="1",
             failures=str(int(self.status == "not_met")),
-            errors="0",
-            skipped=str(int(self.status == "inconclusive")),
+            errors=str(int(self.status == "inconclusive")),
+            skipped="0",
         )
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=str(self.rule))
         if self.status != "met":
-            tag = "failure" if self.status == "not_met" else "skipped"
-            ElementTree.SubElement(case, tag, message=self.text)
+            tag = "failure" if self.status == "not_met" else "error"
+            ElementTree.SubElement(case, tag, message=_xml_text(self.text), type=self.status)
         else:
-            ElementTree.SubElement(case, "system-out").text = self.text
+            ElementTree.SubElement(case, "system-out").text = _xml_text(self.text)
         return ElementTree.tostring(suite, encoding="unicode")
+
+
+_NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _xml_text(text: str) -> str:
+    """Return text without the characters that XML 1.0 cannot hold."""
+    return _NOT_XML.sub("?", text)
 
 
 def make_rule(

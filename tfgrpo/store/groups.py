@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from tfgrpo.context import Context
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
 from tfgrpo.store.database import Statement, Writer
@@ -171,7 +172,7 @@ class GroupJournal:
                         name,
                         column_text(str(group.metadata.get("stage", ""))),
                         column_text(group.task.task_id),
-                        column_text(group.policy_id),
+                        column_text(redact_known(group.policy_id)),
                         column_text(verifier_id),
                         task_mark,
                         context_mark,

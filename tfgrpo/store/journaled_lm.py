@@ -90,6 +90,8 @@ class JournaledLM(LMWrapper):
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
         self._bound = LearntBound()
+        self._has_told = False
+        """True once it was said that calls use more than their text suggests."""
         require_price(store.ledger, self._price, lm.model_id)
         if self._price is None:
             log.info("the price of %s is unknown: its cost is shown as unknown", lm.model_id)
@@ -143,7 +145,7 @@ class JournaledLM(LMWrapper):
             if reply is not None:
                 self._store.calls.keep_reply(key, reply)
         if reply is not None:
-            self._store.calls.count_hit(scope.stage, self.model_id)
+            self._store.calls.count_hit(scope.stage, redact_known(self.model_id))
         return reply
 
     async def _share(self, asked: _Asked, missing: Sequence[_Draw]) -> dict[bytes, Completion]:
@@ -223,7 +225,7 @@ class JournaledLM(LMWrapper):
         return CallStart(
             key=draws[0].key,
             stage=asked.scope.stage,
-            model=self._lm.model_id,
+            model=redact_known(self._lm.model_id),
             rollout_id=asked.scope.rollout_id,
             n=len(draws),
             prompt_tokens=worst.prompt_tokens,
@@ -246,9 +248,9 @@ class JournaledLM(LMWrapper):
 
         ask_outer = outer_allowance()
 
-        def one_more(is_reported: bool) -> None:
+        def one_more(is_reported: bool, failure: ProviderError | None) -> None:
             nonlocal extra
-            ask_outer(True)  # what is sent here is counted in the reply's usage
+            ask_outer(True, failure)  # what is sent here is counted in the reply's usage
             reservation.extend(calls=1)
             extra += 1
 
@@ -289,7 +291,9 @@ class JournaledLM(LMWrapper):
         return kept
 
     def _learn(self, plain: WorstCase, end: CallEnd) -> None:
-        if self._bound.observe((plain.prompt_tokens, plain.completion_tokens), end.usage):
+        grew = self._bound.observe((plain.prompt_tokens, plain.completion_tokens), end.usage)
+        if grew and not self._has_told:
+            self._has_told = True
             log.warning(
                 "%s: a call used %d + %d tokens where at most %d + %d were expected; the worst "
                 "case of later calls grows with it, so a cap can be passed by the calls in flight",

@@ -17,6 +17,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.runtime.canonical import canonical_json, digest, jsonable
+from tfgrpo.runtime.text_lines import numbered_lines
 from tfgrpo.store.codec import completion_from_dict, completion_to_dict
 
 
@@ -48,14 +49,18 @@ class ReplayLM:
             raise ConfigError(f"there is no recording {str(path)!r}, and no model to record")
 
     def _read(self) -> None:
-        for number, line in enumerate(self._path.read_text(encoding="utf-8").splitlines(), 1):
+        with self._path.open(encoding="utf-8", newline="\n") as file:
+            text = file.read()
+        for number, line, is_whole in numbered_lines(text):
             try:
                 row = json.loads(line)
                 self._replies[row["key"]] = completion_from_dict(row["reply"])
                 self._model_id = self._model_id or row["model_id"]
             except (ValueError, KeyError, TypeError) as exc:
+                cut = "" if is_whole else " (the last line is cut off: delete it to go on)"
                 raise ConfigError(
-                    f"recording {str(self._path)!r}, line {number}: {type(exc).__name__}: {exc}"
+                    f"recording {str(self._path)!r}, line {number}: "
+                    f"{type(exc).__name__}: {exc}{cut}"
                 ) from exc
 
     @property
