@@ -16,12 +16,19 @@ from typing import Any, Literal, NoReturn
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.repetition import goes_round
 from tfgrpo.search.algorithms.protocol import Algorithm, VisitRequest
 from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, make_node
 from tfgrpo.search.tree import Children, LazyChildren, Tree
 
-__all__ = ["SearchState", "Merge", "VisitResult", "explore"]
+__all__ = ["NO_PROGRESS", "Merge", "SearchState", "VisitResult", "explore"]
+
+NO_PROGRESS = (
+    "no progress: this step repeats one of its path, on the same state, with the same result"
+)
+"""Error of a step that is closed since it adds nothing."""
 
 Merge = Literal["off", "sound", "any"]
 """Whether nodes with equal state keys become one: never; only with step-additive costs; or also
@@ -84,6 +91,8 @@ class SearchState:
         self._rows_of = getattr(algorithm, "rows", None)
         self.commits = 0
         self.expansions = 0
+        self._knowledge: dict[int, frozenset[str]] = {}
+        """By node: what reads on its path have said."""
         if merge != "off" and self.tree.root.state_key is not None:
             self.tree.by_state[self.tree.root.state_key] = 0
 
@@ -284,20 +293,60 @@ class SearchState:
                 fresh.append(child)
         return fresh
 
+    def goes_round(self, parent: Node, action: Any, outcome: StepResult) -> bool:
+        """Return whether a step adds nothing to its path: the same call, on the same state, said
+        the same before, or the path goes round in circles.
+
+        Equal states that are merged need no such look: such a step is merged.
+        """
+        if outcome.error or outcome.is_terminal:
+            return False
+        known = outcome.state_key
+        if known is not None and self.merge != "off":
+            return False
+        key = action_key(action)
+        marks = [_mark(known, key, outcome.observation)]
+        is_still = known is not None and parent.state_key == known
+        for at in reversed(self.tree.path(parent)[1:]):
+            mark = _mark(at.state_key, at.action_key, at.observation)
+            if is_still and mark == marks[0]:
+                return True
+            is_still = is_still and self.tree[at.parent].state_key == known
+            marks.append(mark)
+        return goes_round(marks[::-1])
+
     def _merged(self, node: Node, child: Node) -> bool:
-        """Return True when the child's state is known and needs no node of its own to work on."""
+        """Return True when the child's state is known and needs no node of its own to work on.
+
+        What reads on the path have said is part of the state: a plan may need it.
+        """
         tree = self.tree
         assert child.state_key is not None
-        known_id = tree.by_state.get(child.state_key)
+        knowledge = self._knowledge.get(node.id, _NOTHING)
+        if child.state_key == node.state_key and child.observation and not child.is_terminal:
+            knowledge |= {_mark(child.state_key, child.action_key, child.observation)}
+        key = child.state_key
+        if knowledge:
+            key = digest([key, sorted(knowledge)], 32)
+            self._knowledge[len(tree)] = knowledge
+        known_id = tree.by_state.get(key)
         if known_id is None:
-            tree.by_state[child.state_key] = len(tree)
+            tree.by_state[key] = len(tree)
             return False
+        self._knowledge.pop(len(tree), None)
         tree.merged_states += 1
         known = tree[known_id]
         if child.g < known.g - _EPS:
             tree.reparent(known, node, child.action, child.action_key, child.step_cost)
             self.algorithm.on_moved(tree, known)
         return True
+
+
+_NOTHING: frozenset[str] = frozenset()
+
+
+def _mark(state_key: str | None, key: str, observation: str) -> str:
+    return f"{state_key}\x00{key}\x00{observation}"
 
 
 def _check_length(children: int, rows: Sequence[Any] | None, what: str) -> None:

@@ -10,7 +10,7 @@ Does not know slots, tickets' order or budgets (`driver.py`). Source: own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.errors import (
@@ -31,7 +31,7 @@ from tfgrpo.search.node import Node, Proposal, action_name
 from tfgrpo.search.paths import rollout_of
 from tfgrpo.search.scorers.scorer import SearchContext
 from tfgrpo.search.settings import SearchJob
-from tfgrpo.search.state import SearchState, VisitResult
+from tfgrpo.search.state import NO_PROGRESS, SearchState, VisitResult
 from tfgrpo.store.booking import book_failure
 from tfgrpo.store.budget import Reservation
 
@@ -290,6 +290,8 @@ class Worker:
                 error="the state before this action cannot be made again", tool_calls=0
             )
         outcome = await self._apply(state, action)
+        if self.fold.goes_round(self.fold.tree[parent_id], action, outcome):
+            outcome = replace(outcome, error=NO_PROGRESS)
         ticket.visit.tool_calls += outcome.tool_calls
         if outcome.usage.calls or outcome.usage.total_tokens:
             ticket.visit.spend("tool", outcome.usage)

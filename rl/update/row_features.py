@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.runtime.event_loop import run_sync
-from tfgrpo.verifiers.answer import boxed, compiled, extracted
+from tfgrpo.verifiers.answer import boxed, compiled
+from tfgrpo.verifiers.numbers import CONTEXT, numbers_in, whole_number
+from tfgrpo.verifiers.patterns import try_pattern_now
 
 TextOf = Callable[[Sequence[int]], str]
 
@@ -240,25 +242,27 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
     )
 
 
-_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+def _plain(value: Decimal) -> str:
+    """Return a number's one text: equal for equal numbers."""
+    return format(value.normalize(CONTEXT), "f") if abs(value.adjusted()) < 100 else str(value)
 
 
 def answer_class(text: str, pattern: str = "") -> str:
     r"""Return what makes two final answers the same.
 
     >>> answer_class(r"so \boxed{1/2}"), answer_class("it is 1,200."), answer_class(" Paris ")
-    ('1/2', '1200', 'paris')
+    ('0.5', '1200', 'paris')
     """
     if pattern:
-        rule = compiled(pattern, "loss.answer_pattern")
-        found = run_sync(lambda: extracted(text, rule))
+        found = try_pattern_now(compiled(pattern, "loss.answer_pattern"), text, "last")
         return " ".join((text if found is None else found).split()).casefold()
     in_box = boxed(text)
     if in_box is not None:
-        return "".join(in_box.split())
-    numbers = _NUMBER.findall(text)
+        value = whole_number(in_box)
+        return "".join(in_box.split()) if value is None else _plain(value)
+    numbers = numbers_in(text)
     if numbers:
-        return str(numbers[-1]).replace(",", "")
+        return _plain(numbers[-1][0])
     return " ".join(text.split()).casefold()
 
 

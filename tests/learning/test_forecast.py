@@ -81,7 +81,9 @@ def test_a_library_at_its_cap_is_the_most_that_is_forecast_for_it() -> None:
 def test_each_step_of_a_tool_attempt_sends_again_what_came_before() -> None:
     tasks = [Task("t", "x" * 40)]
     section = {"kind": "tools", "max_steps": 3, "sampling": {"max_tokens": 100}}
-    config = Config.from_mapping({"policy": section, "learn": {"group_size": 2, "preset": "contrast"}})
+    config = Config.from_mapping(
+        {"policy": section, "learn": {"group_size": 2, "preset": "contrast"}}
+    )
     (practice, *_) = forecast(config, tasks, (), ()).stages
     bare = 10 + 4
     by_hand = 2 * (3 * bare + (1 + 2) * (100 + 512 + 8))

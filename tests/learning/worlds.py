@@ -116,7 +116,9 @@ def critic_reply(prompt: str, lesson: str) -> str:
     if "Write the rules now" in prompt:
         shown = re.findall(r"^### Task (\S+)", prompt, re.MULTILINE)
         row = {"id": None, "topic": "", "text": lesson, "support": shown, "against": []}
-        return json.dumps({"rules": [row] if lesson and lesson not in prompt else [], "entries": []})
+        return json.dumps(
+            {"rules": [row] if lesson and lesson not in prompt else [], "entries": []}
+        )
     if "That was all." in prompt:
         found = sorted(set(re.findall(r"^\[([ER]\d+)\]", prompt, re.MULTILINE)))
         return json.dumps({"rules": [{"id": i, "text": lesson} for i in found]})

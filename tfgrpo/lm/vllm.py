@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError
-from tfgrpo.lm.local.chat_template import ChatFormat
+from tfgrpo.lm.local.chat_template import TEMPLATE_OPTIONS, ChatFormat
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
 from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.lm.wire import timed_out
@@ -100,7 +100,8 @@ class VllmLM:
     ) -> list[Completion]:
         """Return n replies, each drawn with its own seed."""
         chat = await self._ready()
-        prompt = chat.prompt_ids(request)
+        extra = {k: v for k, v in request.sampling.extra.items() if k in TEMPLATE_OPTIONS}
+        prompt = chat.prompt_ids(request.with_sampling(extra=extra))
         wanted = request.sampling.max_tokens or 1
         if len(prompt) + wanted > self._context:
             raise ProviderError(
@@ -150,7 +151,7 @@ class VllmLM:
             stop=list(sampling.stop) or None,
             seed=seed,
             logprobs=sampling.top_logprobs if sampling.logprobs or sampling.top_logprobs else None,
-            **dict(sampling.extra),
+            **{k: v for k, v in sampling.extra.items() if k not in TEMPLATE_OPTIONS},
         )
         final = None
         stream = self._engine.generate(

@@ -32,6 +32,7 @@ from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Rollout, Step, Task, Usage
 from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest, shown_as_json
 from tfgrpo.runtime.json_schema import check_arguments, check_schema
+from tfgrpo.runtime.repetition import MAX_CYCLES, MAX_REPEATS, goes_round
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.tool_names import wire_names
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
@@ -55,10 +56,10 @@ class ToolLimits:
     """Longest observation; longer ones keep their head and tail."""
     tool_timeout_s: float = 60.0
     """Limit of one call in seconds, for tools without a limit of their own."""
-    max_repeats: int = 5
+    max_repeats: int = MAX_REPEATS
     """Equal calls with equal results in a row, before the attempt ends with `no_progress`; a tool
     that says `is_read` is not run again for them, but answered from what it said."""
-    max_cycles: int = 3
+    max_cycles: int = MAX_CYCLES
     """Repetitions of a cycle of two to eight such calls, before the attempt ends so."""
 
 
@@ -319,12 +320,7 @@ class _Run:
 
     def goes_round(self, bounds: ToolLimits) -> bool:
         """Return whether the last calls repeat themselves, results included."""
-        if _repeats(self.exchanges, 1, bounds.max_repeats):
-            return True
-        return any(
-            _repeats(self.exchanges, length, bounds.max_cycles)
-            for length in range(2, _LONGEST_CYCLE + 1)
-        )
+        return goes_round(self.exchanges, bounds.max_repeats, bounds.max_cycles)
 
     def rollout(self, stopped: str = "") -> Rollout:
         metadata: dict[str, Any] = {
@@ -334,17 +330,6 @@ class _Run:
         if stopped:
             metadata["stopped"] = stopped
         return replace(self.blank, steps=tuple(self.steps), usage=self.usage, metadata=metadata)
-
-
-_LONGEST_CYCLE = 8
-
-
-def _repeats(marks: Sequence[str], length: int, times: int) -> bool:
-    """Return whether the last `times` pieces of a length are equal; 1 time is no repetition."""
-    last = marks[-length * times :]
-    if times < 2 or len(last) < length * times:
-        return False
-    return all(mark == last[i % length] for i, mark in enumerate(last))
 
 
 def _call_key(call: ToolCall) -> str:

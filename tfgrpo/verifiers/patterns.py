@@ -12,6 +12,7 @@ import importlib
 import re
 import sys
 import threading
+from collections.abc import Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from tfgrpo.runtime.user_code import call_foreign
 from tfgrpo.verifiers.pattern_worker import answer
 from tfgrpo.verifiers.workers import WorkerPool
 
-__all__ = ["Mode", "try_pattern"]
+__all__ = ["Mode", "try_pattern", "try_pattern_now"]
 
 Mode = Literal["search", "full", "last"]
 """`search` and `full` give whether it matches; `last` gives the last match or its first group."""
@@ -44,8 +45,8 @@ async def try_pattern(pattern: re.Pattern[str], text: str, mode: Mode) -> Any:
     Raises:
         VerifierError: no result within 10 seconds.
     """
-    request = {"pattern": pattern.pattern, "flags": pattern.flags, "text": text, "mode": mode}
-    if (len(text) + 1) ** _power(pattern.pattern, pattern.flags) <= _MOST_STEPS:
+    request = _request(pattern, text, mode)
+    if _is_bounded(pattern, text):
         return answer(request)["found"]
     stop = threading.Event()
     try:
@@ -60,6 +61,26 @@ async def try_pattern(pattern: re.Pattern[str], text: str, mode: Mode) -> Any:
     except asyncio.CancelledError:
         stop.set()
         raise
+    return _found(reply, pattern)
+
+
+def try_pattern_now(pattern: re.Pattern[str], text: str, mode: Mode) -> Any:
+    """`try_pattern` for callers without an event loop; blocks."""
+    request = _request(pattern, text, mode)
+    if _is_bounded(pattern, text):
+        return answer(request)["found"]
+    return _found(_pool().ask(request, _TIMEOUT_S), pattern)
+
+
+def _request(pattern: re.Pattern[str], text: str, mode: Mode) -> dict[str, Any]:
+    return {"pattern": pattern.pattern, "flags": pattern.flags, "text": text, "mode": mode}
+
+
+def _is_bounded(pattern: re.Pattern[str], text: str) -> bool:
+    return bool((len(text) + 1) ** _power(pattern.pattern, pattern.flags) <= _MOST_STEPS)
+
+
+def _found(reply: Mapping[str, Any], pattern: re.Pattern[str]) -> Any:
     if "error" in reply:
         raise VerifierError(f"the regular expression {pattern.pattern!r:.80}: {reply['error']}")
     return reply["found"]

@@ -35,7 +35,7 @@ class LetterTokenizer:
     def decode(self, ids, skip_special_tokens=False):
         return "".join(LETTERS[i] for i in ids if not (skip_special_tokens and i < 2))
 
-    def apply_chat_template(self, rows, *, tools, tokenize, add_generation_prompt):
+    def apply_chat_template(self, rows, *, tools, tokenize, add_generation_prompt, **options):
         return "".join(f"{r['role'][0]}:{r['content']}\n" for r in rows) + "a:"
 
 

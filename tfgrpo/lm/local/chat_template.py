@@ -8,8 +8,9 @@ template runs in transformers' sandbox. Does not know decoding. Source: own.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ProviderError
@@ -17,6 +18,9 @@ from tfgrpo.lm.wire import message_json
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Request
+from tfgrpo.runtime.surrogates import without_surrogates
+
+log = logging.getLogger(__name__)
 
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>|<tool_call>\s*(\{.*\})\s*\Z", re.DOTALL)
 
@@ -31,6 +35,7 @@ class ChatFormat:
         if isinstance(template, dict):
             template = " ".join(template.values())
         self._template = template or ""
+        self._has_told = False
         self.knows_tools = bool(re.search(r"\btools\b", self._template))
 
     def prompt_ids(self, request: Request) -> tuple[int, ...]:
@@ -47,19 +52,48 @@ class ChatFormat:
             else:
                 messages = _with_tools_as_text(messages, request)
         if not self._template:
-            return tuple(self._tokenizer.encode(_as_plain_text(messages)))
-        rows = [self._row(m) for m in messages]
+            text = without_surrogates(_as_plain_text(messages))
+            return tuple(self._tokenizer.encode(text))
+        options = template_options(request)
+        text = self._rendered([self._row(m) for m in messages], tools, options)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _rendered(
+        self, rows: list[dict[str, Any]], tools: list[Any] | None, options: Mapping[str, Any]
+    ) -> str:
+        """Return the turns as text; what a template has no form for is folded into other turns.
+
+        Some templates know no system turn, or want user and assistant in alternation; some drop a
+        system turn without a word. Then its text opens the first user turn.
+        """
         import jinja2
 
-        try:
-            text = self._tokenizer.apply_chat_template(
-                rows, tools=tools, tokenize=False, add_generation_prompt=True
-            )
-        except (jinja2.TemplateError, ValueError, TypeError) as exc:
-            raise ProviderError(
-                f"the model's chat template refuses these turns: {exc!s:.200}", kind="bad_request"
-            ) from exc
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        rows = without_surrogates(rows)
+        refusal: Exception | None = None
+        for form in (lambda r: r, _system_folded, _alternating):
+            turns = form(rows)
+            try:
+                text = self._tokenizer.apply_chat_template(
+                    turns, tools=tools, tokenize=False, **options
+                )
+            except (jinja2.TemplateError, ValueError, TypeError) as exc:
+                refusal = refusal or exc
+                continue
+            dropped = [r for r in turns if r["role"] == "system" and r["content"] not in text]
+            if dropped and form is not _alternating:
+                continue
+            if turns != rows and not self._has_told:
+                self._has_told = True
+                log.warning(
+                    "the model's chat template %s; such turns are folded into user turns",
+                    f"refuses turns as they are ({refusal!s:.100})"
+                    if refusal
+                    else "drops system turns",
+                )
+            return str(text)
+        raise ProviderError(
+            f"the model's chat template refuses these turns: {refusal!s:.200}", kind="bad_request"
+        ) from refusal
 
     def _row(self, message: Message) -> dict[str, Any]:
         row = message_json(message)
@@ -140,6 +174,71 @@ class ChatFormat:
 
         rest = _CALL.sub(take, text)
         return (rest.strip() if calls else text), tuple(calls)
+
+
+TEMPLATE_OPTIONS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")
+"""Keys of `sampling.extra` that say how turns are rendered."""
+
+
+def template_options(request: Request) -> dict[str, Any]:
+    """Return how a request asks for its turns to be rendered.
+
+    Raises:
+        ProviderError: it asks for something that decoding here cannot give; the message names it.
+    """
+    extra = dict(request.sampling.extra)
+    going_on = bool(extra.pop("continue_final_message", False))
+    options = dict(extra.pop("chat_template_kwargs", None) or {})
+    opens = extra.pop("add_generation_prompt", not going_on)
+    wanted = {f"sampling.extra: {name}": value for name, value in extra.items()}
+    if (request.response_format or {}).get("type", "text") != "text":
+        wanted["response_format"] = request.response_format
+    if request.tools and request.tool_choice not in (None, "auto", "none"):
+        wanted["tool_choice"] = request.tool_choice
+    if wanted:
+        name, value = next(iter(wanted.items()))
+        raise ProviderError(
+            f"{name} = {value!r:.80} is not supported by models that run here; leave it out",
+            kind="bad_request",
+        )
+    if going_on:
+        options["continue_final_message"] = True
+    return options | {"add_generation_prompt": bool(opens) and not going_on}
+
+
+def _system_folded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the turns with each system turn's text at the head of the next user turn."""
+    turns: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for row in rows:
+        if row["role"] == "system":
+            waiting.append(str(row["content"]))
+            continue
+        if waiting and row["role"] == "user":
+            row = {**row, "content": "\n\n".join([*waiting, str(row["content"])])}
+            waiting = []
+        turns.append(row)
+    if waiting:
+        turns.append({"role": "user", "content": "\n\n".join(waiting)})
+    return turns
+
+
+def _alternating(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the turns as user and assistant in alternation, beginning with the user."""
+    turns: list[dict[str, Any]] = []
+    for row in _system_folded(rows):
+        role, text = row["role"], str(row["content"] or "")
+        if role == "tool":
+            role, text = "user", f"<tool_response>{text}</tool_response>"
+        for call in row.get("tool_calls", ()):
+            text += f"<tool_call>{json.dumps(call['function'], ensure_ascii=False)}</tool_call>"
+        if turns and turns[-1]["role"] == role:
+            turns[-1]["content"] += f"\n\n{text}"
+        elif role == "assistant" and not turns:
+            turns += [{"role": "user", "content": "…"}, {"role": role, "content": text}]
+        else:
+            turns.append({"role": role, "content": text})
+    return turns
 
 
 def _parsed(text: str) -> Any:

@@ -208,6 +208,10 @@ class LocalLM:
         finally:
             job.row.is_cancelled = True
 
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token of a reply."""
+        return "" if self._format is None else self._format.token_text(token_id)
+
     async def _chat(self) -> ChatFormat:
         if self._queue.is_closed:
             raise ProviderError(f"model {self.model_id!r} is closed", kind="bad_request")

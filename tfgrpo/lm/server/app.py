@@ -101,7 +101,9 @@ def make_app(lm: LM, settings: ServerSettings) -> Starlette:
             return _error(exc.status, str(exc), exc.code)
         except ProviderError as exc:
             return _provider_error(exc)
-        return JSONResponse(reply_json(replies, asked, settings.model_name))
+        return JSONResponse(
+            reply_json(replies, asked, settings.model_name, getattr(lm, "token_text", None))
+        )
 
     async def health(request: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})

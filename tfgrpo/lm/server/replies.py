@@ -9,21 +9,31 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tfgrpo.lm.server.requests import Asked
 from tfgrpo.protocols import LM, Completion
 
+TokenText = Callable[[int], str]
 
-def reply_json(replies: Sequence[Completion], asked: Asked, model: str) -> dict[str, Any]:
-    """Return the body of a reply that is sent whole, one choice a draw."""
+
+def reply_json(
+    replies: Sequence[Completion], asked: Asked, model: str, token_text: TokenText | None = None
+) -> dict[str, Any]:
+    """Return the body of a reply that is sent whole, one choice a draw.
+
+    Args:
+        token_text: text of a token, for log-probabilities.
+    """
     return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
         "object": "chat.completion",
         "created": int(time.time()),
         "model": model,
-        "choices": [_choice_json(i, r, asked, "message") for i, r in enumerate(replies)],
+        "choices": [
+            _choice_json(i, r, asked, "message", token_text) for i, r in enumerate(replies)
+        ],
         "usage": _usage_json(replies),
     }
 
@@ -37,7 +47,7 @@ async def reply_events(lm: LM, asked: Asked, model: str) -> Any:
         "model": model,
     }
     replies: list[Completion] = []
-    stream = getattr(lm, "stream", None)
+    stream, text_of = getattr(lm, "stream", None), getattr(lm, "token_text", None)
     # Tokens go out one by one for a single draw of plain text; what must be parsed goes out whole.
     if (
         stream is not None
@@ -58,7 +68,7 @@ async def reply_events(lm: LM, asked: Asked, model: str) -> Any:
     else:
         replies = await lm.complete(asked.request, asked.n, asked.seeds)
         for i, reply in enumerate(replies):
-            yield event({**head, "choices": [_choice_json(i, reply, asked, "delta")]})
+            yield event({**head, "choices": [_choice_json(i, reply, asked, "delta", text_of)]})
     if asked.wants_usage:
         yield event({**head, "choices": [], "usage": _usage_json(replies)})
     yield b"data: [DONE]\n\n"
@@ -73,12 +83,14 @@ def event(value: Any) -> bytes:
     return b"data: " + json.dumps(value, ensure_ascii=True).encode() + b"\n\n"
 
 
-def _choice_json(index: int, reply: Completion, asked: Asked, key: str) -> dict[str, Any]:
+def _choice_json(
+    index: int, reply: Completion, asked: Asked, key: str, token_text: TokenText | None
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         "index": index,
         key: _message_json(reply),
         "finish_reason": reply.finish,
-        "logprobs": _logprobs_json(reply),
+        "logprobs": _logprobs_json(reply, None if asked.ids_as_tokens else token_text),
     }
     if asked.wants_ids and reply.token_ids is not None:
         row["token_ids"] = list(reply.token_ids)
@@ -103,7 +115,7 @@ def _message_json(reply: Completion) -> dict[str, Any]:
     return row
 
 
-def _logprobs_json(reply: Completion) -> dict[str, Any] | None:
+def _logprobs_json(reply: Completion, token_text: TokenText | None) -> dict[str, Any] | None:
     if reply.logprobs is None or reply.token_ids is None:
         return None
     rows: list[dict[str, Any]] = []
@@ -111,13 +123,18 @@ def _logprobs_json(reply: Completion) -> dict[str, Any] | None:
         top = reply.top_logprobs[i] if reply.top_logprobs else {}
         rows.append(
             {
-                "token": f"token_id:{token}",
-                "logprob": logprob,
-                "bytes": None,
-                "top_logprobs": [{"token": t, "logprob": p} for t, p in top.items()],
+                **_token_json(token_text(token) if token_text else f"token_id:{token}", logprob),
+                "top_logprobs": [_token_json(t, p) for t, p in top.items()],
             }
         )
     return {"content": rows}
+
+
+def _token_json(text: str, logprob: float) -> dict[str, Any]:
+    """Return one token; bytes only where its text is whole characters."""
+    is_text = "\ufffd" not in text and not text.startswith("token_id:")
+    data = list(text.encode("utf-8", "replace")) if is_text else None
+    return {"token": text, "logprob": logprob, "bytes": data}
 
 
 def _usage_json(replies: Sequence[Completion]) -> dict[str, Any]:

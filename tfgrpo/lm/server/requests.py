@@ -15,8 +15,10 @@ from typing import Any
 
 from tfgrpo.messages import Message, Role, ToolCall
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec
+from tfgrpo.runtime.surrogates import without_surrogates
 
 MAX_N = 256
+_RENDERING = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")
 _ROLES: Mapping[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -45,6 +47,8 @@ class Asked:
     is_stream: bool
     wants_usage: bool
     wants_ids: bool
+    ids_as_tokens: bool = False
+    """Write each token of the log-probabilities as `token_id:123`, as vLLM does on request."""
 
 
 def read_request(body: Mapping[str, Any], *, model_name: str, timeout_s: float) -> Asked:
@@ -65,6 +69,8 @@ def read_request(body: Mapping[str, Any], *, model_name: str, timeout_s: float) 
             404,
             "model_not_found",
         )
+    body = without_surrogates(body)
+    _refuse_unserved(body)
     n = _whole_number(body, "n", 1, 1, MAX_N)
     seeds = _seeds(body, n)
     options = body.get("stream_options") or {}
@@ -81,7 +87,39 @@ def read_request(body: Mapping[str, Any], *, model_name: str, timeout_s: float) 
         is_stream=bool(body.get("stream")),
         wants_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
         wants_ids=bool(body.get("return_tokens_as_token_ids") or body.get("return_token_ids")),
+        ids_as_tokens=bool(body.get("return_tokens_as_token_ids")),
     )
+
+
+_SERVED = frozenset({
+    "model", "messages", "n", "seed", "seeds", "stop", "temperature", "top_p", "max_tokens",
+    "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice", "stream",
+    "stream_options", "return_tokens_as_token_ids", "return_token_ids", "continue_final_message",
+    "add_generation_prompt", "chat_template_kwargs",
+})  # fmt: skip
+_WITHOUT_EFFECT_ON_REPLIES = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "request_id", "priority", "parallel_tool_calls", "include_reasoning",
+})  # fmt: skip
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,),
+    "logit_bias": ({},), "top_k": (0, -1), "min_p": (0,), "best_of": (1,), "echo": (False,),
+    "response_format": ({"type": "text"},), "skip_special_tokens": (True,), "ignore_eos": (False,),
+    "functions": ([],), "modalities": (["text"],), "length_penalty": (1,), "min_tokens": (0,),
+}  # fmt: skip
+"""Values that ask for nothing."""
+
+
+def _refuse_unserved(body: Mapping[str, Any]) -> None:
+    """Refuse fields that would change replies and have no effect here, rather than ignore them."""
+    for name, value in body.items():
+        if value is None or name in _SERVED or name in _WITHOUT_EFFECT_ON_REPLIES:
+            continue
+        if value not in _NEUTRAL.get(name, ()):
+            raise BadBody(
+                f"{name} = {value!r:.80} is not served; leave the field out",
+                code="unsupported_parameter",
+            )
 
 
 def _whole_number(
@@ -138,6 +176,7 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
         stop=tuple(stops),
         logprobs=bool(body.get("logprobs")),
         top_logprobs=_whole_number(body, "top_logprobs", 0, 0, 20),
+        extra={n: body[n] for n in _RENDERING if body.get(n) is not None},
     )
 
 
@@ -201,6 +240,10 @@ def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
 
 def _tool_choice(body: Mapping[str, Any]) -> str | None:
     choice = body.get("tool_choice")
-    if isinstance(choice, Mapping):
-        return str((choice.get("function") or {}).get("name") or "auto")
-    return choice if isinstance(choice, str) else None
+    if choice not in (None, "auto", "none"):
+        raise BadBody(
+            f"tool_choice {choice!r:.80} is not served: a call cannot be forced; use 'auto' or "
+            "'none'",
+            code="unsupported_parameter",
+        )
+    return choice

@@ -1,0 +1,143 @@
+"""Turns through templates that refuse some of them; texts that no tokenizer can carry."""
+
+from __future__ import annotations
+
+import logging
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfgrpo.errors import ProviderError
+from tfgrpo.lm.local.chat_template import ChatFormat
+from tfgrpo.messages import Message
+from tfgrpo.protocols import Request, Sampling, ToolSpec
+from tfgrpo.runtime.surrogates import without_surrogates
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+GEMMA = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+DROPS = "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+class Tokenizer:
+    """Renders a template as transformers does; ids are code points."""
+
+    all_special_ids = ()
+
+    def __init__(self, template):
+        self.chat_template = template
+
+    def apply_chat_template(self, rows, *, tools, tokenize, **options):
+        def raise_exception(message):
+            raise jinja2.TemplateError(message)
+
+        made = jinja2.Template(self.chat_template).render(
+            messages=rows, raise_exception=raise_exception, **options
+        )
+        return made
+
+    def encode(self, text, add_special_tokens=True):
+        text.encode("utf-8")  # as a real tokenizer, it takes no lone surrogate
+        return [ord(c) for c in text]
+
+
+def rendered(template, *messages, **fields):
+    request = Request(tuple(messages), **fields)
+    return "".join(map(chr, ChatFormat(Tokenizer(template), ()).prompt_ids(request)))
+
+
+SYSTEM, USER = Message("system", "be brief"), Message("user", "hi")
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "text"),
+    [
+        (PLAIN, (SYSTEM, USER), "<system>be brief<user>hi"),
+        (GEMMA, (SYSTEM, USER), "<user>be brief\n\nhi"),
+        (DROPS, (SYSTEM, USER), "<user>be brief\n\nhi"),
+        (GEMMA, (SYSTEM,), "<user>be brief"),
+        (GEMMA, (USER, USER), "<user>hi\n\nhi"),
+        (GEMMA, (SYSTEM, USER, Message("assistant", "a"), SYSTEM, USER),
+         "<user>be brief\n\nhi<assistant>a<user>be brief\n\nhi"),
+        (GEMMA, (USER, Message("assistant", "a"), Message("tool", "r"), USER),
+         "<user>hi<assistant>a<user><tool_response>r</tool_response>\n\nhi"),
+        (GEMMA, (Message("assistant", "a"), USER), "<user>…<assistant>a<user>hi"),
+    ],
+)  # fmt: skip
+def test_turns_that_a_template_refuses_or_drops_are_folded(template, messages, text):
+    assert rendered(template, *messages) == text
+
+
+def test_the_folding_is_told_once(caplog):
+    chat = ChatFormat(Tokenizer(GEMMA), ())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            chat.prompt_ids(Request((SYSTEM, USER)))
+    assert [r.getMessage() for r in caplog.records] == [
+        "the model's chat template refuses turns as they are (System role not supported); such "
+        "turns are folded into user turns"
+    ]
+
+
+def test_a_template_that_refuses_everything_says_why():
+    refuses = "{{ raise_exception('no turns at all') }}"
+    with pytest.raises(ProviderError, match="no turns at all"):
+        rendered(refuses, USER)
+
+
+turns = st.builds(
+    Message,
+    st.sampled_from(["system", "user", "assistant", "tool"]),
+    st.text("ab\ud83d é", max_size=5),
+)
+
+
+@given(st.lists(turns, min_size=1, max_size=6), st.sampled_from([PLAIN, GEMMA, DROPS, ""]))
+def test_every_text_of_every_order_of_turns_reaches_the_model(messages, template):
+    text = rendered(template, *messages)
+    at = 0
+    for message in messages:
+        wanted = without_surrogates(message.content)
+        at = text.index(wanted, 0 if message.role == "system" else at)
+
+
+@given(st.text(st.characters(codec=None), max_size=20) | st.text("\ud800\udc00a", max_size=9))
+def test_a_text_without_lone_surrogates_can_be_encoded_and_whole_characters_stay(text):
+    made = without_surrogates(text)
+    made.encode("utf-8")
+    if not any(0xD800 <= ord(c) <= 0xDFFF for c in text):
+        assert made == text
+
+
+TOOLS = (ToolSpec("f", "", {"type": "object"}),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"tools": TOOLS, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": "f"}, "tool_choice"),
+        ({"sampling": Sampling(extra={"top_k": 5})}, "top_k"),
+        ({"sampling": Sampling(extra={"guided_json": {}})}, "guided_json"),
+    ],
+)
+def test_what_a_local_model_cannot_do_is_refused_by_name(fields, named):
+    with pytest.raises(ProviderError, match=named) as caught:
+        rendered(PLAIN, USER, **fields)
+    assert caught.value.kind == "bad_request"
+
+
+def test_what_a_local_model_can_do_is_done():
+    shows = PLAIN + "{{ add_generation_prompt }}{{ continue_final_message }}{{ enable_thinking }}"
+    extra = {"continue_final_message": True, "chat_template_kwargs": {"enable_thinking": False}}
+    text = rendered(shows, USER, sampling=Sampling(extra=extra))
+    assert text == "<user>hiFalseTrueFalse"
+    assert rendered(PLAIN, USER, response_format={"type": "text"}) == "<user>hi"
