@@ -147,77 +147,21 @@ def test_a_slip_is_a_guess_so_that_noise_costs_its_share(noise: float) -> None:
     assert best - 2 * noise * (best - bare) - 0.03 < slipped < best - 0.5 * noise * (best - bare)
 
 
-LABELS_IN_OTHER_WORDS = {
-    "headings and bullets": """Queue by device:
-- laptop, phone → FAC
-- badge reader, projector → NET
-- printer → ACC
-- scanner → HW
-Exception: if the caller is a contractor, use queue HW.
-
-Priority:
-- one person affected: 1
-- whole site: 2
-- one team: 3
-If the building is lab, always set priority to 1.
-
-Hours:
-- priority 1: 8
-- priority 2: 4
-- priority 3: 16
-Double the hours when the day is Friday.""",
-    "tables": """| device | queue |
-|---|---|
-| laptop | FAC |
-| phone | FAC |
-| badge reader | NET |
-| projector | NET |
-| printer | ACC |
-| scanner | HW |
-
-Contractors always get queue HW.
-
-| affected | priority |
-| --- | --- |
-| one person | 1 |
-| whole site | 2 |
-| one team | 3 |
-
-Regardless of that, tickets from the lab building have priority 1.
-
-| priority | hours |
-|:--|--:|
-| 1 | 8 |
-| 2 | 4 |
-| 3 | 16 |
-
-On Fridays, the hours are twice as many.""",
-    "lessons": """Lessons from earlier attempts. Use those that fit the task:
-[L1] When the device is a laptop or a phone, set the queue to FAC.
-[L2] When the device is a badge reader or a projector, the queue should be NET.
-[L3] Route printers to ACC; scanners belong to HW. (seen in 4 tasks)
-[L4] Whatever the device, if the caller is a contractor the queue must be HW. (provisional)
-[L5] If affected is one person use priority 1; if it is the whole site use priority 2; if it is \
-one team use priority 3.
-[L6] When the building is lab, priority is always 1.
-[L7] For priority 1 hours = 8, for priority 2 hours = 4, for priority 3 hours = 16.
-[L8] When the day is Friday, hours are doubled.""",
-    "a critic's own": """- queue by device: scanner → HW; laptop → FAC; phone → FAC; \
-badge reader → NET; printer → ACC; projector → NET.
-- When caller is contractor, queue is always HW.
-- priority by affected: one person → 1; one team → 3; whole site → 2.
-- When building is lab, priority is always 1.
-- hours by priority: 1 → 8; 2 → 4; 3 → 16.
-- When day is Friday, hours is doubled.""",
-}
+WORDINGS = Path(__file__).with_name("house_rules_wordings.txt").read_text(encoding="utf-8")
+OTHER_WORDS = [
+    tuple(block.split("\n", 1)) for block in WORDINGS.removeprefix("=== ").split("\n=== ")
+]
+"""The rules as other people would write them: a family's name, and bullets, tables or lessons."""
 
 
-@pytest.mark.parametrize("words", LABELS_IN_OTHER_WORDS.values(), ids=list(LABELS_IN_OTHER_WORDS))
+@pytest.mark.parametrize(("name", "words"), OTHER_WORDS)
 @pytest.mark.parametrize("place", ["system", "before the task"])
-def test_the_policy_reads_rules_in_any_usual_wording_and_place(words: str, place: str) -> None:
-    family = FAMILIES["labels"]
+def test_the_policy_reads_rules_in_any_usual_wording_and_place(
+    name: str, words: str, place: str
+) -> None:
+    family = FAMILIES[name]
     rewards = []
-    for case in family.draw(4, 8, 8, 60).test:
+    for case in family.draw(4, 8, 8, 40).test:
         system, user = family.system, case.text
         if place == "system":
             system += "\n\n" + words
