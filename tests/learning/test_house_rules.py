@@ -6,16 +6,18 @@ import ast
 import asyncio
 import json
 import statistics
+import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.benchmarks.learning.house_rules import critic_simulator, policy_simulator
-from tests.benchmarks.learning.house_rules.__main__ import Sizes, cell
+from tests.benchmarks.learning.house_rules.__main__ import Sizes, cell, costs, interval
 from tests.benchmarks.learning.house_rules.families import FAMILIES, Case, Family
 from tests.benchmarks.learning.house_rules.families.family import shuffled_keys, wrong_keys
 from tests.benchmarks.learning.house_rules.methods import ARMS, Job
-from tests.benchmarks.learning.house_rules.server import Bench
+from tests.benchmarks.learning.house_rules.server import Bench, Seat
 
 HOME = Path(policy_simulator.__file__).parent
 ROOT = "tests.benchmarks.learning.house_rules"
@@ -145,77 +147,21 @@ def test_a_slip_is_a_guess_so_that_noise_costs_its_share(noise: float) -> None:
     assert best - 2 * noise * (best - bare) - 0.03 < slipped < best - 0.5 * noise * (best - bare)
 
 
-LABELS_IN_OTHER_WORDS = {
-    "headings and bullets": """Queue by device:
-- laptop, phone → FAC
-- badge reader, projector → NET
-- printer → ACC
-- scanner → HW
-Exception: if the caller is a contractor, use queue HW.
-
-Priority:
-- one person affected: 1
-- whole site: 2
-- one team: 3
-If the building is lab, always set priority to 1.
-
-Hours:
-- priority 1: 8
-- priority 2: 4
-- priority 3: 16
-Double the hours when the day is Friday.""",
-    "tables": """| device | queue |
-|---|---|
-| laptop | FAC |
-| phone | FAC |
-| badge reader | NET |
-| projector | NET |
-| printer | ACC |
-| scanner | HW |
-
-Contractors always get queue HW.
-
-| affected | priority |
-| --- | --- |
-| one person | 1 |
-| whole site | 2 |
-| one team | 3 |
-
-Regardless of that, tickets from the lab building have priority 1.
-
-| priority | hours |
-|:--|--:|
-| 1 | 8 |
-| 2 | 4 |
-| 3 | 16 |
-
-On Fridays, the hours are twice as many.""",
-    "lessons": """Lessons from earlier attempts. Use those that fit the task:
-[L1] When the device is a laptop or a phone, set the queue to FAC.
-[L2] When the device is a badge reader or a projector, the queue should be NET.
-[L3] Route printers to ACC; scanners belong to HW. (seen in 4 tasks)
-[L4] Whatever the device, if the caller is a contractor the queue must be HW. (provisional)
-[L5] If affected is one person use priority 1; if it is the whole site use priority 2; if it is \
-one team use priority 3.
-[L6] When the building is lab, priority is always 1.
-[L7] For priority 1 hours = 8, for priority 2 hours = 4, for priority 3 hours = 16.
-[L8] When the day is Friday, hours are doubled.""",
-    "a critic's own": """- queue by device: scanner → HW; laptop → FAC; phone → FAC; \
-badge reader → NET; printer → ACC; projector → NET.
-- When caller is contractor, queue is always HW.
-- priority by affected: one person → 1; one team → 3; whole site → 2.
-- When building is lab, priority is always 1.
-- hours by priority: 1 → 8; 2 → 4; 3 → 16.
-- When day is Friday, hours is doubled.""",
-}
+WORDINGS = Path(__file__).with_name("house_rules_wordings.txt").read_text(encoding="utf-8")
+OTHER_WORDS = [
+    tuple(block.split("\n", 1)) for block in WORDINGS.removeprefix("=== ").split("\n=== ")
+]
+"""The rules as other people would write them: a family's name, and bullets, tables or lessons."""
 
 
-@pytest.mark.parametrize("words", LABELS_IN_OTHER_WORDS.values(), ids=list(LABELS_IN_OTHER_WORDS))
+@pytest.mark.parametrize(("name", "words"), OTHER_WORDS)
 @pytest.mark.parametrize("place", ["system", "before the task"])
-def test_the_policy_reads_rules_in_any_usual_wording_and_place(words: str, place: str) -> None:
-    family = FAMILIES["labels"]
+def test_the_policy_reads_rules_in_any_usual_wording_and_place(
+    name: str, words: str, place: str
+) -> None:
+    family = FAMILIES[name]
     rewards = []
-    for case in family.draw(4, 8, 8, 60).test:
+    for case in family.draw(4, 8, 8, 40).test:
         system, user = family.system, case.text
         if place == "system":
             system += "\n\n" + words
@@ -316,20 +262,72 @@ def test_where_values_are_forbidden_the_critic_is_vague() -> None:
     assert any(case.parts["queue"] in s["lesson"] for s in spoken)
 
 
-def test_a_whole_comparison_in_short_form() -> None:
-    async def rows() -> list[dict[str, object]]:
+def test_the_default_preset_learns_a_house_and_nothing_from_shuffled_keys() -> None:
+    async def rows() -> list[dict[str, Any]]:
         async with Bench().running() as bench:
             job = Job(FAMILIES["letters"], (), (), 0.0, 0, ARMS["both"])
-            sizes = Sizes(practice=12, gate=8, test=16)
+            sizes = Sizes(practice=24, gate=12, test=24)
             return [
                 await cell(bench, job.family, "default", job, sizes, 1, keys)
                 for keys in ("true", "shuffled")
             ]
 
     true, shuffled = asyncio.run(rows())
-    assert isinstance(true["captured"], float)
-    assert isinstance(shuffled["captured"], float)
-    assert true["captured"] > shuffled["captured"] - 0.1
-    assert shuffled["captured"] <= 0.25
-    assert isinstance(true["rollouts"], int)
-    assert true["rollouts"] >= 12 * 4
+    assert true["captured"] > 0.8
+    assert abs(shuffled["captured"]) < 0.25
+    assert true["rollouts"] >= 24
+    assert true["tokens"] > 0
+    assert true["prompt_tokens_per_call"] > 0
+
+
+def test_captured_gain_has_students_interval_over_seeds() -> None:
+    # Mean 0.5, standard deviation 0.1, 3 seeds: 4.30 * 0.1 / sqrt(3) = 0.2483.
+    middle, low, high = interval([0.4, 0.5, 0.6])
+    assert (middle, low, high) == pytest.approx((0.5, 0.2517, 0.7483), abs=1e-3)
+
+
+def test_what_wrong_keys_cost_is_read_off_the_rows() -> None:
+    base = {"family": "labels", "method": "m", "arm": "both", "noise": 0.0}
+    rows = [
+        {**base, "keys": "true", "captured": 0.95},
+        {**base, "keys": "wrong", "captured": 0.9},
+        {**base, "keys": "shuffled", "captured": 0.01},
+    ]
+    found = costs(rows)
+    assert found["wrong_keys_cost"] == {"m/both/labels": 0.05}
+    assert found["shuffled_gain"] == {"m/both/labels": 0.01}
+
+
+def test_the_server_counts_what_each_learner_asks_for() -> None:
+    family = FAMILIES["labels"]
+    case = family.draw(0, 1, 1, 1).practice[0]
+    body = {
+        "model": "policy",
+        "messages": [
+            {"role": "system", "content": family.system},
+            {"role": "user", "content": case.text},
+        ],
+    }
+
+    def post(url: str, row: object) -> Any:
+        headers = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(url, json.dumps(row).encode(), headers)
+        with urllib.request.urlopen(asked, timeout=60) as reply:
+            return json.load(reply)
+
+    async def play() -> tuple[list[Any], Any, Seat]:
+        async with Bench().running() as bench:
+            seat = bench.seats["x"] = Seat(family, {case.task_id: case}, 0.0, True)
+            url = bench.url("x")
+            chat = f"{url}/v1/chat/completions"
+            replies = [await asyncio.to_thread(post, chat, body) for _ in range(12)]
+            row = {"task_id": case.task_id, "reply": case.key}
+            return replies, await asyncio.to_thread(post, f"{url}/grade", row), seat
+
+    replies, grade, seat = asyncio.run(play())
+    answers = {r["choices"][0]["message"]["content"] for r in replies}
+    assert len(answers) > 1, "draws without a seed must differ"
+    assert grade["reward"] == 1.0
+    assert seat.account.calls == {"policy": 12}
+    sent = -(-len(family.system) // 4) + -(-len(case.text) // 4)
+    assert seat.account.prompt_tokens == 12 * sent

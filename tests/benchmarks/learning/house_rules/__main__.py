@@ -32,8 +32,9 @@ from tests.benchmarks.learning.house_rules.methods import (
     test_scores,
 )
 from tests.benchmarks.learning.house_rules.model import Account
+from tests.benchmarks.learning.house_rules.page import merged, write_page
 from tests.benchmarks.learning.house_rules.server import Bench
-from tests.benchmarks.record import record
+from tests.benchmarks.record import RESULTS, record
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.statistics import Scores
 
@@ -228,7 +229,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gate", type=int, default=Sizes.gate)
     parser.add_argument("--test", type=int, default=Sizes.test)
     parser.add_argument("--settings", default="{}", help="further keys of our config, JSON")
-    parser.add_argument("--record", action="store_true", help="write results/house_rules.json")
+    parser.add_argument("--record", action="store_true", help="keep the rows, write the page")
     return parser.parse_args()
 
 
@@ -236,7 +237,15 @@ def main() -> None:
     options = parse()
     figures = asyncio.run(compare(options))
     if options.record:
-        record("house_rules", figures, COMMAND)
+        keep(figures)
+
+
+def keep(figures: dict[str, Any]) -> None:
+    """Put the rows beside those of earlier commands, and write the page."""
+    kept = RESULTS / "house_rules.json"
+    old = json.loads(kept.read_text())["rows"] if kept.exists() else []
+    rows = merged(old, figures["rows"])
+    write_page(record("house_rules", {**figures, "rows": rows, **costs(rows)}, COMMAND))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ ATOM_BITS = 5.0
 MAX_EXCEPTIONS = 3
 MOST_WRONG = 0.4
 """An account that gets a larger share of the cases wrong is not said."""
+BASES, CANDIDATES = 6, 20
+"""Of bases and of exceptions as many are tried, the most promising first."""
 FEW = 4
 """With fewer cases a table by the first field is preferred to one value for everything."""
 
@@ -169,6 +171,7 @@ class _Search:
                 self.fit[v] = self.fit.get(v, 0) | (1 << i)
             for v in s.wrong if not s.right else ():
                 self.denied[v] = self.denied.get(v, 0) | (1 << i)
+        self.is_numeric = any(number(v) is not None for v in self.fit)
         self.error = math.log2(len(seen) + 1) + math.log2(len(self.fit) + 1) + 1.0
         self.names = list(dict.fromkeys(n for s in seen for n in s.facts))
         self._ranked: dict[int, list[str]] = {}
@@ -181,7 +184,7 @@ class _Search:
             if base is not None:
                 scored.append((base.bits + wrong * self.error, len(scored), groups))
         scored.sort(key=lambda s: s[:2])
-        accounts = [self._with_exceptions(groups) for _, _, groups in scored[:8]]
+        accounts = [self._with_exceptions(groups) for _, _, groups in scored[:BASES]]
         return min(accounts, key=lambda a: a.bits)
 
     def bad(self, value: str | None) -> int:
@@ -301,16 +304,22 @@ class _Search:
         for i, s in enumerate(self.seen):
             if s.fits(_apply(base, exceptions, s.facts)) is False:
                 failing |= 1 << i
-        found = []
+        found: list[tuple[int, int, Exception_]] = []
         for mask, test in self._tests():
             if (mask & failing).bit_count() < 2 or (test.name == groups.name and test.op == "is"):
                 continue
             ranked = self.ranked(mask & failing)[:1] + self.ranked(mask)[:1]
             kinds = [("value", v) for v in dict.fromkeys(ranked)]
-            inside = [s for i, s in enumerate(self.seen) if mask & failing & (1 << i)]
-            kinds += _modifiers(base, exceptions, inside)
-            found += [(mask, Exception_(test, k, v)) for k, v in kinds]
-        return found
+            if self.is_numeric:
+                inside = [s for i, s in enumerate(self.seen) if mask & failing & (1 << i)]
+                kinds += _modifiers(base, exceptions, inside)
+            for kind, value in kinds:
+                right = failing if kind != "value" else failing & self.fit.get(value, 0)
+                spoilt = mask & ~failing & self.bad(value) if kind == "value" else mask & ~failing
+                gain = (mask & right).bit_count() - spoilt.bit_count() // 2
+                found.append((-gain, mask, Exception_(test, kind, value)))
+        found.sort(key=lambda f: f[0])
+        return [(mask, exception) for _, mask, exception in found[:CANDIDATES]]
 
     def _tests(self) -> list[tuple[int, Test]]:
         if not hasattr(self, "_all_tests"):

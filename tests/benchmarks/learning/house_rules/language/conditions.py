@@ -36,11 +36,11 @@ STOP = frozenset(
         "kind they come comes concern concerns about only then also both affected affect affects "
         "anything everything thing use set give gives make put route send assign answer write "
         "choose handle handled routed sent processed should must will get gets go goes always them "
-        "keep ",
+        "keep customer us we our greet offer offered close closed ",
     )
 )
 _DEFAULT = re.compile(
-    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body)? ?(?:the )?(?:other|else)\b.*|"
+    r"^(?:(?:for |in )?(?:any|all|every)(?:thing|body|one)? ?(?:the )?(?:other|else)\b.*|"
     r"otherwise|else|"
     r"others?|the rest|rest|default|by default|any other.*|in all other.*|remaining.*)$"
 )
@@ -74,8 +74,8 @@ class Atom:
     """`is`, `>`, `>=`, `<`, `<=`, `between`."""
     value: str
     negated: bool = False
-    is_loose: bool = False
-    """The subject was only spoken of before: the value may be about something else."""
+    phrase: str = ""
+    """The words as they stand: the subject may have been spoken of before, or be misread."""
 
     def holds(self, record: Mapping[str, str], parts: Mapping[str, str]) -> bool:
         """True when a record, with the parts answered so far, is in this situation."""
@@ -83,9 +83,13 @@ class Atom:
 
     def _holds(self, record: Mapping[str, str], parts: Mapping[str, str]) -> bool:
         if not self.subject:
-            return self._is_covered(record)
-        if self.is_loose and self._is_covered(record):
+            return _is_covered(self.value, record)
+        if self._is_so(record, parts):
             return True
+        is_numeric = any(w.isdigit() for w in stems(self.phrase))
+        return bool(self.phrase) and not is_numeric and _is_covered(self.phrase, record)
+
+    def _is_so(self, record: Mapping[str, str], parts: Mapping[str, str]) -> bool:
         actual = parts.get(self.subject, record.get(self.subject))
         if actual is None:
             return False
@@ -104,12 +108,13 @@ class Atom:
             return False
         return _compare(value, self.op, self.value)
 
-    def _is_covered(self, record: Mapping[str, str]) -> bool:
-        """True when the record's values hold every word of the phrase that carries meaning."""
-        known = {s for v in record.values() for s in stems(v.replace("-", " "))}
-        names = {s for k in record for s in stems(k.replace("_", " "))}
-        wanted = [w for w in content(self.value.replace("-", " ")) if w not in names or w in known]
-        return bool(wanted) and all(w in known for w in wanted)
+
+def _is_covered(phrase: str, record: Mapping[str, str]) -> bool:
+    """True when the record's values hold every word of a phrase that carries meaning."""
+    known = {s for v in record.values() for s in stems(v.replace("-", " "))}
+    names = {s for k in record for s in stems(k.replace("_", " "))}
+    wanted = [w for w in content(phrase.replace("-", " ")) if w not in names or w in known]
+    return bool(wanted) and all(w in known for w in wanted)
 
 
 def _bare(text: str) -> list[str]:
@@ -215,7 +220,7 @@ def _atom(bit: str, names: Sequence[str], subject: str) -> Atom | None:
             rest = re.sub(rf"\b{re.escape(name)}s?\b", " ", bit, count=1)
             words = [w for w in rest.split() if stem(w) not in STOP or w.isdigit()]
             if words:
-                return Atom(name, "is", " ".join(words).strip("=: "), negated)
+                return Atom(name, "is", " ".join(words).strip("=: "), negated, bit)
         return None
     if not content(bit):
         return None
@@ -223,7 +228,7 @@ def _atom(bit: str, names: Sequence[str], subject: str) -> Atom | None:
         words = [
             w for w in bit.split() if w not in ("it", "is", "a", "an", "the", "for", "on", "=")
         ]
-        return Atom(subject, "is", " ".join(words), negated, is_loose=True)
+        return Atom(subject, "is", " ".join(words), negated, bit)
     return Atom("", "is", bit, negated)
 
 

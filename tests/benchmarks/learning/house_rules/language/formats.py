@@ -72,7 +72,8 @@ def write(value: str, notation: str) -> str | None:
 def read_notation(words: str, value: str) -> str | None:
     """Return the notation of `value` that words describe, by name, by pattern or by example."""
     best = ""
-    text = words.lower().replace("capitals", "upper case").replace("uppercase", "upper case")
+    text = words.lower().replace(",", "").replace("capitals", "upper case")
+    text = text.replace("capital letters", "upper case").replace("uppercase", "upper case")
     text = text.replace("lowercase", "lower case").replace("hyphens", "hyphen")
     text = text.replace("letters ", "").replace("and no hyphen", "without hyphen")
     text = text.replace("no hyphen", "without hyphen").replace("and without", "without")

@@ -71,7 +71,7 @@ _OTHERWISE = re.compile(
 )  # fmt: skip
 _GOES = re.compile(
     r"(.+?)\s+(?:(?:always )?(?:go|goes|belongs?|are routed|is routed|gets?|takes?|needs?|"
-    r"receives?|means?|requires?|has|have|carry|carries)(?:\s+(?:to|in|into|with))?|to)\s+(.+)$",
+    r"receives?|means?|requires?|has|have|carry|carries)(?:\s+(?:to|in|into|with))?|to|with)\s+(.+)$",
     re.I,
 )  # fmt: skip
 
@@ -104,13 +104,19 @@ def read_rules(text: str, words: Words) -> list[Rule]:
         if not body:
             around = around if is_bullet else _Around()
             continue
-        if body.endswith(":") and len(body) < 120:
-            around = _heading(body[:-1], words)
+        if (body.endswith(":") or line.lstrip().startswith("#")) and len(body) < 120:
+            around = _heading(body.rstrip(":"), words)
             continue
         if not is_bullet:
             around = _Around()
+        part = around.part
         for sentence in _sentences(body):
-            rules += _read_sentence(sentence, words, around)
+            # "Subtract 15 for the shop." is about the part of the sentence before.
+            is_own = bool(mentions(sentence, words.parts))
+            spoken = around if is_own else replace(around, part=part)
+            found = _read_sentence(sentence, words, spoken)
+            rules += found
+            part = found[-1].part if found else part
     return rules
 
 
@@ -208,7 +214,8 @@ def _read_sentence(sentence: str, words: Words, around: _Around) -> list[Rule]:
         flags=re.I,
     )
     found = _read_text(text, words, around)
-    pieces = [(_plain(p), bool(_STRONG.search(p))) for p in sentence.split(";")]
+    marked = re.sub(r"\s*[(,]\s*but\s+", "; but ", sentence)
+    pieces = [(_plain(p), bool(_STRONG.search(p))) for p in marked.split(";")]
 
     def is_strong(rule: Rule) -> bool:
         return around.is_strong or any(
@@ -220,7 +227,9 @@ def _read_sentence(sentence: str, words: Words, around: _Around) -> list[Rule]:
 
 def _plain(sentence: str) -> str:
     """Return a sentence without the words that only say how strongly it holds."""
-    return " ".join(_ASIDE.sub(" ", sentence).split()).strip(" .,")
+    text = re.sub(r"\s*[(,]\s*but\s+([^()]+?)\)?(?=$|[.;])", r"; \1", sentence)
+    text = re.sub(r"\((?:this |which |it )?(?:takes|has|overrid|wins|no matter)[^)]*\)", " ", text)
+    return " ".join(_ASIDE.sub(" ", text).split()).strip(" .,")
 
 
 def _read_text(text: str, words: Words, around: _Around) -> list[Rule]:
@@ -228,7 +237,8 @@ def _read_text(text: str, words: Words, around: _Around) -> list[Rule]:
     if colon and not re.search(_ARROW, head):
         part, subject = _head_names(head, words)
         is_lead = bool(re.match(_LEAD + r"\b", head, re.I))
-        if part and not is_lead and not value_of(head, part, words):
+        bare = re.sub(pattern_of(part.replace(" ", "_")), " ", head, flags=re.I) if part else ""
+        if part and not is_lead and not (words.options.get(part) and value_of(bare, part, words)):
             return _read_items(rest, words, replace(around, part=part, subject=subject))
         if is_lead or not around.part:
             inner = _read_text(rest, words, around)
@@ -244,7 +254,8 @@ def _read_text(text: str, words: Words, around: _Around) -> list[Rule]:
 def _read_items(text: str, words: Words, around: _Around) -> list[Rule]:
     """Read a list of items that share what was said before them."""
     rules: list[Rule] = []
-    for item in _items(text):
+    values = words.options.get(around.part, ())
+    for item in _items(text, _ending(values)):
         found = [replace(r, source=item) for r in _read_item(item, words, around)]
         for rule in found:
             if rule.condition.subject:
@@ -254,10 +265,18 @@ def _read_items(text: str, words: Words, around: _Around) -> list[Rule]:
     return rules
 
 
-def _items(text: str) -> list[str]:
+def _ending(values: Sequence[str]) -> str:
+    """Return a pattern of an item that ends with a value, such as "toys R7"."""
+    return rf"\S\s+(?:{'|'.join(map(re.escape, values))})$" if values else r"$^"
+
+
+def _items(text: str, ending: str) -> list[str]:
     """Cut a sentence where a new pair of situation and value begins."""
     if ";" in text:
-        return [i for part in text.split(";") for i in _items(part.strip()) if i]
+        return [i for part in text.split(";") for i in _items(part.strip(), ending) if i]
+    pieces = [p for p in re.split(r",\s*(?:and\s+)?|\s+and\s+", text) if p]
+    if len(pieces) > 1 and all(re.search(ending, p, re.I) for p in pieces):
+        return pieces
     if re.search(_ARROW, text):
         return _grow(text, _ARROW, forward=True)
     if re.match(_LEAD + r"\b", text, re.I):
@@ -273,8 +292,8 @@ def _items(text: str) -> list[str]:
         )
     if re.search(r"\w\s*[:=]\s*\w", text):
         return _grow(text, r"\w\s*[:=]\s*\w", forward=True)
-    if re.search(r"\bto\b", text):
-        return _grow(text, r"\bto\s+\S", forward=True)
+    if re.search(r"\b(?:to|with)\b", text):
+        return _grow(text, r"\b(?:to|with)\s+\S", forward=True)
     return [text]
 
 
@@ -326,6 +345,7 @@ def _read_item(item: str, words: Words, around: _Around) -> Iterator[Rule]:
 
 def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
     """Return the situation and the saying of an item, and whether "and" joins a list in it."""
+    values = words.options.get(around.part, ())
     arrow = re.split(_ARROW, item, maxsplit=1)
     if len(arrow) == 2:
         left = arrow[0]
@@ -340,7 +360,16 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
             )
         return left, arrow[1], True
     if re.match(_LEAD + r"\b", item, re.I):
-        return (*_cut_lead(item, words), False)
+        situation, said = _cut_lead(item, words)
+        if said and (effects_of(said, around.part, words) or not around.part):
+            return situation, said, False
+    m = re.match(rf"(.+?)\s+({'|'.join(map(re.escape, values))})$", item, re.I) if values else None
+    if (
+        m
+        and not mentions(m[1], words.parts)
+        and not re.search(r"\b(?:is|are|to|with)$|[:=]$", m[1])
+    ):
+        return m[1], m[2], True
     m = re.search(r"\b(?:if|when|whenever|where|in case of)\b|\bfor\b", item, re.I)
     if m and effects_of(item[: m.start()], around.part, words):
         return item[m.start() :], item[: m.start()], m[0].lower() == "for"
@@ -350,7 +379,7 @@ def _cut(item: str, words: Words, around: _Around) -> tuple[str, str, bool]:
         and effects_of(item[: m.start()], around.part, words)
         and not _is_open(item, around, words)
     ):
-        return item[m.start() :], item[: m.start()], False
+        return item[m.start() :], item[: m.start()], True
     m = re.match(
         r"(?:route|send|assign|put|give|forward)\s+(.+?)\s+(?:in|into|to)\s+(.+)$", item, re.I
     )
