@@ -140,6 +140,14 @@ class Gateway:
             rows.append(Scope(f"user:{key_name}/{end_user}", key.user_budget))
         return rows
 
+    def all_scopes(self) -> list[Scope]:
+        """Return the owners of caps that the settings name, for the page."""
+        return [
+            Scope("process", self.settings.serve.budget),
+            *(Scope(f"route:{n}", r.settings.budget) for n, r in self.routes.items()),
+            *(Scope(f"key:{n}", k.budget) for n, k in self.settings.keys.items()),
+        ]
+
     def has_money_cap(self, route: Route, key_name: str) -> bool:
         """True where the worst case of a call must hold."""
         key = self.key(key_name)
