@@ -48,8 +48,8 @@ class Assignment:
 class Chooser(Protocol):
     """Orders upstreams by what they are worth for a prompt."""
 
-    def order(self, prompt: str, names: list[str]) -> list[str]:
-        """Return the names, best first."""
+    def order(self, prompt: str, names: list[str]) -> tuple[list[str], dict[str, float]]:
+        """Return the names, best first, and the predicted success of those that are covered."""
         ...
 
 
