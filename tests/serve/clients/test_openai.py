@@ -110,8 +110,9 @@ async def test_a_stream_that_breaks_off_raises_in_the_client(start: Start) -> No
 
 
 async def test_responses_are_parsed_whole_and_streamed(start: Start) -> None:
+    text = {"type": "output_text", "text": "hello", "annotations": []}
     output = [{"type": "message", "id": "m", "role": "assistant", "status": "completed",
-               "content": [{"type": "output_text", "text": "hello", "annotations": []}]}]  # fmt: skip
+               "content": [text]}]  # fmt: skip
     whole = {"id": "resp_up", "object": "response", "created_at": 1, "status": "completed",
              "model": "m", "output": output, "parallel_tool_calls": True, "tool_choice": "auto",
              "tools": [], "usage": {"input_tokens": 3, "output_tokens": 1, "total_tokens": 4,

@@ -30,6 +30,7 @@ from tfgrpo.serve.endpoints.dialects import (
     check_system_turns,
     refuse_urls,
 )
+from tfgrpo.serve.endpoints.groups import check_identities
 from tfgrpo.serve.exchange import Attempt, Ended, Exchange
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.identity import Place, bare_id, read_extensions
@@ -55,6 +56,8 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
     check_system_turns(body)
     if route.settings.urls == "refuse":
         refuse_urls(body)
+    if ext.group_id or ext.task_id:
+        check_identities(gateway, route, ext, body.get("messages"), key_name)
     exchange = Exchange(gateway, route, dialect.endpoint, body, len(raw), key_name, ext)
     asking = _Asking(gateway, http, exchange, dialect)
     if dialect is RESPONSES and body.get("previous_response_id"):
