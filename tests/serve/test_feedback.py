@@ -300,3 +300,36 @@ async def test_a_journal_that_cannot_be_written_acknowledges_nothing(start: Star
         connection.execute("PRAGMA query_only=0")
         assert (status, refusal["error"]["code"]) == (503, "storage")
         assert (await shown(client, reply["id"]))["data"] == []
+
+
+async def test_a_closed_group_takes_no_more_and_a_strict_task_no_other_messages(
+    start: Start,
+) -> None:
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": {"groups": {"strict": True}}})
+        assert (await client.chat(tfgrpo={"group_id": "g"}))[0] == 200
+        for _ in range(2):
+            async with client.post("/tfgrpo/v1/groups/g/close", {}) as response:
+                assert response.status == 200
+        status, reply, _ = await client.chat(tfgrpo={"group_id": "g"})
+        assert (status, reply["error"]["code"]) == (409, "group_closed")
+        async with client.post("/tfgrpo/v1/groups/nobody/close", {}) as response:
+            assert response.status == 404
+        assert (await client.chat("one", tfgrpo={"task_id": "t"}))[0] == 200
+        assert (await client.chat("one", tfgrpo={"task_id": "t"}))[0] == 200
+        status, reply, _ = await client.chat("two", tfgrpo={"task_id": "t"})
+    assert (status, reply["error"]["code"]) == (409, "task_changed")
+
+
+async def test_content_is_removed_after_its_days_and_figures_stay(start: Start) -> None:
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": {"capture": True, "keep_days": 1}})
+        await client.chat("a private question")
+        learning = client.running.learning
+        learning.purge()
+        assert client.rows("SELECT count(*) FROM choices") == [(1,)]
+        client.gateway.journal.writer.connection.execute("UPDATE requests SET at = at - 90000")
+        learning.purge()
+    assert client.rows("SELECT prompt FROM requests") == [(None,)]
+    assert client.rows("SELECT count(*) FROM choices") == [(0,)]
+    assert client.rows("SELECT count(*) FROM results") == [(1,)]

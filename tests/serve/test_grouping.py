@@ -51,8 +51,12 @@ def test_repeats_of_a_task_are_one_group_and_equal_texts_are_not() -> None:
 
 
 def test_a_promotion_another_model_or_another_question_splits_a_group() -> None:
-    rows = [seen("1", 1, task="t"), seen("2", 2, task="t", library="v1"),
-            seen("3", 3, task="t", upstream="b"), seen("4", 4, task="t", prompt="other")]  # fmt: skip
+    rows = [
+        seen("1", 1, task="t"),
+        seen("2", 2, task="t", library="v1"),
+        seen("3", 3, task="t", upstream="b"),
+        seen("4", 4, task="t", prompt="other"),
+    ]
     groups = made(*rows, now=1e6)
     assert [len(g.rollouts) for g in groups] == [1, 1, 1, 1]
     assert groups[1].context == CONTEXTS["v1"]

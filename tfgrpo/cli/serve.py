@@ -52,6 +52,8 @@ def serve(
                        f"library {version}", err=True)  # fmt: skip
         if running.page_url:
             typer.echo(f"  page {running.page_url}", err=True)
+            if running.shows_secret:
+                typer.echo(f"  its secret, told once: {running.secret}", err=True)
         if not config:
             typer.echo(
                 "  The embedded model answers with an empty library. To go on: learn a library\n"

@@ -20,6 +20,7 @@ from tfgrpo.serve.endpoints import info
 from tfgrpo.serve.endpoints.asking import ask
 from tfgrpo.serve.endpoints.dialects import CHAT, EMBEDDINGS, RESPONSES
 from tfgrpo.serve.endpoints.feedback import Feedback
+from tfgrpo.serve.endpoints.groups import close
 from tfgrpo.serve.gateway import Gateway, is_loopback, split_address
 from tfgrpo.serve.identity import Place, read_place
 from tfgrpo.serve.wire.errors import ApiError
@@ -156,6 +157,10 @@ class ApiApp:
             await self._as_key(
                 http, "feedback", lambda key: self._feedback.withdraw(http, key, name)
             )
+        elif path.startswith("/tfgrpo/v1/groups/") and path.endswith("/close"):
+            _allow(http, "POST")
+            name = path.removeprefix("/tfgrpo/v1/groups/").removesuffix("/close")
+            await self._as_key(http, "feedback", lambda key: close(gateway, http, key, name))
         elif path.startswith("/tfgrpo/v1/responses/"):
             _allow(http, "GET")
             name = path.removeprefix("/tfgrpo/v1/responses/")

@@ -100,6 +100,7 @@ class Exchange:
         self._is_capped = gateway.has_money_cap(route, key_name)
         self._any_billed = False
         self._has_row = False
+        self._predictions: dict[str, float] = {}
 
     def ranking(self, prompt: Callable[[], str]) -> list[str]:
         """Return the upstreams in the order in which they are tried.
@@ -115,7 +116,7 @@ class Exchange:
             raise ApiError("no_upstream", f"no upstream of this route answers {self.endpoint}",
                            should_retry=False)  # fmt: skip
         if self.route.chooser is not None:
-            names = self.route.chooser.order(prompt(), names)
+            names, self._predictions = self.route.chooser.order(prompt(), names)
         first = self.assignment.upstream
         if first in names:
             names = [first, *(n for n in names if n != first)]
@@ -128,6 +129,8 @@ class Exchange:
         run: Callable[[Attempt], Awaitable[T]],
         has_content: Callable[[], bool] = lambda: False,
         cut_rows: Callable[[], list[Statement]] = list,
+        *,
+        is_last: bool = True,
     ) -> T:
         """Try upstreams in order until one answers.
 
@@ -137,6 +140,7 @@ class Exchange:
             run: makes the call and books its reply; a `ProviderError` out of it is booked here.
             has_content: True once content has reached the client: nothing is tried again then.
             cut_rows: rows that keep what was broken off.
+            is_last: a failure is the request's end; False leaves its last row to the caller.
 
         Raises:
             ApiError: the last failure, or a refusal by a cap or the journal.
@@ -172,9 +176,10 @@ class Exchange:
             return result
         assert last is not None
         refusal = from_failure(last, is_billed=self._any_billed)
-        self.gateway.journal.writer.put_this_turn(
-            self.end_rows(Ended(refusal.status, "failed", error=refusal.message))
-        )
+        if is_last:
+            self.gateway.journal.writer.put_this_turn(
+                self.end_rows(Ended(refusal.status, "failed", error=refusal.message))
+            )
         raise refusal
 
     async def _open(
@@ -247,10 +252,11 @@ class Exchange:
         if self.captures and turns is not None:
             kept = {"messages": turns, "tools": self.body.get("tools")}
             prompt = redact_known(orjson.dumps(kept).decode()).encode()
+        predicted = self._predictions.get(self.model.name) if self.model is not None else None
         values = (
             self.response_id, time.time(), self.endpoint, self.route.name, self.key_name,
             self.end_user, ext.task_id, ext.session_id, ext.group_id, drawn.unit,
-            drawn.experiment, drawn.arm, drawn.share, None, self.library.version,
+            drawn.experiment, drawn.arm, drawn.share, predicted, self.library.version,
             self.library.context_hash,
             orjson.dumps(dict(ext.metadata)).decode() if ext.metadata else "{}",
             digest_of(turns) if wants_digest else "", prompt,

@@ -18,6 +18,7 @@ from tfgrpo.serve.access.caps import Caps, Rates, Scope
 from tfgrpo.serve.access.idempotency import Idempotency
 from tfgrpo.serve.access.keys import ANYBODY, KeyRing
 from tfgrpo.serve.access.tokens import FeedbackTokens
+from tfgrpo.serve.choosing import open_chooser
 from tfgrpo.serve.identity import IdMaker, read_secret
 from tfgrpo.serve.metrics import Metrics
 from tfgrpo.serve.routes import Route
@@ -96,6 +97,10 @@ class Gateway:
             name: Route(name, row, self.secret, artefacts[name])
             for name, row in settings.routes.items()
         }
+        for name, row in settings.routes.items():
+            if row.router:
+                specs = {u: self.models[u].upstream.spec for u in row.upstreams}
+                self.routes[name].chooser = open_chooser(row.router, row.rule, specs)
         self._names = {
             alias: route
             for name, route in self.routes.items()
@@ -139,6 +144,14 @@ class Gateway:
         if end_user:
             rows.append(Scope(f"user:{key_name}/{end_user}", key.user_budget))
         return rows
+
+    def all_scopes(self) -> list[Scope]:
+        """Return the owners of caps that the settings name, for the page."""
+        return [
+            Scope("process", self.settings.serve.budget),
+            *(Scope(f"route:{n}", r.settings.budget) for n, r in self.routes.items()),
+            *(Scope(f"key:{n}", k.budget) for n, k in self.settings.keys.items()),
+        ]
 
     def has_money_cap(self, route: Route, key_name: str) -> bool:
         """True where the worst case of a call must hold."""

@@ -22,6 +22,7 @@ from tfgrpo.runtime.redaction import register
 from tfgrpo.serve.app import ApiApp
 from tfgrpo.serve.gateway import Gateway, split_address
 from tfgrpo.serve.learning.service import Learning
+from tfgrpo.serve.page.app import PageApp
 from tfgrpo.serve.settings import GatewaySettings
 from tfgrpo.serve.wire.protocol import guarded_protocol
 
@@ -57,6 +58,8 @@ class Running:
         self.learning = Learning(gateway)
         self.api_url = ""
         self.page_url = ""
+        self.shows_secret = False
+        """True where the secret was made now and must be told once."""
         self._servers: list[tuple[Any, asyncio.Task[None]]] = []
 
     @classmethod
@@ -74,6 +77,11 @@ class Running:
             address = await running._listen(app, settings.serve.listen)
             app.listen(address)
             running.api_url = f"http://{address}"
+            if settings.serve.admin_listen:
+                page = PageApp(gateway, running.learning, secret)
+                address = await running._listen(page, settings.serve.admin_listen)
+                page.listen(address)
+                running.page_url = f"http://{address}/"
             running.learning.start()
         except BaseException:
             await running.stop(0.0)
@@ -138,7 +146,9 @@ async def serve(settings: GatewaySettings, tell: Callable[[Running], None]) -> N
         settings: checked.
         tell: told the started gateway.
     """
-    running = await Running.start(settings)
+    secret, is_new = admin_secret(settings)
+    running = await Running.start(settings, secret)
+    running.shows_secret = is_new
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):

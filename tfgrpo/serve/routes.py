@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -47,8 +48,8 @@ class Assignment:
 class Chooser(Protocol):
     """Orders upstreams by what they are worth for a prompt."""
 
-    def order(self, prompt: str, names: list[str]) -> list[str]:
-        """Return the names, best first."""
+    def order(self, prompt: str, names: list[str]) -> tuple[list[str], dict[str, float]]:
+        """Return the names, best first, and the predicted success of those that are covered."""
         ...
 
 
@@ -83,6 +84,7 @@ class Route:
         self._sessions: OrderedDict[str, Assignment] = OrderedDict()
         self.chooser: Chooser | None = None
         """Orders the upstreams for a prompt; None keeps the configured order."""
+        self._anew_since = 0.0
         self.note = ""
         """What is wrong with it, for the page and /ready; empty where nothing is."""
 
@@ -104,9 +106,16 @@ class Route:
         if self.candidate is not None:
             self.versions[self.candidate.version] = self.candidate
 
-    def forget_sessions(self) -> None:
-        """Let running sessions get what is in force now."""
+    def forget_sessions(self, *, everywhere: bool = False) -> None:
+        """Forget what is remembered of sessions.
+
+        Args:
+            everywhere: also leave out what the journal says of earlier ones, so that running
+                sessions get what is in force now.
+        """
         self._sessions.clear()
+        if everywhere:
+            self._anew_since = time.time()
 
     def assign(self, ext: Extensions, response_id: str, journal: Journal) -> Assignment:
         """Return the arm and library of a request.
@@ -142,9 +151,9 @@ class Route:
         rows = journal.writer.read(
             "SELECT q.unit, q.experiment, q.arm, q.share, q.library, r.upstream FROM requests q"
             " LEFT JOIN replies r ON r.response_id = q.response_id"
-            " WHERE q.session_id = ? AND q.session_id <> '' AND q.route = ?"
+            " WHERE q.session_id = ? AND q.session_id <> '' AND q.route = ? AND q.at >= ?"
             " ORDER BY q.at LIMIT 1",
-            (session_id, self.name),
+            (session_id, self.name, self._anew_since),
         )
         if not rows or rows[0][4] not in self.versions:
             return None

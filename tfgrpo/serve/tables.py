@@ -27,6 +27,7 @@ SCHEMA = (
       metadata TEXT NOT NULL, task_digest TEXT NOT NULL, prompt BLOB) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS requests_by_session ON requests (session_id)"
     " WHERE session_id <> ''",
+    "CREATE INDEX IF NOT EXISTS requests_by_group ON requests (group_id) WHERE group_id <> ''",
     "CREATE INDEX IF NOT EXISTS requests_by_task ON requests (task_id) WHERE task_id <> ''",
     # How it ended.
     """CREATE TABLE IF NOT EXISTS replies (
@@ -84,6 +85,23 @@ def add_tables(journal: Journal) -> None:
         StoreError: it cannot be written.
     """
     journal.writer.define((*SCHEMA, f"PRAGMA user_version={GATEWAY_VERSION}"))
+
+
+def purge(journal: Journal, route: str, before: float) -> None:
+    """Remove the captured content of requests before a time; their figures stay.
+
+    Raises:
+        StoreError: it could not be written.
+    """
+    old = "SELECT response_id FROM requests WHERE route = ? AND at < ? AND prompt NOT NULL"
+    rows = journal.writer.read(f"{old} LIMIT 1", (route, before))
+    if rows:
+        journal.writer.commit_now(
+            [
+                (f"DELETE FROM choices WHERE response_id IN ({old})", (route, before)),
+                ("UPDATE requests SET prompt = NULL WHERE route = ? AND at < ?", (route, before)),
+            ]
+        )
 
 
 def rows_as_dicts(journal: Journal, sql: str, values: tuple[Any, ...] = ()) -> list[dict[str, Any]]:

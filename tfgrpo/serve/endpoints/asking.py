@@ -24,11 +24,13 @@ from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
 from tfgrpo.serve.access.idempotency import Kept
 from tfgrpo.serve.access.idempotency import Place as KeyPlace
+from tfgrpo.serve.endpoints.best_of import BestOf
 from tfgrpo.serve.endpoints.dialects import (
     RESPONSES,
     check_system_turns,
     refuse_urls,
 )
+from tfgrpo.serve.endpoints.groups import check_identities
 from tfgrpo.serve.exchange import Attempt, Ended, Exchange
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.identity import Place, bare_id, read_extensions
@@ -54,6 +56,8 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
     check_system_turns(body)
     if route.settings.urls == "refuse":
         refuse_urls(body)
+    if ext.group_id or ext.task_id:
+        check_identities(gateway, route, ext, body.get("messages"), key_name)
     exchange = Exchange(gateway, route, dialect.endpoint, body, len(raw), key_name, ext)
     asking = _Asking(gateway, http, exchange, dialect)
     if dialect is RESPONSES and body.get("previous_response_id"):
@@ -166,7 +170,7 @@ class _Asking:
         is_stream = bool(self._exchange.body.get("stream"))
         if key is None:
             with self._presence:
-                await (self._stream() if is_stream else self._whole())
+                await self._answer(is_stream)
             return
         self._presence = _Presence(self._http, watches=False)
         kept = await self._gateway.idempotency.enter(key, digest, is_stream=is_stream)
@@ -174,9 +178,33 @@ class _Asking:
             await self._replay(kept, is_stream=is_stream)
             return
         try:
-            await (self._stream() if is_stream else self._whole())
+            await self._answer(is_stream)
         finally:
             self._gateway.idempotency.leave(key)
+
+    async def _answer(self, is_stream: bool) -> None:
+        if self._exchange.ext.samples > 1:
+            await self._best(is_stream)
+        else:
+            await (self._stream() if is_stream else self._whole())
+
+    async def _best(self, is_stream: bool) -> None:
+        """Answer with the best of several draws; a stream begins after the selection."""
+        best = BestOf(self._gateway, self._exchange, self._make, self._public_id)
+        row, headers = await best.run(self._names())
+        self._exchange.remember()
+        data = _as_events(row, self._exchange.body) if is_stream else orjson.dumps(row)
+        if self._key is not None:
+            kept = Kept(self._exchange.response_id, 200, headers, data)
+            rows = self._gateway.idempotency.rows(self._key, self._digest, kept)
+            await self._gateway.journal.writer.commit(rows)
+        self._presence.stop()
+        if not is_stream:
+            await self._http.reply(200, data, header_rows(headers))
+            return
+        await self._http.start_events(header_rows(headers))
+        await self._http.send(data)
+        await self._http.finish()
 
     async def _replay(self, kept: Kept, *, is_stream: bool) -> None:
         headers = header_rows({**kept.headers, "x-tfgrpo-cached": "idempotent"})
@@ -378,6 +406,24 @@ class _Asking:
             return []
         kept = {i: ("cut", message) for i, (_, message) in _kept_choices(events).items()}
         return self._exchange.choice_rows(kept)
+
+
+def _as_events(row: dict[str, Any], body: Mapping[str, Any]) -> bytes:
+    """Return a whole reply as the events of a stream."""
+    head = {k: v for k, v in row.items() if k not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
+    choice = row["choices"][0]
+    message = {k: v for k, v in choice["message"].items() if v is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = [{"index": i, **c} for i, c in enumerate(message["tool_calls"])]
+    rows = [
+        {"index": 0, "delta": message, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"},
+    ]
+    out = [event_bytes({**head, "choices": [r]}) for r in rows]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        out.append(event_bytes({**head, "choices": [], "usage": row["usage"]}))
+    return b"".join([*out, b"data: [DONE]\n\n"])
 
 
 def _kept_choices(events: Any) -> dict[int, tuple[str, Any]]:

@@ -16,9 +16,10 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from tfgrpo.errors import TfgrpoError, boundary
+from tfgrpo.errors import StoreError, TfgrpoError, boundary
 from tfgrpo.experience.artefact import Artefact, from_row
 from tfgrpo.experience.library import Library
 from tfgrpo.rollout import RolloutGroup
@@ -351,18 +352,27 @@ class Learning:
             for name, route in gateway.routes.items()
             if route.settings.learn is not None
         }
+        self._gateway, self._clock = gateway, clock
         self._task: asyncio.Task[None] | None = None
 
     def start(self, every_s: float = 10.0) -> None:
         """Tick all routes from now on."""
-        if self.routes:
+        if self.routes or any(r.settings.capture for r in self._gateway.routes.values()):
             self._task = asyncio.ensure_future(self._run(every_s))
 
     async def _run(self, every_s: float) -> None:
         while True:
             for route in self.routes.values():
                 await route.tick()
+            self.purge()
             await asyncio.sleep(every_s)
+
+    def purge(self) -> None:
+        """Remove captured content that is older than its route keeps it."""
+        for name, route in self._gateway.routes.items():
+            before = self._clock() - route.settings.keep_days * 86_400.0
+            with suppress(StoreError):  # told by /ready, tried again with the next tick
+                tables.purge(self._gateway.journal, name, before)
 
     async def stop(self) -> None:
         """Tick no more; a proposal that is being made in its thread is left to itself."""
