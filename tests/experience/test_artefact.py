@@ -4,17 +4,20 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.experience.test_library import NASTY, exemplar
-from tfgrpo.context import render_messages
+from tfgrpo.context import Placement, render_messages
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact, scan
+from tfgrpo.experience.deployment import Question
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.entry import Value
 from tfgrpo.experience.library import Library, from_texts
 from tfgrpo.messages import Message
+from tfgrpo.rollout import Task
 
 CARD = Card(
     name="ropes",
@@ -125,7 +128,48 @@ def test_the_markdown_and_the_prompt_show_card_and_entries(tmp_path: Path) -> No
 def test_an_export_leaves_no_temporary_file_behind(tmp_path: Path) -> None:
     export_artefact(Artefact(from_texts(["a b"])), tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "instructions.txt",
         "library.json",
         "library.md",
+        "messages.json",
         "prompt.txt",
     ]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "How far?",
+        Task("t", "How far?"),
+        Message("user", "How far?"),
+        (Message("user", "How far?"),),
+        {"role": "user", "content": "How far?"},
+        [{"role": "user", "content": "How far?"}],
+    ],
+    ids=["text", "task", "turn", "turns", "dict", "dicts"],
+)
+def test_a_question_in_any_form_gives_the_practised_prompt(question: Question) -> None:
+    artefact = Artefact(from_texts(["Measure twice."]), system="You are a carpenter.")
+    practised = artefact.messages((Message("user", "How far?"),))
+    assert artefact.messages(question) == practised
+    rows = artefact.for_openai(question)
+    assert [(m.role, m.content) for m in practised] == [(r["role"], r["content"]) for r in rows]
+    request = artefact.for_anthropic(question)
+    assert "Measure twice." in request["system"] and "carpenter" in request["system"]
+    assert [m["role"] for m in request["messages"]] == ["user"]
+
+
+@pytest.mark.parametrize("question", ["", [], 7, {"content": "x"}, [{"role": "robot"}], [3]])
+def test_a_question_that_is_none_says_what_would_be_one(question: Any) -> None:
+    if question == "":
+        assert Artefact(from_texts(["a b"])).for_openai("")[-1]["content"] == ""
+        return
+    with pytest.raises(ConfigError, match="role"):
+        Artefact(from_texts(["a b"])).messages(question)
+
+
+@pytest.mark.parametrize("placement", ["system", "user"])
+def test_the_plain_instructions_hold_lessons_and_no_marks(placement: Placement) -> None:
+    artefact = Artefact(from_texts(["Measure twice."]), placement=placement, system="Be brief.")
+    assert "Measure twice." in artefact.instructions and "Be brief." in artefact.instructions
+    assert "---" not in artefact.instructions and "<task>" not in artefact.instructions

@@ -17,6 +17,13 @@ from typing import Any
 
 from tfgrpo.context import Context, Placement, render_messages
 from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.experience.deployment import (
+    Question,
+    anthropic_request,
+    openai_messages,
+    plain_prompt,
+    turns_of,
+)
 from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.library import Library
 from tfgrpo.messages import Message
@@ -97,9 +104,36 @@ class Artefact:
         """Fixed by every byte that this library adds to, and stands beside in, a prompt."""
         return digest([m.to_dict() for m in self.messages(_PROBE)], 32)
 
-    def messages(self, task_messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the prompt for a task, as it was practised."""
-        return render_messages(task_messages, self.context, system=self.system)
+    def messages(self, question: Question) -> tuple[Message, ...]:
+        """Return the prompt for a question, as it was practised.
+
+        Args:
+            question: a text, a `Task`, or turns as records or dictionaries.
+
+        Raises:
+            ConfigError: it is none of these.
+        """
+        return render_messages(turns_of(question), self.context, system=self.system)
+
+    def for_openai(self, question: Question) -> list[dict[str, str]]:
+        """Return the `messages` of an OpenAI-compatible request; raises like `messages`."""
+        return openai_messages(self.messages(question))
+
+    def for_anthropic(self, question: Question) -> dict[str, Any]:
+        """Return `system` and `messages` for Anthropic's endpoint; raises like `messages`."""
+        return anthropic_request(self.messages(question))
+
+    @property
+    def instructions(self) -> str:
+        """What stands before a question, as one text without marks of turns.
+
+        For frameworks that take a single instruction. Where examples were practised as chat turns,
+        `for_openai` is what was measured and this is not.
+        """
+        *before, question = self.messages(_PROBE)
+        beside = question.content.replace("<task>", "").strip()  # lessons placed in the user's turn
+        rest = (Message("system", beside),) if beside else ()
+        return plain_prompt((*before, *rest))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -126,7 +160,9 @@ class Artefact:
 
 
 def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
-    """Write `library.json`, `library.md` and `prompt.txt` into a folder.
+    """Write the library in every form into a folder: `library.json`, which loads again;
+    `library.md` for people; `prompt.txt` with marks of turns; `messages.json`, the chat turns
+    around `<task>`; `instructions.txt`, one text without marks.
 
     Each file is written beside its place and moved there, so a reader sees the old or the new one.
 
@@ -138,6 +174,8 @@ def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
         "library.json": json.dumps(artefact.to_dict(), indent=1, ensure_ascii=True) + "\n",
         "library.md": artefact.markdown(),
         "prompt.txt": artefact.prompt_text(),
+        "messages.json": json.dumps(artefact.for_openai("<task>"), indent=1) + "\n",
+        "instructions.txt": artefact.instructions + "\n",
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
