@@ -15,94 +15,33 @@ from typing import Annotated, Any
 
 import typer
 
+from tfgrpo.cli.templates import DEFAULT, TEMPLATES
 from tfgrpo.config.learn import Config
+from tfgrpo.config.sections import nearest_of
 from tfgrpo.errors import ConfigError
-
-_CONFIG = """\
-# What runs, in four parts: tasks, policy, verifier, learning. `tfgrpo config show FILE` prints
-# every setting with its value; unknown keys are errors.
-
-[run]
-folder = "runs/first"          # the journal lives here; the same command goes on where it ended
-on_truncated = "grade"         # replies are cut at max_tokens on purpose: judge what is there
-
-[tasks]
-path = "tasks.jsonl"           # task_id, prompt, reference
-practice = 12                  # learnt from
-gate = 8                       # decides what is kept
-test = 10                      # seen once, at the end: the figures you may quote
-
-[policy]
-lm = "local:smollm2-135m"      # or openai:MODEL, http://127.0.0.1:8000/v1#MODEL, litellm:…
-system = "Answer with the number only."
-sampling = { temperature = 0.7, max_tokens = 12 }
-
-[verifier]
-kind = "function"              # or exact, numeric, regex, json_schema, math, code, judge
-function = "verifier:score"    # verifier.py beside this file
-
-[learn]
-epochs = 1
-batch = 12
-group_size = 8
-entries = "exemplars"          # lessons, exemplars or both
-
-[gate]
-group_size = 2
-test_group_size = 2
-
-[budget]
-calls = 2000                   # a hard cap over everything, retries included
-"""
-
-_VERIFIER = '''\
-"""A verifier: any function of (rollout, task) that returns a number, a bool or a Score."""
-
-import re
-
-
-def score(rollout, task):
-    """Full reward for the exact number, a tenth for a reply that holds it."""
-    numbers = re.findall(r"-?\\d+", rollout.answer)
-    if rollout.answer.strip() == str(task.reference):
-        return 1.0
-    return 0.1 if str(task.reference) in numbers else 0.0
-'''
-
-_STORIES = (
-    "A jar holds {a} red marbles and {b} blue ones. How many marbles is that?",
-    "Kim walked {a} steps before lunch and {b} after it. How many steps in all?",
-    "The bus had {a} riders and {b} more got on. How many ride now?",
-    "We baked {a} rolls and bought {b}. How many rolls do we have?",
-    "There are {a} boats at the pier and {b} at sea. How many boats are there?",
-)
 
 
 def init(
     folder: Annotated[Path, typer.Argument(help="Where to write; made if absent.")] = Path("."),
+    template: Annotated[
+        str, typer.Option("--template", help=f"One of {', '.join(TEMPLATES)}.")
+    ] = DEFAULT,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files.")] = False,
 ) -> None:
-    """Write a commented config, thirty tasks and a verifier; it runs unchanged."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [
-        {
-            "task_id": f"sum-{i:02d}",
-            "prompt": _STORIES[i % 5].format(a=3 + 7 * i % 40, b=2 + 11 * i % 30),
-            "reference": str(3 + 7 * i % 40 + 2 + 11 * i % 30),
-        }
-        for i in range(30)
-    ]
-    files = {
-        "config.toml": _CONFIG,
-        "tasks.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "verifier.py": _VERIFIER,
-    }
+    """Write a commented config, tasks and what belongs to them; the default runs unchanged."""
+    if template not in TEMPLATES:
+        raise ConfigError(f"no template {template!r}; {nearest_of(template, TEMPLATES)}")
+    chosen = TEMPLATES[template]
+    files = chosen.written(f"runs/{folder.resolve().name}")
     there = [name for name in files if (folder / name).exists()]
     if there and not force:
         raise ConfigError(f"{str(folder)!r} already holds {', '.join(there)}: --force overwrites")
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
-    typer.echo(f"wrote {', '.join(files)} to {folder}")
+    typer.echo(f"wrote {', '.join(files)} to {folder}: {chosen.summary}")
+    if chosen.needs:
+        typer.echo(f"first: {chosen.needs}")
     typer.echo(f"next: tfgrpo learn {folder / 'config.toml'} --dry-run")
 
 

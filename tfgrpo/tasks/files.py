@@ -5,8 +5,10 @@ Does not know splits or runs. Source: own.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,39 +16,63 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message, Role
 from tfgrpo.rollout import Task
 
+PROMPT_KEYS = ("prompt", "messages", "question", "input")
+"""Names under which a row may hold its prompt; the first that is there counts."""
+REFERENCE_KEYS = ("reference", "answer", "output", "expected")
+"""Names under which a row may hold the right answer."""
+_ID_KEYS = ("task_id", "id")
+
 
 def read_tasks(path: Path | str) -> list[Task]:
-    """Read tasks from JSONL: `task_id`, `prompt` (or `messages`), `reference`, `metadata`.
+    """Read tasks from JSON lines, a JSON list or CSV.
+
+    A row has a prompt (`prompt`, `messages`, `question` or `input`), and may have `task_id` (or
+    `id`; else its place counts), a reference (`reference`, `answer`, `output` or `expected`) and
+    `metadata`, an object. In CSV all other columns are metadata.
 
     Raises:
-        ConfigError: no file, no rows, a line that is not an object, a missing or repeated id;
-            the message names file and line.
+        ConfigError: no file, no rows, a row of another form, or a repeated id; the message names
+            file and line, which keys are wanted and which were found.
     """
+    path = Path(path)
     tasks: list[Task] = []
     seen: dict[str, int] = {}
-    for number, row in _rows(Path(path)):
+    for number, row in _rows(path):
         where = f"{str(path)!r} line {number}"
-        task_id = row.get("task_id", row.get("id"))
-        prompt = row.get("prompt", row.get("messages"))
-        if not isinstance(task_id, (str, int)) or task_id == "":
-            raise ConfigError(f"{where}: task_id is {task_id!r}: a non-empty text is needed")
-        task_id = str(task_id)
-        if task_id in seen:
+        task = _task(row, number, where)
+        if task.task_id in seen:
             raise ConfigError(
-                f"{where}: task_id {task_id!r} was used on line {seen[task_id]}: ids must be unique"
+                f"{where}: task_id {task.task_id!r} was used on line {seen[task.task_id]}: ids "
+                "must be unique"
             )
-        seen[task_id] = number
-        if isinstance(prompt, list):
-            prompt = tuple(_turn(turn, where) for turn in prompt)
-        if not prompt or not isinstance(prompt, (str, tuple)):
-            raise ConfigError(f"{where}: prompt is {prompt!r}: a text or a list of turns is needed")
-        metadata = row.get("metadata") or {}
-        if not isinstance(metadata, dict):
-            raise ConfigError(f"{where}: metadata is {metadata!r}: an object is needed")
-        tasks.append(Task(task_id, prompt, row.get("reference"), metadata))
+        seen[task.task_id] = number
+        tasks.append(task)
     if not tasks:
-        raise ConfigError(f"{str(path)!r} holds no tasks: one JSON object a line is needed")
+        raise ConfigError(
+            f"{str(path)!r} holds no tasks: JSON lines, a JSON list or CSV with a column 'prompt'"
+        )
     return tasks
+
+
+def _task(row: Mapping[str, Any], number: int, where: str) -> Task:
+    task_id = next((row[k] for k in _ID_KEYS if k in row), f"task-{number}")
+    if not isinstance(task_id, (str, int)) or isinstance(task_id, bool) or task_id == "":
+        raise ConfigError(f"{where}: task_id is {task_id!r}: a non-empty text is needed")
+    key = next((k for k in PROMPT_KEYS if k in row), None)
+    prompt = row[key] if key else None
+    if isinstance(prompt, list):
+        prompt = tuple(_turn(turn, where) for turn in prompt)
+    if not prompt or not isinstance(prompt, (str, tuple)):
+        told = f"{key} is {prompt!r:.80}" if key else f"no prompt; keys are {', '.join(row)}"
+        raise ConfigError(
+            f"{where}: {told}: a text or a list of turns is needed under one of "
+            f"{', '.join(PROMPT_KEYS)}"
+        )
+    metadata = row.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise ConfigError(f"{where}: metadata is {metadata!r:.80}: an object is needed")
+    reference = next((row[k] for k in REFERENCE_KEYS if k in row and k != key), None)
+    return Task(str(task_id), prompt, reference, metadata)
 
 
 def _turn(value: Any, where: str) -> Message:
@@ -68,15 +94,53 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"no task file {str(path)!r}") from None
-    except (UnicodeDecodeError, IsADirectoryError) as exc:
+    except (UnicodeDecodeError, OSError) as exc:
         raise ConfigError(f"{str(path)!r} cannot be read as UTF-8 text: {exc}") from exc
+    if path.suffix.lower() == ".csv":
+        yield from _csv_rows(text, path)
+        return
+    if text.lstrip().startswith("["):
+        yield from _list_rows(text, path)
+        return
     for number, line in enumerate(text.split("\n"), 1):  # not splitlines: JSON may hold U+2028
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except json.JSONDecodeError as exc:
-            raise ConfigError(f"{str(path)!r} line {number} is not JSON: {exc}") from exc
-        if not isinstance(row, dict):
-            raise ConfigError(f"{str(path)!r} line {number} is not a JSON object: {line!r:.100}")
-        yield number, row
+            raise ConfigError(
+                f"{str(path)!r} line {number} is not JSON: {exc}; JSON lines, a JSON list, or CSV "
+                "under a name that ends in .csv"
+            ) from exc
+        yield number, _object(row, path, number)
+
+
+def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        raise ConfigError(f"{str(path)!r} line {number} is not a JSON object: {row!r:.100}")
+    return row
+
+
+def _list_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
+    for number, row in enumerate(rows, 1):
+        yield number, _object(row, path, number)
+
+
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a CSV file with a header; `;` and tab are found from the header line."""
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
+    own = {*_ID_KEYS, *PROMPT_KEYS, *REFERENCE_KEYS}
+    for row in reader:
+        if None in row or None in row.values():
+            raise ConfigError(
+                f"{str(path)!r} line {reader.line_num}: the row has not as many cells as the "
+                f"header ({', '.join(reader.fieldnames or ())})"
+            )
+        metadata = {k: v for k, v in row.items() if k not in own}
+        yield reader.line_num, {**{k: v for k, v in row.items() if k in own}, "metadata": metadata}

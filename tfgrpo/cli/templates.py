@@ -1,0 +1,290 @@
+"""What `tfgrpo init` writes: one small project per template, ready to run or to fill in.
+
+Does not know the command line. Source: own texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+_HEAD = """\
+# {title}
+# `tfgrpo config show FILE` prints every setting with its value; an unknown key is an error.
+
+[run]
+folder = "{folder}"            # the journal lives here; the same command goes on where it ended
+on_truncated = "grade"         # a reply cut at max_tokens is judged as it stands
+
+[tasks]
+path = "tasks.jsonl"           # task_id, prompt, reference; CSV works as well
+practice = {practice}                  # learnt from
+gate = {gate}                      # decides what is kept
+test = {test}                      # seen once, at the end: the figures you may quote
+"""
+
+_LEARN = """\
+
+[budget]
+calls = 3000                   # a hard cap over everything, retries included
+"""
+
+_NO_CRITIC = """\
+
+[learn]
+entries = "exemplars"          # lessons, exemplars or both; lessons need a model that can compare
+epochs = 1
+group_size = 4
+
+[learn.settings]
+exemplars = 4                  # most worked examples in the prompt
+
+[gate]
+group_size = 2
+test_group_size = 2
+"""
+
+_EXTRACTION_VERIFIER = '''\
+"""A verifier: any function of (rollout, task) that returns a number, a bool or a Score."""
+
+import re
+
+from tfgrpo import Score
+
+
+def score(rollout, task):
+    """Full reward for the value alone, a part mark for a reply that holds it."""
+    if rollout.answer.strip().rstrip(".") == str(task.reference):
+        return Score(1.0, "exactly the value")
+    if str(task.reference) in re.findall(r"[\\w-]+", rollout.answer):
+        return Score(0.3, "the value stands among other words: answer with the value only")
+    return Score(0.0, "the value is not in the reply")
+'''
+
+_MESSAGES = (
+    "Hello, order {n} was due on Monday and the tracking page is still blank.",
+    "My sister ordered a lamp under {n} and the shade came cracked.",
+    "Could you tell me where {n} is? I paid for express shipping.",
+    "Please stop purchase {n} before it leaves, I found it cheaper elsewhere.",
+    "The invoice for {n} shows two mugs but only one was in the box.",
+    "I'd like to change the street on {n}; we move next week.",
+    "Why was my card charged twice for {n}?",
+    "Number {n} arrived yesterday, thank you, but the manual is missing.",
+    "Is {n} gift-wrapped? It is for my father's birthday on 3 May.",
+    "We returned half of {n} in June and wait for 18 euros since then.",
+    "The courier rang at 9 although {n} said the afternoon.",
+    "Can {n} be collected at the shop instead of being delivered?",
+)
+
+
+def _extraction_rows() -> list[dict[str, str]]:
+    numbers = [(481920 + 77777 * i) % 900000 + 100000 for i in range(60)]
+    return [
+        {
+            "task_id": f"order-{i:02d}",
+            "prompt": f"{_MESSAGES[(i * 5 + i // 12) % 12].format(n=n)}\n\nWhich order number?",
+            "reference": str(n),
+        }
+        for i, n in enumerate(numbers)
+    ]
+
+
+_TICKETS: Mapping[str, tuple[str, ...]] = {
+    "billing": (
+        "I was charged twice this month.",
+        "The invoice shows a fee that nobody told me of.",
+        "Which card do you bill in May?",
+        "Please send the receipt for my last payment.",
+        "My refund has not reached the bank.",
+    ),
+    "delivery": (
+        "The parcel says delivered and nothing is here.",
+        "Can the courier come after six?",
+        "My box has been in the depot for a week.",
+        "The driver left it at the wrong door.",
+        "When will it be shipped?",
+    ),
+    "account": (
+        "I cannot log in since the update.",
+        "How do I change my e-mail address?",
+        "Please close my profile.",
+        "The password link has expired.",
+        "Two people need access to one login.",
+    ),
+}
+
+
+def _classification_rows() -> list[dict[str, str]]:
+    starts = ("", "Hello. ", "Good morning. ", "Hi there. ")
+    rows = [
+        (label, start + text)
+        for start in starts
+        for i in range(5)
+        for label, texts in _TICKETS.items()
+        for text in (texts[i],)
+    ]
+    return [
+        {"task_id": f"ticket-{i:02d}", "prompt": text, "reference": label}
+        for i, (label, text) in enumerate(rows)
+    ]
+
+
+_AGENT = '''\
+"""The agent under test: any sync or async function of (prompt, context, seed).
+
+This one imitates worked examples, as a small model does: without any it writes in capitals in one
+of three attempts. Put your own agent here; what was learnt is in `context`: lessons as
+`context.parts[i].text`, worked examples as `context.parts[i].turns`.
+"""
+
+
+def agent(prompt, context, seed=0):
+    examples = [t.content for part in context.parts for t in part.turns if t.role == "assistant"]
+    shouts = any(text.isupper() for text in examples) or seed % 3 == 0
+    return prompt.upper() if shouts else prompt
+'''
+
+_FUNCTION_VERIFIER = '''\
+"""A verifier: any function of (rollout, task) that returns a number, a bool or a Score."""
+
+
+def score(rollout, task):
+    return rollout.answer == task.reference
+'''
+
+_TOOLS = '''\
+"""Tools of the agent: plain functions with type hints; the docstring is what the model reads."""
+
+PRICES = {"mug": 12, "lamp": 45, "chair": 89}
+
+
+def price_of(article: str) -> int:
+    """Return the price of an article in euros."""
+    return PRICES[article]
+
+
+def add(a: float, b: float) -> float:
+    """Return a + b."""
+    return a + b
+'''
+
+
+def _tool_rows() -> list[dict[str, str]]:
+    price = {"mug": 12, "lamp": 45, "chair": 89}
+    pairs = [(a, b, n) for n in range(1, 7) for a in price for b in price]
+    return [
+        {
+            "task_id": f"basket-{i:02d}",
+            "prompt": f"What do {n} × {a} and one {b} cost together?",
+            "reference": str(n * price[a] + price[b]),
+        }
+        for i, (a, b, n) in enumerate(pairs)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A project that `init` writes."""
+
+    summary: str
+    """One line for the command's help."""
+    sizes: tuple[int, int, int]
+    """Practice, gate and test tasks."""
+    body: str
+    """The config after its [tasks] section."""
+    rows: Callable[[], Sequence[Mapping[str, str]]]
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Further files beside config and tasks."""
+    needs: str = ""
+    """What a person must do before it runs; empty where it runs as it is."""
+
+    def written(self, folder: str) -> dict[str, str]:
+        """Return file names and their texts."""
+        practice, gate, test = self.sizes
+        head = _HEAD.format(
+            title=self.summary, folder=folder, practice=practice, gate=gate, test=test
+        )
+        tasks = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in self.rows())
+        return {"config.toml": head + self.body + _LEARN, "tasks.jsonl": tasks, **self.files}
+
+
+_LOCAL = """\
+
+[policy]
+lm = "local:smollm2-135m"      # or openai:MODEL, http://127.0.0.1:8000/v1#MODEL, litellm:…
+system = "{system}"
+sampling = {{ temperature = 0.7, max_tokens = {tokens} }}
+timeout_s = 900                # a call waits its turn on the one local engine
+"""
+
+_OWN_VERIFIER = """\
+
+[verifier]
+kind = "function"              # or exact, numeric, regex, json_schema, math, code, judge
+function = "verifier:score"    # verifier.py beside this file
+reward_range = [0.0, 1.0]      # full marks are 1: only they make worked examples
+"""
+
+TEMPLATES: Mapping[str, Template] = {
+    "extraction": Template(
+        "Find the order number in a customer's message",
+        (16, 20, 24),
+        _LOCAL.format(
+            system="You read messages to a shop and answer with the value only.", tokens=12
+        )
+        + _OWN_VERIFIER
+        + _NO_CRITIC,
+        _extraction_rows,
+        {"verifier.py": _EXTRACTION_VERIFIER},
+    ),
+    "classification": Template(
+        "Sort customers' messages into billing, delivery or account",
+        (16, 20, 24),
+        _LOCAL.format(system="Answer with one word: billing, delivery or account.", tokens=6)
+        + '\n[verifier]\nkind = "exact"\n'
+        + _NO_CRITIC,
+        _classification_rows,
+    ),
+    "function": Template(
+        "Your own agent, a Python function",
+        (12, 16, 20),
+        '\n[policy]\nkind = "function"\nfunction = "agent:agent"     # agent.py beside this file\n'
+        'lm = "scripted:echo"          # the critic\'s model, where lessons are wanted\n'
+        + _OWN_VERIFIER
+        + _NO_CRITIC,
+        lambda: [
+            {
+                "task_id": f"t{i:02d}",
+                "prompt": f"shout number {i}",
+                "reference": f"SHOUT NUMBER {i}",
+            }
+            for i in range(48)
+        ],
+        {"agent.py": _AGENT, "verifier.py": _FUNCTION_VERIFIER},
+    ),
+    "tools": Template(
+        "An agent with tools",
+        (16, 18, 20),
+        '\n[policy]\nkind = "tools"\ntools = ["tools:price_of", "tools:add"]\n'
+        'lm = "openai:gpt-5-mini"      # or http://HOST/v1#MODEL\nmax_steps = 8\n'
+        '\n[critic]\nlm = "openai:gpt-5"          # what compares; left out, the policy\'s model\n'
+        '\n[verifier]\nkind = "numeric"\n'
+        "\n[learn]\ngroup_size = 4\n",
+        _tool_rows,
+        {"tools.py": _TOOLS},
+        "set OPENAI_API_KEY, or name another model in [policy] and [critic]",
+    ),
+    "server": Template(
+        "Any OpenAI-compatible server",
+        (16, 20, 24),
+        '\n[policy]\nlm = "http://127.0.0.1:8000/v1#MODEL"   # ?api_key_env=NAME before #: a key\n'
+        'system = "You read messages to a shop and answer with the value only."\n'
+        "sampling = { temperature = 0.7, max_tokens = 64 }\n"
+        "\n[learn]\ngroup_size = 4\n" + _OWN_VERIFIER,
+        _extraction_rows,
+        {"verifier.py": _EXTRACTION_VERIFIER},
+        "put your server's address and model into policy.lm",
+    ),
+}
+DEFAULT = "extraction"
