@@ -361,7 +361,8 @@ def estimate_reply_tokens(reply: Completion) -> int:
 def estimate_prompt_tokens(request: Request, lm: object = None) -> int:
     """Return how many tokens a prompt has: the LM's own count where it has one, else bytes / 4.
 
-    Counts messages, tool calls and tool schemas, and 8 tokens a message for the chat template.
+    Counts messages, tool calls and tool schemas, and 8 tokens per message, the reply included, for
+    the chat template.
     """
     count = getattr(lm, "count_tokens", None)
     texts = [m.content for m in request.messages]
@@ -369,7 +370,7 @@ def estimate_prompt_tokens(request: Request, lm: object = None) -> int:
         texts.extend(call.name + call.arguments for call in message.tool_calls)
     if request.tools:
         texts.append(json.dumps([jsonable(t.to_dict()) for t in request.tools]))
-    frame = _TOKENS_A_MESSAGE * len(request.messages)
+    frame = _TOKENS_A_MESSAGE * (len(request.messages) + 1)  # the reply has a beginning too
     if count is not None:
         return int(count("\n".join(texts))) + frame
     size = sum(len(t) if t.isascii() else len(t.encode("utf-8", "replace")) for t in texts)
