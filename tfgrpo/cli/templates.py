@@ -62,19 +62,27 @@ def score(rollout, task):
     return Score(0.0, "the value is not in the reply")
 '''
 
-_MESSAGES = (
-    "Hello, order {n} was due on Monday and the tracking page is still blank.",
-    "My sister ordered a lamp under {n} and the shade came cracked.",
-    "Could you tell me where {n} is? I paid for express shipping.",
-    "Please stop purchase {n} before it leaves, I found it cheaper elsewhere.",
-    "The invoice for {n} shows two mugs but only one was in the box.",
-    "I'd like to change the street on {n}; we move next week.",
-    "Why was my card charged twice for {n}?",
-    "Number {n} arrived yesterday, thank you, but the manual is missing.",
-    "Is {n} gift-wrapped? It is for my father's birthday on 3 May.",
-    "We returned half of {n} in June and wait for 18 euros since then.",
-    "The courier rang at 9 although {n} said the afternoon.",
-    "Can {n} be collected at the shop instead of being delivered?",
+_OPENINGS = (
+    "Order {n} was due on Monday.",
+    "My sister bought a lamp under {n}.",
+    "This is about {n}, the blue chair.",
+    "You charged me twice for {n}.",
+    "Yesterday {n} came without the manual.",
+    "We returned half of {n} in June.",
+    "For {n} I paid 18 euros too much.",
+    "I placed {n} at 9 this morning.",
+    "The box of {n} is dented.",
+    "Purchase {n} is a birthday present.",
+)
+_REQUESTS = (
+    "The tracking page stays blank.",
+    "Can you cancel it, please?",
+    "Where is it right now?",
+    "Please send 2 new screws.",
+    "Could I collect it at the shop?",
+    "Who can tell me more?",
+    "Is there a refund?",
+    "Change the street to Mill Lane 4.",
 )
 
 
@@ -83,7 +91,8 @@ def _extraction_rows() -> list[dict[str, str]]:
     return [
         {
             "task_id": f"order-{i:02d}",
-            "prompt": f"{_MESSAGES[(i * 5 + i // 12) % 12].format(n=n)}\n\nWhich order number?",
+            "prompt": f"{_OPENINGS[i % 10].format(n=n)} {_REQUESTS[(3 * i + i // 10) % 8]}\n\n"
+            "Which order number?",
             "reference": str(n),
         }
         for i, n in enumerate(numbers)
