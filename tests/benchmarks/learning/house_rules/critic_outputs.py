@@ -249,7 +249,7 @@ def _outermost(text: str, start: int) -> Any:
 
 
 def _is_form(node: Any) -> bool:
-    """True for a form to fill in, one of whose keys asks for words or an operation; not for data."""
+    """True for a form whose keys ask for words or an operation; False for data."""
     if isinstance(node, list):
         return any(_is_form(n) for n in node)
     if not isinstance(node, dict):
