@@ -331,3 +331,17 @@ def test_the_server_counts_what_each_learner_asks_for() -> None:
     assert seat.account.calls == {"policy": 12}
     sent = -(-len(family.system) // 4) + -(-len(case.text) // 4)
     assert seat.account.prompt_tokens == 12 * sent
+
+
+def test_a_form_to_fill_in_is_told_from_answers_that_are_json() -> None:
+    family = FAMILIES["tools"]
+    case = family.draw(0, 1, 1, 1).practice[0]
+    reply = answer(family.system, case.text)
+    prompt = (
+        'Return JSON:\n{"diagnosis": "<why>", "insights": [{"content": "<a lesson>", "tags": []}]}'
+        f"\nQUERY:\n{case.text}\n\nGENERATOR ANSWER:\n{reply}\n\nFEEDBACK:\n"
+        f"Ground truth: {case.key}\nExecution feedback: {family.grade(reply, case, tell=True)[1]}"
+    )
+    said = json.loads(critic_simulator.reply([("user", prompt)]))
+    assert set(said) == {"diagnosis", "insights"}
+    assert any(case.parts["action"] in row["content"] for row in said["insights"])

@@ -232,7 +232,7 @@ def _skeleton(text: str) -> Any:
     """Return the last JSON skeleton of a prompt as lists, mappings and strings."""
     for m in reversed(list(re.finditer(r"[{\[]\s*[{\"]", text))):
         node = _parse(text[m.start() :])
-        if isinstance(node, (dict, list)) and node and _depth_ok(node):
+        if _is_form(node):
             outer = _outermost(text, m.start())
             return outer if outer is not None else node
     return {"rules": [{"rule": "text"}]}
@@ -243,14 +243,19 @@ def _outermost(text: str, start: int) -> Any:
     best = None
     for m in re.finditer(r"[{\[]\s*[{\"]", text[:start]):
         parsed, used = _scan(text[m.start() :])
-        if parsed is not None and m.start() + used > start and m.start() > start - 3000:
+        if _is_form(parsed) and m.start() + used > start and m.start() > start - 3000:
             return parsed
     return best
 
 
-def _depth_ok(node: Any) -> bool:
-    keys = node if isinstance(node, dict) else (node[0] if isinstance(node[0], dict) else {})
-    return "tool" not in keys
+def _is_form(node: Any) -> bool:
+    """True for a form whose keys ask for words or an operation; False for data."""
+    if isinstance(node, list):
+        return any(_is_form(n) for n in node)
+    if not isinstance(node, dict):
+        return False
+    keys = {k.lower() for k in node}
+    return bool(keys & {*_ITEMS, "op", "operation"}) or any(_is_form(v) for v in node.values())
 
 
 def _parse(text: str) -> Any:

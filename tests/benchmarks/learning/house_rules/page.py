@@ -57,13 +57,16 @@ feedback says only which parts are right.
 
 ## Slips, wrong keys, shuffled keys
 
+(Rows are added as they are measured; noise levels and rows that are not here were not run.)
+
 With chance `noise` the policy guesses a part although a rule settles it. `wrong`: one practice task
 in ten has another task's key. `shuffled`: all keys are dealt out anew, so that nothing is to be
 learnt.
 
 {stress}
 
-Made by `{command}`, {date}, commit {commit}, {processor}; the rivals are installed by
+Rows by `{command} --record` in several commands, so of neighbouring commits; the page of {date},
+commit {commit}, {processor}; the rivals are installed by
 `sh tests/benchmarks/head_to_head/install.sh`.
 """
 
