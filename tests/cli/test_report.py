@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.made import made_run
-from tfgrpo.cli.main import _write_in_any_code_page, main
+from tfgrpo.cli.main import main
+from tfgrpo.runtime.output import safe_output
 from tfgrpo.store.journal import Journal
 
 
@@ -136,8 +137,7 @@ def test_a_report_is_written_in_any_code_page(run: str, encoding: str, form: str
 def test_no_text_breaks_a_stream_of_any_code_page(text: str, encoding: str) -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
-    with contextlib.redirect_stdout(stream):
-        _write_in_any_code_page()
+    with contextlib.redirect_stdout(stream), safe_output():
         print(text)
-        stream.flush()
+    stream.flush()
     assert raw.getvalue()

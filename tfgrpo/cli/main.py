@@ -12,7 +12,6 @@ Does not know: what the verbs do. Source: own.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import sys
@@ -126,7 +125,6 @@ def exit_code_of(error: TfgrpoError) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; always leaves through `SystemExit`."""
-    _write_in_any_code_page()
     with safe_output():
         _main(sys.argv[1:] if arguments is None else arguments)
 
@@ -142,13 +140,6 @@ def _main(arguments: list[str]) -> None:
     except KeyboardInterrupt:
         print("interrupted: run the same command again to go on", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def _write_in_any_code_page() -> None:
-    """Let what a terminal's code page lacks be written as an escape; reports hold `±` and names."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def run_program() -> None:
