@@ -405,3 +405,7 @@ def test_a_process_that_ends_while_a_model_decodes_keeps_its_exit_code(pytestcon
         check=False,
     )
     assert done.returncode == 7, done.stderr[-2000:]
+
+
+def test_the_generator_keeps_the_contract(loaded):
+    check_generator(generator(loaded), [[5, 6, 7], [8, 9]])
