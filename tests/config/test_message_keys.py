@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import typing
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ from tfgrpo.search.config import SearchConfig
 
 ROOT = Path(tfgrpo.__file__).parent
 CONFIGS: tuple[type[pydantic.BaseModel], ...] = (Config, TrainConfig, SearchConfig)
+
+
+def sources() -> Iterator[Path]:
+    """Every file of the package, behind links to folders too."""
+    for folder, _, names in os.walk(ROOT, followlinks=True):
+        yield from (Path(folder) / name for name in names if name.endswith(".py"))
 
 
 def models_in(hint: object) -> Iterator[type[pydantic.BaseModel]]:
@@ -74,7 +81,7 @@ def test_every_key_that_a_message_tells_people_to_set_exists() -> None:
     sections = known()
     assert {"learn", "policy", "tasks", "search"} <= set(sections)
     wrong, seen = [], 0
-    for path in ROOT.rglob("*.py"):
+    for path in sources():
         for line, text in messages(path):
             for section, key in named(text):
                 if section not in sections:
