@@ -60,9 +60,9 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_text("utf-8"))
     for node in ast.walk(tree):
         calls = [node.exc] if isinstance(node, ast.Raise) and node.exc is not None else []
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in ("warning", "error", "info", "append", "echo"):
-                calls.append(node)
+        told = ("warning", "error", "info", "append", "echo")
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in told:
+            calls.append(node)
         for call in calls:
             for part in ast.walk(call):
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
