@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.report.made import made_run
 from tfgrpo.cli.main import main
+from tfgrpo.runtime.output import safe_output
 from tfgrpo.store.journal import Journal
 
 
@@ -108,3 +116,28 @@ def test_advice_is_printed_and_given_as_json(run: str, capsys: pytest.CaptureFix
     assert {r["lever"] for r in rows} == {"experience", "routing", "best_of_k", "hints", "rl"}
     code, out, _ = call(capsys, "advise", run)
     assert out.startswith(f"1. {rows[0]['headline']}")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8"])
+@pytest.mark.parametrize("form", ["md", "json", "junit"])
+def test_a_report_is_written_in_any_code_page(run: str, encoding: str, form: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tfgrpo", "report", run, "--format", form],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode(encoding).strip()
+
+
+@given(st.text(st.characters(codec=None), max_size=40), st.sampled_from(["ascii", "cp1252"]))
+def test_no_text_breaks_a_stream_of_any_code_page(text: str, encoding: str) -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding)
+    with contextlib.redirect_stdout(stream), safe_output():
+        print(text)
+    stream.flush()
+    assert raw.getvalue()

@@ -173,3 +173,13 @@ def test_the_plain_instructions_hold_lessons_and_no_marks(placement: Placement) 
     artefact = Artefact(from_texts(["Measure twice."]), placement=placement, system="Be brief.")
     assert "Measure twice." in artefact.instructions and "Be brief." in artefact.instructions
     assert "---" not in artefact.instructions and "<task>" not in artefact.instructions
+
+
+def test_the_file_for_people_shows_escapes_and_the_prompt_is_exact(tmp_path: Path) -> None:
+    lesson = "ring \x07 \x1b[31mred\x1b[0m and \u202eback\u202c"
+    library = Library().apply([Edit("add", lesson)], deduplicate=False).library
+    artefact = Artefact(library, CARD, "user", "lessons", "")
+    export_artefact(artefact, tmp_path)
+    shown = (tmp_path / "library.md").read_text("utf-8")
+    assert not set(shown) & set("\x07\x1b\u202e\u202c") and "\\x1b[31mred" in shown
+    assert (tmp_path / "prompt.txt").read_text("utf-8") == artefact.prompt_text()

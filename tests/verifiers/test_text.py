@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.policies.chat import FunctionPolicy
-from tfgrpo.sampling import SampleSettings, sample_group
+from tfgrpo.sampling import GroupSpec, SampleSettings, sample_group
 from tfgrpo.verifiers import Exact, JsonSchema, Numeric, Regex
 from tfgrpo.verifiers.numeric import numbers_in
 
@@ -200,6 +200,7 @@ async def test_a_verifier_that_is_given_up_ends_as_a_failure_of_its_own() -> Non
         task(None),
         FunctionPolicy(lambda prompt, context: "a" * 40 + "b", policy_id="p"),
         Regex(r"^(a+)+$"),
+        draws=GroupSpec(group_size=2),
         settings=SampleSettings(verifier_timeout_s=0.5),
     )
     assert {r.outcome for r in group.rollouts} == {"verifier_failed"}

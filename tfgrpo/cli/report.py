@@ -17,7 +17,7 @@ import typer
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.report.advise import advise as advise_on
 from tfgrpo.report.view import load_view
-from tfgrpo.runtime.files import write_whole
+from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.statistics.verdict import Rule, make_rule
 
@@ -73,7 +73,7 @@ def report(
     text, verdict = _render(run, format, rule, level)
     target = out or (run / "report.html" if format is Format.html else Path("-"))
     if str(target) == "-":
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
     else:
         _write(target, text)
         typer.echo(str(target))
@@ -126,7 +126,7 @@ def _write(target: Path, text: str) -> None:
     """Write a file whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, text)
+        write_for_people(target, text)
     except OSError as exc:
         raise StoreError(
             f"cannot write {str(target)!r}: {exc.strerror}; choose another --out"

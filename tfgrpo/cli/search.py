@@ -28,7 +28,7 @@ from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, ToolSpec, Verifier
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.runtime.files import write_whole
+from tfgrpo.runtime.files import write_for_people
 from tfgrpo.search.api import make_algorithm, search_tree
 from tfgrpo.search.config import SearchConfig, WorldSection, read_config
 from tfgrpo.search.environments.mcp import McpEnvironment
@@ -302,7 +302,7 @@ def _keep(config: SearchConfig, found: Found, memory: PlanMemory) -> None:
                 result.fold.tree, best=result.best.id, title=result.task.task_id, facts=facts
             )
             path = output.views / f"{_file_name(result.task)}.html"
-            write_whole(path, page)
+            write_for_people(path, page)
 
 
 def _file_name(task: Task) -> str:

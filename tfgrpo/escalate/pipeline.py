@@ -33,7 +33,7 @@ from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed
 from tfgrpo.runtime.event_loop import off_loop
-from tfgrpo.runtime.files import write_whole
+from tfgrpo.runtime.files import write_for_people, write_whole
 from tfgrpo.statistics import Scores
 
 T = TypeVar("T")
@@ -172,7 +172,7 @@ class _Escalation:
             seconds={name: round(s, 1) for name, s in self._seconds.items()},
         )
         write_json(self._folder / "escalate.json", result.to_dict())
-        write_whole(self._folder / "escalate.md", result.markdown())
+        write_for_people(self._folder / "escalate.md", result.markdown())
         return result
 
     def _train(self) -> _Trained:

@@ -29,6 +29,7 @@ from tfgrpo.experience.library import Library
 from tfgrpo.messages import Message
 from tfgrpo.runtime.canonical import canonical_json, digest
 from tfgrpo.runtime.files import write_whole
+from tfgrpo.runtime.terminal import printable
 
 FORMAT = "tfgrpo.artefact"
 FORMAT_VERSION = 1
@@ -164,7 +165,9 @@ def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
     `library.md` for people; `prompt.txt` with marks of turns; `messages.json`, the chat turns
     around `<task>`; `instructions.txt`, one text without marks.
 
-    Each file is written beside its place and moved there, so a reader sees the old or the new one.
+    `library.md` is for people: control and bidirectional characters in it are visible escapes.
+    `prompt.txt` is exactly what a model gets. Each file is written beside its place and moved
+    there, so a reader sees the old or the new one.
 
     Raises:
         StoreError: the folder cannot be written.
@@ -172,7 +175,7 @@ def export_artefact(artefact: Artefact, folder: Path | str) -> dict[str, Path]:
     folder = Path(folder)
     texts = {
         "library.json": json.dumps(artefact.to_dict(), indent=1, ensure_ascii=True) + "\n",
-        "library.md": artefact.markdown(),
+        "library.md": printable(artefact.markdown()),
         "prompt.txt": artefact.prompt_text(),
         "messages.json": json.dumps(artefact.for_openai("<task>"), indent=1) + "\n",
         "instructions.txt": artefact.instructions + "\n",

@@ -10,8 +10,15 @@ import tempfile
 from pathlib import Path
 
 from tfgrpo.runtime.redaction import redact_known
+from tfgrpo.runtime.terminal import printable
 
-__all__ = ["write_whole"]
+__all__ = ["write_for_people", "write_whole"]
+
+
+def write_for_people(path: Path, text: str) -> None:
+    """Write text that people read, as `write_whole` does, with control and bidirectional
+    characters as visible escapes: a terminal or an editor that shows the file obeys none."""
+    write_whole(path, printable(text))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -18,6 +18,13 @@ from tfgrpo.testing.answers import (
 )
 from tfgrpo.testing.contracts import check_lm, check_policy, check_scheduler, check_verifier
 from tfgrpo.testing.fault_server import FaultServer
+from tfgrpo.testing.more_contracts import (
+    check_algorithm,
+    check_allocator,
+    check_environment,
+    check_generator,
+    check_recorder,
+)
 from tfgrpo.testing.replay import ReplayLM
 
 __all__ = [
@@ -26,8 +33,13 @@ __all__ = [
     "FaultServer",
     "ReplayLM",
     "ScriptedLM",
+    "check_algorithm",
+    "check_allocator",
+    "check_environment",
+    "check_generator",
     "check_lm",
     "check_policy",
+    "check_recorder",
     "check_scheduler",
     "check_verifier",
     "choices",

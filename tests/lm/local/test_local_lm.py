@@ -16,7 +16,7 @@ from tfgrpo.lm.local.loading import LocalModel  # noqa: E402
 from tfgrpo.lm.local.local_lm import LocalLM  # noqa: E402
 from tfgrpo.messages import Message, ToolCall  # noqa: E402
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec  # noqa: E402
-from tfgrpo.testing import check_lm  # noqa: E402
+from tfgrpo.testing import check_generator, check_lm  # noqa: E402
 
 EOS = 1
 LETTERS = '\x00\x01 abcdefghijklmnopqrstuvwxyz<>|/_{}":,.0123456789?\n'
@@ -405,3 +405,7 @@ def test_a_process_that_ends_while_a_model_decodes_keeps_its_exit_code(pytestcon
         check=False,
     )
     assert done.returncode == 7, done.stderr[-2000:]
+
+
+def test_the_generator_keeps_the_contract(loaded):
+    check_generator(generator(loaded), [[5, 6, 7], [8, 9]])
