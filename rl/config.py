@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
+from tfgrpo.config.learn import BudgetConfig
 from tfgrpo.config.sections import Section, explain, load_toml
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas import requirements
@@ -253,6 +254,11 @@ class TrainConfig(Section):
     engine: EngineConfig = EngineConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     run: RunConfig = RunConfig()
+    budget: BudgetConfig = BudgetConfig()
+    """Caps on what a judge's LM may use in the whole run."""
+    prices: dict[str, dict[str, float]] = {}
+    """Prices of judges by model id, in dollars per million tokens: input, output, cache_read,
+    cache_write."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> Self:

@@ -17,6 +17,7 @@ from tfgrpo.rl.checkpoints.export import write_card
 from tfgrpo.rl.checkpoints.loaded_model import load_parts
 from tfgrpo.rl.config import RunConfig, TrainConfig
 from tfgrpo.rl.generation import engine_of
+from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.monitoring.metrics import Sink, tensorboard_sink, tracker_sink
 from tfgrpo.rl.rollouts.hint_setup import prepare
 from tfgrpo.rl.trainer import StepReport, Trainer, TrainerParts
@@ -69,7 +70,19 @@ def train(
     tasks = _tasks(config.tasks.path) if tasks is None else tasks
     if held_out is None:
         held_out = read_tasks(config.tasks.held_out) if config.tasks.held_out else []
-    verifier = verifier or make_verifier(config.verifier)
+    with JudgeCalls(config) as judge:
+        verifier = verifier or make_verifier(config.verifier, open_lm=judge.open)
+        return _train(config, tasks, held_out, verifier, allocate, on_step)
+
+
+def _train(
+    config: TrainConfig,
+    tasks: Sequence[Task],
+    held_out: Sequence[Task],
+    verifier: Verifier,
+    allocate: Allocator | None,
+    on_step: Callable[[StepReport], None] | None,
+) -> TrainResult:
     model = load_parts(config.model.lm, device=config.model.device, dtype=config.model.dtype)
     tasks, hints = prepare(config, tasks, model)
     parts = TrainerParts(

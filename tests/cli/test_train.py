@@ -130,3 +130,29 @@ def test_loading_weights_draws_nothing_and_leaves_progress_bars_as_they_were(tmp
     load_model(str(tmp_path), device="cpu")
     assert "Loading" not in capfd.readouterr().err
     assert progress.is_progress_bar_enabled()
+
+
+@pytest.mark.real
+def test_a_judge_of_a_training_run_is_kept_priced_and_capped(tmp_path) -> None:
+    from tfgrpo import rl
+    from tfgrpo.errors import BudgetError
+    from tfgrpo.store import Budget, Journal
+    from tfgrpo.testing import FaultServer, say
+
+    write_model(tmp_path / "model")
+    text = write_run(tmp_path, "judged").read_text()
+    rubric = 'kind = "judge"\nrubric = "right"\nlm = "{spec}"\n'
+    with FaultServer(lambda call: say(f"Score: {40 + call.index}")) as server:
+        text = text.replace(
+            'kind = "regex"\npattern = "[a-m]"\n', rubric.format(spec=server.spec())
+        )
+        money = text + "\n[budget]\ncost_usd = 1.0\n"
+        (tmp_path / "judged.toml").write_text(money)
+        with pytest.raises(ConfigError, match=r"price of .* is unknown"):
+            rl.train(rl.TrainConfig.from_toml(tmp_path / "judged.toml"))
+        (tmp_path / "judged.toml").write_text(text + "\n[budget]\ncalls = 21\n")
+        with pytest.raises(BudgetError, match="calls"):
+            rl.train(rl.TrainConfig.from_toml(tmp_path / "judged.toml"))
+        assert server.call_count <= 21
+        with Journal.open(tmp_path / "judged" / "judge", budget=Budget(calls=21)) as store:
+            assert store.ledger.spent["calls"] == server.call_count

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from tests.learning.worlds import HELPFUL, World, settings
-from tfgrpo.errors import ProviderError
+from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.experience import Artefact, load_artefact
 from tfgrpo.learning.components import with_judge_role
 from tfgrpo.learning.evaluate import evaluate
+from tfgrpo.learning.learn import dry_run
 from tfgrpo.lm.scripted import Reply, ScriptedLM
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.call_scope import current_scope
+from tfgrpo.store.prices import PriceTable, price_help
 
 
 def artefact_of(tmp_path: Path) -> Artefact:
@@ -227,3 +229,48 @@ def test_the_limit_of_a_critics_reply_can_be_left_to_the_provider(
 def test_an_unset_limit_reaches_the_policys_request_as_none(tmp_path: Path) -> None:
     config = settings(tmp_path, policy={"sampling": {"max_tokens": 0}})
     assert config.policy.sampling.to_sampling().max_tokens is None
+
+
+def test_a_rehearsal_refuses_what_the_run_will_refuse(tmp_path: Path) -> None:
+    world = World()
+    config = settings(
+        tmp_path, budget={"cost_usd": 1.0}, policy={"lm": "http://h/v1?api_key_env=K#m"}
+    )
+    with pytest.raises(ConfigError, match=r"price of 'http://h/v1\?api_key_env=K#m' is unknown"):
+        dry_run(config, tasks=world.tasks)
+    priced = {"http://h/v1#m": {"input": 1.0, "output": 2.0}}
+    critic = {"lm": "http://h/v1#m"}
+    config = settings(
+        tmp_path,
+        budget={"cost_usd": 1.0},
+        policy={"lm": "http://h/v1?api_key_env=K#m"},
+        critic=critic,
+        run={"prices": priced},
+    )
+    plan, _ = dry_run(config, tasks=world.tasks)
+    assert plan.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("own", "asked"),
+    [
+        ("http://h/v1#m", "http://h/v1?api_key_env=K#m"),
+        ("http://h/v1?api_key_env=K#m", "http://h/v1#m"),
+        ("http://h/v1?api_key_env=K#m", "http://h/v1/?stream=false#m"),
+        ("http://h/v1#m", "http://h/v1#m?stream=false"),
+        ("gpt-x", "openai:gpt-x?stream=false"),
+    ],
+)
+def test_a_price_is_found_with_and_without_the_specs_options(own: str, asked: str) -> None:
+    table = PriceTable({own: {"input": 1.0, "output": 2.0}})
+    found = table.find(asked)
+    assert found is not None and found.output == 2.0
+    assert table.find("http://other/v1#m") is None
+
+
+def test_the_message_about_an_unknown_price_holds_toml_that_works() -> None:
+    import tomllib
+
+    help_text = price_help("http://h/v1?api_key_env=K#m")
+    row = tomllib.loads(help_text.partition("\n")[2])
+    assert PriceTable(row["run"]["prices"]).find("http://h/v1?api_key_env=K#m") is not None

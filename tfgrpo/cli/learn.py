@@ -94,7 +94,7 @@ def evaluate(
     """Score an exported library against the empty one on the config's tasks."""
     from tfgrpo.experience import load_artefact
 
-    nothing = {"empty": None, "library": None, "verdict": None, "notes": []}
+    nothing: dict[str, Any] = {"empty": None, "library": None, "verdict": None, "notes": []}
     with json_of_failures(as_json, nothing):
         settings = Config.from_toml(config, set_ or ())
         add_module_folder(config.parent)

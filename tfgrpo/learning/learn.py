@@ -31,6 +31,8 @@ from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import Sampler, SampleSettings, Stop
 from tfgrpo.store import Budget, Journal
+from tfgrpo.store.booking import require_price
+from tfgrpo.store.budget import Ledger
 from tfgrpo.store.forking import fork_run
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks import Splits
@@ -129,13 +131,30 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
 
 
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
-    """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing."""
+    """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing.
+
+    Raises:
+        ConfigError: settings, tasks or prices that `learn` refuses, too.
+    """
     given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
     found = read_run_tasks(config, given.tasks)
     check_nudge(config.nudge, found.splits.practice, from_traces=bool(found.traces))
+    _check_prices(config, given)
     return _forecast(config, found.splits, settings), found.splits
+
+
+def _check_prices(config: Config, given: Overrides) -> None:
+    """Refuse, before anything is asked, what the run would refuse: a cap on money and a model whose
+    price is unknown."""
+    ledger = Ledger(Budget(**config.budget.model_dump()))
+    table = PriceTable(config.run.prices or None)
+    specs = [config.critic.lm or config.policy.lm]
+    if given.policy is None and config.policy.kind != "function":
+        specs.append(config.policy.lm)
+    for spec in specs:
+        require_price(ledger, table.find(spec), spec)
 
 
 def open_run(
