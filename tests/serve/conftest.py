@@ -82,6 +82,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             found = settings(folder or tmp_path / "gateway", upstream, **changes)
             running = await Running.start(found, ADMIN)
             stack.push_async_callback(running.stop, 0.0)
+            await running.learning.pause()  # tests tick when they want to
             session = await stack.enter_async_context(aiohttp.ClientSession())
             return Client(running, session)
 

@@ -69,9 +69,9 @@ _COUNTS = frozenset(
 
 def _is_absurd(row: Any) -> bool:
     """Tell whether a count is there that cannot be one: negative, broken, or beyond belief."""
-    if not isinstance(row, Mapping):
+    if type(row) is not dict and not isinstance(row, Mapping):
         return False
-    given = (name for name in _COUNTS if row.get(name) is not None)
+    given = (name for name in _COUNTS & row.keys() if row[name] is not None)
     return any(_count(row, name) is None for name in given)
 
 
@@ -82,7 +82,7 @@ def estimate_tokens(utf8_bytes: int) -> int:
 
 def _count(row: Any, *names: str) -> int | None:
     """The first of the named fields that is a whole number from 0 to `MOST_TOKENS`."""
-    if not isinstance(row, Mapping):
+    if type(row) is not dict and not isinstance(row, Mapping):
         return None
     for name in names:
         value = row.get(name)

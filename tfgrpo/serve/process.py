@@ -9,6 +9,7 @@ Does not know endpoints. Source: own.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -153,6 +154,10 @@ async def serve(settings: GatewaySettings, tell: Callable[[Running], None]) -> N
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
+    # What the start made stays for good: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     try:
         tell(running)
         await stopped.wait()

@@ -30,7 +30,7 @@ from tests.benchmarks.record import record
 from tests.benchmarks.serve.processes import ROOT, pressure, stop, wait_for
 
 CLIENTS = 64
-CAP = 1.5
+CAP = 0.08
 
 
 def config(folder: Path, upstream: int, port: int) -> Path:

@@ -2,6 +2,9 @@
 
     python -m tests.benchmarks.serve.overhead [--rounds 5] [--seconds 6] [--rate 200]
 
+The rivals are looked for in two variables: LITELLM_PROXY, the `bin` folder of an environment with
+`litellm[proxy]`, and PORTKEY_GATEWAY, a folder with the npm package `@portkey-ai/gateway`.
+
 Gateways on core 0; stub and load generator on core 1. Rounds interleave; the figures are medians of
 rounds. CPU a request comes from process times, the one figure that survives a busy machine.
 """
@@ -92,7 +95,8 @@ class Rivals:
         self.jobs["ours"] = {"port": port}
 
     def litellm(self, port: int) -> None:
-        program = shutil.which("litellm", path=str(Path(sys.executable).parent))
+        folder = os.environ.get("LITELLM_PROXY", str(Path(sys.executable).parent))
+        program = shutil.which("litellm", path=folder)
         if program is None:
             return
         config = litellm_config(self._folder, self._upstream)

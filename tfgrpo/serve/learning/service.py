@@ -66,6 +66,7 @@ class RouteLearning:
         self._proposer, self._clock = proposer, clock
         self._lock = asyncio.Lock()
         self.stop = Stop()
+        self._is_ticking = False
         self.transitions: list[Transition] = _read(gateway, route.name)
         self.state = LearningState()
         for transition in self.transitions:
@@ -153,7 +154,13 @@ class RouteLearning:
             route.test("", None, 0.0)
 
     async def tick(self) -> None:
-        """Do the next thing that is due, if any; failures become the state's reason."""
+        """Do the next thing that is due, if any; failures become the state's reason.
+
+        While one tick runs, another does nothing.
+        """
+        if self._is_ticking:
+            return
+        self._is_ticking = True
         try:
             with boundary(TfgrpoError, f"the learning job of route {self.route.name!r}"):
                 await self._tick()
@@ -163,6 +170,8 @@ class RouteLearning:
             if self.state.name in ("proposing", "gating"):
                 await self.act("failed", "job", str(error))
                 await self._stop_after_failures()
+        finally:
+            self._is_ticking = False
 
     async def _tick(self) -> None:
         name = self.state.name
@@ -378,6 +387,10 @@ class Learning:
         """Tick no more; a proposal that is being made in its thread is left to itself."""
         for route in self.routes.values():
             route.stop.request()
+        await self.pause()
+
+    async def pause(self) -> None:
+        """Tick no more until it is started again."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
