@@ -82,7 +82,7 @@ def test_nothing_scored_is_inconclusive(tmp_path: Path, capsys: pytest.CaptureFi
         capsys, "report", str(tmp_path / "r"), "--format", "junit", "--min-mean", "0"
     )
     assert code == 5
-    assert "<skipped" in out
+    assert "<error" in out
 
 
 def test_a_folder_without_a_run_is_a_store_error(
