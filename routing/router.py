@@ -384,7 +384,10 @@ class Router:
 
     def _judged(self, raw: Candidate, others: Mapping[str, Candidate]) -> Candidate:
         qualifies, utility, note = self.rule.judge(raw, others)
-        return replace(raw, qualifies=qualifies, utility=utility, note=note)
+        # Nobody else has seen it yet, and a copy costs as much as the estimate.
+        for name, value in (("qualifies", qualifies), ("utility", utility), ("note", note)):
+            object.__setattr__(raw, name, value)
+        return raw
 
     def _fall_back(
         self, ranking: Sequence[Candidate], usable: Sequence[Candidate]

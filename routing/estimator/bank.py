@@ -77,6 +77,7 @@ class Bank:
         self._mask = _stack([np.ones(len(c["read"]), bool) for c in s])
         self._hide = np.where(_stack([np.ones(c.n_rows, bool) for c in s]), 0.0, -np.inf)
         self._hide = self._hide.astype(np.float32)
+        self._no_row = np.where(self._mask, np.float32(0), np.float32(-1e9))
         for name in ("base", "along", "profile", "local_weights", "local_d", "rates"):
             setattr(self, f"_{name}", _stack([c[name] for c in s]))
         self._square = np.sum(self._profile**2, axis=2)
@@ -113,7 +114,7 @@ class Bank:
         """Keys and values of the network, padded: (layer) → (models, heads, size, rows)."""
         found = [self._network.encode(c["tokens"]) for c in states]
         self._has_net = np.array([len(c["tokens"]) > 0 for c in states])
-        self._keys, self._values = [], []
+        self._encoded: list[tuple[Floats, Floats]] = []
         n = self._mask.shape[1]
         for layer in range(len(found[0]) if found else 0):
             size = found[0][layer][0].shape[1]
@@ -122,8 +123,7 @@ class Bank:
             for i, pair in enumerate(found):
                 k, v = pair[layer]
                 keys[i, :, :, : k.shape[2]], values[i, :, : v.shape[1]] = k, v
-            self._keys.append(keys)
-            self._values.append(values)
+            self._encoded.append((keys, values))
 
     def _prompt(self, vector: Floats) -> _Prompt:
         vector = np.asarray(vector, np.float32)
@@ -230,8 +230,8 @@ class Bank:
              np.clip(q.profile, -4, 4) / 2, np.log1p(self._marks[:, 0]) / 7, self._marks[:, 4]]
         ).astype(np.float32)  # fmt: skip
         change = self._network.correct_stacked(
-            few, list(zip(self._keys, self._values, strict=True)),
-            q.cosines.astype(np.float32), self._mask,
+            few, self._encoded,
+            q.cosines.astype(np.float32), self._no_row,
         )  # fmt: skip
         return np.where(self._has_net, change, 0.0)
 
