@@ -157,9 +157,9 @@ class RouterFiles:
         arrays = {name: getattr(pool, name).astype(np.float32) for name in _POOL}
         arrays["vectors"] = arrays["vectors"].astype(np.float16)
         with (folder / "pool.npz").open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)
         with (folder / "states.npz").open("wb") as file:
-            np.savez(file, **_pack(_states(saved, [m.name for m in self.models])))  # type: ignore[arg-type]
+            np.savez(file, **_pack(_states(saved, [m.name for m in self.models])))
         features = self.embedder if isinstance(self.embedder, PromptFeatures) else None
         meta = {
             "format": _FORMAT,

@@ -237,7 +237,7 @@ class StateKeeper:
         if len(members) < pool.size:
             # A model never is its own reference.
             value = ValueModel(
-                value.embedder, pool.of_models(members), layers=value.layers,
+                value.embedder, pool.of_models(members.tolist()), layers=value.layers,
                 local_rows=value.local_rows,
             )  # fmt: skip
         state = value.state_of_counts(
