@@ -101,7 +101,8 @@ class Gate:
     """Coverage of the best threshold in hindsight on the calibration prompts: no gate on this score
     can be expected to keep more."""
     least_delta: float | None
-    """Least level tried at which a gate opens; None where none does up to 0.5."""
+    """For a closed gate the least level tried at which one opens, None where none does up to 0.5;
+    for an open one its own."""
     version: str
     """Digest of the calibration prompts and the rule."""
     model: str = ""
@@ -193,10 +194,12 @@ def calibrate(
     threshold, kept, observed = found or (math.inf, 0, 0.0)
     rule = [risk, delta, confidence, min_coverage]
     data = [[float(v) for v in values] for values in (scores, losses)]
+    least: float | None = delta
+    if found is None:
+        least = _least(scores, losses, risk, confidence)
     return Gate(
         risk, delta, confidence, threshold, len(scores), kept, observed,
-        _attainable(scores, losses, risk, delta), _least(scores, losses, risk, confidence),
-        digest([rule, data], 12),
+        _attainable(scores, losses, risk, delta), least, digest([rule, data], 12),
     )  # fmt: skip
 
 

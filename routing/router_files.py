@@ -273,7 +273,7 @@ def _states(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
         "lengths": saved.ground.lengths,
         "coefficients": saved.scores.coefficients,
         "intercepts": saved.scores.intercepts,
-        "floor": np.array([saved.floor]),
+        "floor": np.array([saved.floor, saved.scores.text_width]),
     }
     for i, name in enumerate(names):
         state, costs = saved.states[name], saved.costs[name]
@@ -330,7 +330,7 @@ def _saved(arrays: Mapping[str, Any], keys: Sequence[str], models: Sequence[Mode
     return Saved(
         Ground.restore(keys, arrays["vectors"], arrays["lengths"]),
         histories, states, costs,
-        Scores(arrays["coefficients"], arrays["intercepts"]),
+        Scores(arrays["coefficients"], arrays["intercepts"], int(arrays["floor"][1])),
         float(arrays["floor"][0]),
     )  # fmt: skip
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.estimator.compact import Compact, Outcome
+from tfgrpo.routing.estimator.coverage import text_part
 from tfgrpo.routing.estimator.laplace import Gaussian, logit, mean_sigmoid, sigmoid
 from tfgrpo.routing.estimator.layers import LOCAL_LENGTH, LOCAL_VARIANCE, NEAR, PROFILE_LENGTH
 from tfgrpo.routing.estimator.network import HEADS, Network, load_network
@@ -41,6 +42,8 @@ class Scores:
     coefficients: Floats
     """Shape (width, reference models)."""
     intercepts: Floats
+    text_width: int
+    """Leading columns of a row that come from the text alone: what far is measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class Bank:
         """Stack states whose `rows` count in `vectors`, the unit rows of all known prompts."""
         self.states, self.vectors = tuple(states), vectors
         self._scores = scores
+        self._text = text_part(vectors, scores.text_width)
         self._network: Network = load_network()
         self._a: dict[str, Array] = {}
         s = self.states
@@ -131,9 +135,8 @@ class Bank:
         scores = vector @ self._scores.coefficients + self._scores.intercepts
         mean = scores @ self._means
         base = np.where(self._has_pool, logit(np.clip(mean, 0.02, 0.98)), 0.0)
-        along = (scores @ self._turn.reshape(len(scores), -1)).reshape(m, 4) - mean[
-            :, None
-        ] * self._turn_sum
+        along = (scores @ self._turn.reshape(len(scores), 4 * m)).reshape(m, 4)
+        along = along - mean[:, None] * self._turn_sum
         along = (along - self._a["axes_shift"]) * self._has_pool[:, None]
         profile = np.column_stack([base, along]) / self._a["spread"]
         dot = self._a["centre"] @ vector
@@ -255,7 +258,8 @@ class Bank:
         return logit(np.clip(p, 0.02, 0.98)), variance
 
     def _coverage(self, q: _Prompt) -> tuple[Coverage, ...]:
-        nearest = float(q.raw.max()) if len(q.raw) else -1.0
+        text = text_part(q.vector[None, :], self._text.shape[1])[0]
+        nearest = float((self._text @ text).max()) if len(self._text) else -1.0
         found: list[Coverage] = []
         for n, _, floor, thin, _ in self._a["marks"]:
             found.append(

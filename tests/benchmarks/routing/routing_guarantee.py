@@ -34,19 +34,17 @@ PAIRS = {
     "llmrouter": (
         ("qwen2.5-7b-instruct", "llama-3.1-nemotron-51b-instruct"),
         ("gemma-2-9b-it", "llama-3.1-nemotron-51b-instruct"),
-        ("llama-3.1-8b-instruct", "llama-3.1-nemotron-51b-instruct"),
-        ("codegemma-7b", "llama-3.1-nemotron-51b-instruct"),
+        ("gemma-2-9b-it", "qwen2.5-7b-instruct"),
     ),
     "mmlu_pro": (
         ("Meta-Llama-3_1-70B-Instruct", "gemini-1.5-flash-002"),
         ("Mixtral-8x7B-Instruct-v0.1", "Qwen1.5-72B-Chat"),
-        ("Phi-3-mini-4k-instruct", "Qwen1.5-72B-Chat"),
     ),
     "routellm_pair": (("mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"),),
 }
 PROMISES: tuple[tuple[Risk, float], ...] = (
-    ("net", 0.01), ("net", 0.02), ("net", 0.03), ("net", 0.05), ("regret", 0.02), ("regret", 0.05),
-    ("failure", 0.10), ("failure", 0.20),
+    ("net", 0.01), ("net", 0.02), ("net", 0.05), ("regret", 0.05), ("failure", 0.10),
+    ("failure", 0.20),
 )  # fmt: skip
 
 
