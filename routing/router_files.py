@@ -44,9 +44,7 @@ from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.history import Ground, History, Merged
 from tfgrpo.routing.outcome_files import parse_outcomes
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
-from tfgrpo.routing.router import DEFAULT_OPTIONS, DEFAULT_RULE, Router, RouterOptions
-from tfgrpo.routing.rules import Guaranteed, RouteRule
-from tfgrpo.routing.served import Saved
+from tfgrpo.routing.served import Saved, StateKeeper
 
 __all__ = ["LEAST_REFERENCE", "RouterFiles", "fit_files"]
 
@@ -89,42 +87,6 @@ class RouterFiles:
         """All outcomes."""
         return list(self._make_outcomes())
 
-    @classmethod
-    def of(cls, router: Router) -> RouterFiles:
-        """Return what is to be written of a router; every state is fitted first."""
-        spec = router.embedder_spec
-        files = cls(router.embedder, spec, router.models, lambda: router.value, router.outcomes)
-        files.saved = router.saved()
-        files.gates = dict(router.gates)
-        return files
-
-    def router(
-        self,
-        *,
-        rule: RouteRule | None = None,
-        fallback: str | None = None,
-        options: RouterOptions = DEFAULT_OPTIONS,
-    ) -> Router:
-        """Return a router of these files; see `Router.load`."""
-        if rule is None:
-            rule = Guaranteed(self.gates) if self.gates else DEFAULT_RULE
-        names = [m.name for m in self.models]
-        if self.saved is None:
-            router = Router(
-                self.value, self.models, self.outcomes, rule=rule, fallback=names[0],
-                options=options,
-            )  # fmt: skip
-        else:
-            router = Router.restore(
-                lambda: self.value, self.embedder, self.models, self.saved, rule=rule,
-                options=options, outcomes=lambda: self.outcomes,
-            )  # fmt: skip
-        router.embedder_spec, router.gates = self.embedder_spec, dict(self.gates)
-        router.fallback = fallback if fallback is not None else router.best_model()
-        if router.fallback not in names:
-            raise ConfigError(f"fallback {fallback!r} is not among the models {names}")
-        return router
-
     def save(self, folder: str | Path) -> None:
         """Write a version and point to it; states that are missing are fitted first.
 
@@ -132,7 +94,9 @@ class RouterFiles:
             StoreError: the folder cannot be written.
         """
         if self.saved is None:
-            self.saved = self.router(options=RouterOptions(refit="wait")).saved()
+            keeper = StateKeeper(lambda: self.value, self.models, refit="wait")
+            keeper.record(self.outcomes)
+            self.saved = keeper.saved()
         folder = Path(folder)
         with boundary(StoreError, f"router folder {str(folder)!r}"):
             folder.mkdir(parents=True, exist_ok=True)
