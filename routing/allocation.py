@@ -2,13 +2,13 @@
 
 `PosteriorGain` spends where a mixed group becomes likelier, integrated over a posterior of the
 success rate: point estimates lose to uniform at realistic noise. Its guard falls back to uniform
-unless the lower bound of the gain is positive. `shrunk_baseline` joins a predicted rate with few
-rollouts.
+unless the lower bound of the gain is positive.
 
 All rules are pure: equal arguments, equal counts, in the order of the tasks, summing to at most the
 budget. History is groups that are done; only graded rollouts count.
 Does not know who runs the rollouts, or the published rules (`allocate_published`).
-Sources: V_0 (arXiv 2602.03584; the gain rule is our reading), V_0.5 (2603.10848; own form).
+Does not know stages within a step (`practice`).
+Sources: V_0 (arXiv 2602.03584; the gain rule is our reading).
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.routing.estimator.laplace import sigmoid
 from tfgrpo.routing.estimator.value_model import Estimates, ModelState
 from tfgrpo.routing.records import outcomes_of_groups
 
 __all__ = [
-    "Baseline",
+    "GRID",
     "PosteriorGain",
     "PredictionError",
     "Uniform",
     "mixed_share",
-    "shrunk_baseline",
     "uniform",
 ]
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
-_GRID = np.concatenate([[0.002], np.linspace(0.02, 0.98, 49), [0.998]])
+GRID = np.concatenate([[0.002], np.linspace(0.02, 0.98, 49), [0.998]])
 """Success rates on which posteriors live."""
 
 
@@ -95,12 +93,12 @@ class Uniform:
 
 
 def pool_weights(k: Array, n: Array, rounds: int = 30) -> Array:
-    """Return the distribution of success rates over `_GRID` behind counts k of n.
+    """Return the distribution of success rates over `GRID` behind counts k of n.
 
     Expectation maximisation of the mixing weights from a flat start, stopped early, with one
     pseudo-task spread evenly; no counts give the flat start.
     """
-    weights = np.full(len(_GRID), 1.0 / len(_GRID))
+    weights = np.full(len(GRID), 1.0 / len(GRID))
     known = n > 0
     if not known.any():
         return weights
@@ -108,12 +106,12 @@ def pool_weights(k: Array, n: Array, rounds: int = 30) -> Array:
     for _ in range(rounds):
         share = like * weights
         share /= share.sum(axis=1, keepdims=True)
-        weights = (share.sum(axis=0) + 1.0 / len(_GRID)) / (known.sum() + 1.0)
+        weights = (share.sum(axis=0) + 1.0 / len(GRID)) / (known.sum() + 1.0)
     return weights
 
 
 def _binomial(k: Array, n: Array) -> Array:
-    log = k[:, None] * np.log(_GRID) + (n - k)[:, None] * np.log1p(-_GRID)
+    log = k[:, None] * np.log(GRID) + (n - k)[:, None] * np.log1p(-GRID)
     return np.asarray(np.exp(log - log.max(axis=1, keepdims=True)))
 
 
@@ -210,10 +208,10 @@ class PosteriorGain:
         weights = pool * _binomial(k, n)
         if estimates is not None:
             if self.error is not None:
-                expected = self.error.intercept + self.error.slope * _GRID
+                expected = self.error.intercept + self.error.slope * GRID
                 gap = (estimates.mean[:, None] - expected) / self.error.sd
             else:
-                f = np.log(_GRID) - np.log1p(-_GRID)
+                f = np.log(GRID) - np.log1p(-GRID)
                 sd = np.sqrt(estimates.logits.variance)[:, None]
                 gap = (f - estimates.logits.mean[:, None]) / np.maximum(sd, 0.1)
             # Student's t, 4 degrees of freedom: an error that is not quite normal must not cost.
@@ -231,30 +229,9 @@ class PosteriorGain:
             counts = even
         return [int(c) for c in counts]
 
-    def top_up(
-        self, pool: Array, k: Array, n: Array, estimates: Estimates | None, budget: int
-    ) -> list[int]:
-        """Return extra rollouts for open groups of which k of n came out well.
-
-        A group that is mixed already gets nothing; the others compete by the chance that one more
-        rollout turns them, under a posterior that has seen their outcomes. No floor, no guard: an
-        extra rollout for a mixed group gains nothing for certain.
-        """
-        check_budget(budget)
-        weights = self.posterior(pool, k, n, estimates)
-        step = np.arange(1, self.cap + 1)
-        stays_good = weights @ _GRID[:, None] ** step
-        stays_bad = weights @ (1 - _GRID[:, None]) ** step
-        same = np.where((k == n)[:, None], stays_good, stays_bad)
-        gains = -np.diff(np.column_stack([np.ones(len(k)), same]), axis=1)
-        gains[(k > 0) & (k < n)] = 0.0
-        order = np.argsort(-gains, axis=None, kind="stable")[:budget]
-        order = order[gains.ravel()[order] > 0]
-        return [int(c) for c in np.bincount(order // self.cap, minlength=len(k))]
-
     def _greedy(self, weights: Array, budget: int) -> Counts:
         sizes = np.arange(self.floor, self.cap + 1)
-        useful = weights @ np.stack([mixed_share(_GRID, int(s)) for s in sizes], axis=1)
+        useful = weights @ np.stack([mixed_share(GRID, int(s)) for s in sizes], axis=1)
         gains = np.diff(useful, axis=1)
         if self.floor < 1:
             # From 0 to 1 rollouts nothing is gained: value the first two as one step of half each.
@@ -269,54 +246,10 @@ class PosteriorGain:
         rng = np.random.default_rng(self.seed)
         steps = np.cumsum(weights, axis=1)
         draws = rng.random((400, len(weights)))
-        index = (draws[:, :, None] > steps[None]).sum(axis=2).clip(max=len(_GRID) - 1)
-        p = _GRID[index]
+        index = (draws[:, :, None] > steps[None]).sum(axis=2).clip(max=len(GRID) - 1)
+        p = GRID[index]
         gain = (mixed_share(p, counts[None]) - mixed_share(p, even[None])).mean(axis=1)
         return float(np.quantile(gain, 1 - self.confidence))
-
-
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """A baseline for a group's advantages."""
-
-    value: float
-    prior_weight: float
-    """Share of the prior in `value`; 0 where it is not trusted."""
-    trusts_prior: bool
-    """False when prior and rollouts disagree: buy more rollouts, up to the cap."""
-    variance: float
-    """Of the baseline, under its own model."""
-
-
-def shrunk_baseline(
-    mean: float, variance: float, successes: float, trials: float, *, deviation: float = 2.0
-) -> Baseline:
-    """Join a predicted success rate with k of n rollouts, or distrust it (V_0.5's idea, own form).
-
-    w = v1 / (v0 + v1) with v0 the prior's variance and v1 = p̂(1 − p̂)/n, p̂ smoothed by one
-    pseudo-rollout; the prior is dropped when |k/n − mean| > deviation·√(v0 + v1).
-
-    Raises:
-        ConfigError: a value outside its range.
-
-    >>> shrunk_baseline(0.5, 0.02, 2, 4).value
-    0.5
-    """
-    if not (0 <= mean <= 1 and variance > 0 and 0 <= successes <= trials and deviation > 0):
-        raise ConfigError(
-            f"mean {mean!r}, variance {variance!r}, {successes!r} of {trials!r}, deviation "
-            f"{deviation!r}: allowed are a rate in [0, 1], a variance above 0, counts k ≤ n and a "
-            "deviation above 0"
-        )
-    if trials == 0:
-        return Baseline(mean, 1.0, True, variance)
-    rate = successes / trials
-    smooth = (successes + mean) / (trials + 1)
-    v1 = max(smooth * (1 - smooth), 0.01) / trials
-    if abs(rate - mean) > deviation * math.sqrt(variance + v1):
-        return Baseline(rate, 0.0, False, v1)
-    w = v1 / (variance + v1)
-    return Baseline(w * mean + (1 - w) * rate, w, True, variance * v1 / (variance + v1))
 
 
 def state_predictor(
@@ -324,12 +257,3 @@ def state_predictor(
 ) -> Callable[[Sequence[Task]], Estimates]:
     """Return a `PosteriorGain.predict` from a model state's `predict` on texts."""
     return lambda tasks: predict([t.text for t in tasks])
-
-
-def prior_of(estimates: Estimates, index: int) -> tuple[float, float]:
-    """Return mean and variance of a task's success rate, for `shrunk_baseline`."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(15)
-    sd = math.sqrt(float(estimates.logits.variance[index]))
-    p = sigmoid(float(estimates.logits.mean[index]) + sd * nodes)
-    mean = float(p @ weights / weights.sum())
-    return mean, max(float((p - mean) ** 2 @ weights / weights.sum()), 1e-6)

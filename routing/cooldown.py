@@ -10,12 +10,16 @@ exempt connection errors or an exhausted budget.
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from tfgrpo.errors import ConfigError, ProviderError, ProviderFailure
+
+T = TypeVar("T")
 
 __all__ = ["COUNTED", "Cooldowns", "NoneHealthyError"]
 
@@ -37,11 +41,19 @@ class _Health:
     probing: bool = False
 
 
-class Cooldowns:
-    """Failures of each model, and who may be tried.
+def _locked(method: Callable[..., T]) -> Callable[..., T]:
+    """Hold the lock of the object while its method runs."""
 
-    Not safe between threads; one event loop may share it among tasks.
-    """
+    @functools.wraps(method)
+    def held(self: Cooldowns, *args: Any) -> T:
+        with self._lock:
+            return method(self, *args)
+
+    return held
+
+
+class Cooldowns:
+    """Failures of each model, and who may be tried; safe between threads."""
 
     def __init__(
         self,
@@ -56,7 +68,7 @@ class Cooldowns:
         Args:
             cooldown_s: how long a model rests.
             allowed_failures: consecutive failures before it does.
-            when_none: with everything cooling down, try the model that is ready first, or raise.
+            when_none: with everything cooling down, try every model, ready first, or raise.
             clock: monotonic seconds.
         """
         if not cooldown_s >= 0 or allowed_failures < 0:
@@ -67,7 +79,9 @@ class Cooldowns:
         self._cooldown_s, self._allowed = cooldown_s, allowed_failures
         self._when_none, self._clock = when_none, clock
         self._health: dict[str, _Health] = {}
+        self._lock = threading.RLock()
 
+    @_locked
     def state(self, model: str) -> Literal["healthy", "cooling", "probe"]:
         """Return whether a model may be used, rests, or is due for its one probe."""
         health = self._health.get(model)
@@ -77,8 +91,10 @@ class Cooldowns:
             return "cooling"
         return "probe"
 
+    @_locked
     def available(self, models: Sequence[str]) -> list[str]:
-        """Return the models that may be tried, in the order given.
+        """Return the models that may be tried, in the order given; all of them, soonest ready
+        first, where every one is cooling down.
 
         Raises:
             NoneHealthyError: all are cooling down and `when_none` is `raise`.
@@ -96,23 +112,27 @@ class Cooldowns:
                 kind="overloaded",
                 retry_after_s=max(waits[soonest], 0.0),
             )
-        return [soonest]
+        return sorted(models, key=lambda m: waits[m])
 
+    @_locked
     def started(self, model: str) -> None:
         """Note that a call to the model begins; the first one after a cooldown is its probe."""
         if self.state(model) == "probe":
             self._health[model].probing = True
 
+    @_locked
     def succeeded(self, model: str) -> None:
         """Note an answer: the model is healthy."""
         self._health.pop(model, None)
 
+    @_locked
     def abandoned(self, model: str) -> None:
         """Note that a call was cancelled by its caller: says nothing of the model."""
         health = self._health.get(model)
         if health is not None:
             health.probing = False
 
+    @_locked
     def failed(self, model: str, error: ProviderError) -> bool:
         """Note a failure; return whether it counts against the model."""
         self.abandoned(model)
@@ -121,6 +141,7 @@ class Cooldowns:
         health = self._health.setdefault(model, _Health())
         health.failures += 1
         if health.until is not None or health.failures > self._allowed:
-            rest = max(self._cooldown_s, error.retry_after_s or 0.0)
-            health.until = self._clock() + rest
+            # The server knows best when it will be back: its hint holds, shorter or longer.
+            hint = error.retry_after_s
+            health.until = self._clock() + (self._cooldown_s if hint is None else max(hint, 0.0))
         return True

@@ -143,5 +143,5 @@ class History:
             np.add.at(weights[i], at[known], scale)
         with np.errstate(invalid="ignore"):
             means = sums[2:] / weights[2:]
-        order = np.array(sorted(range(len(unique)), key=lambda i: keys[unique[i]]), np.int64)
+        order = np.array(sorted(range(len(unique)), key=lambda i: keys[int(unique[i])]), np.int64)
         return Merged(unique[order], sums[0][order], sums[1][order], *means[:, order])

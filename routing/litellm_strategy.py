@@ -11,6 +11,7 @@ Does not know litellm's cooldowns and retries: they stay litellm's. Source: own.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,9 +107,10 @@ def make_strategy(litellm_router: Any, router: Router) -> Any:
             request_kwargs: dict[str, Any] | None = None,
         ) -> Any:
             """Return the deployment of the group that the router ranks first."""
-            return self.get_available_deployment(
-                model, messages, input, specific_deployment, request_kwargs
-            )
+            return await asyncio.to_thread(
+                self.get_available_deployment,
+                model, messages, input, specific_deployment, request_kwargs,
+            )  # fmt: skip
 
     return Strategy()
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
@@ -33,6 +33,7 @@ class RoutedLM:
         lms: Mapping[str, LM],
         *,
         cooldowns: Cooldowns | None = None,
+        reads: Literal["all", "last"] = "all",
         on_decision: Callable[[RouteDecision, str], None] = lambda decision, used: None,
     ) -> None:
         """Join a router and its LMs.
@@ -41,6 +42,7 @@ class RoutedLM:
             router: chooses; its models must be keys of `lms`.
             lms: name to LM.
             cooldowns: health of the hosts; default the router's own, or 60 s after one failure.
+            reads: what is routed on: the whole conversation, or the last user message alone.
             on_decision: told each decision and the model that answered in the end.
         """
         missing = [name for name in router.model_names if name not in lms]
@@ -50,7 +52,7 @@ class RoutedLM:
             )
         self._router, self._lms = router, dict(lms)
         self._cooldowns = cooldowns or router.cooldowns or Cooldowns()
-        self._told = on_decision
+        self._told, self._reads = on_decision, reads
 
     @classmethod
     def open(
@@ -89,12 +91,18 @@ class RoutedLM:
             ProviderError: the request itself is wrong, or every model failed; the last failure.
             NoneHealthyError: all are cooling down and the cooldowns say raise.
         """
-        prompt = "\n".join(m.content for m in request.messages if m.role != "system") or "."
-        decision = self._router.ask(prompt)
+        said = [m for m in request.messages if m.role != "system"]
+        prompt = "\n".join(m.content for m in said) or "."
+        asked = [m.content for m in said if m.role == "user"]
+        question = asked[-1] if asked and self._reads == "last" else None
+        # In a thread: the first ask fits states, and no other call of the loop may wait for it.
+        decision = await asyncio.to_thread(self._router.ask, prompt, question=question)
         ranked = [decision.model, *(c.model for c in decision.ranking if c.model != decision.model)]
         last: ProviderError | None = None
-        for name in self._cooldowns.available(ranked):
-            if self._cooldowns.state(name) == "cooling" and last is not None:
+        ready = self._cooldowns.available(ranked)
+        all_rest = all(self._cooldowns.state(name) == "cooling" for name in ready)
+        for name in ready:
+            if self._cooldowns.state(name) == "cooling" and last is not None and not all_rest:
                 continue
             self._cooldowns.started(name)
             try:

@@ -26,7 +26,15 @@ from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
-from tfgrpo.routing.rules import Candidate, Cheapest, RouteDecision, RouteRule, TradeOff
+from tfgrpo.routing.router_files import RouterFiles
+from tfgrpo.routing.rules import (
+    Candidate,
+    Cheapest,
+    Guaranteed,
+    RouteDecision,
+    RouteRule,
+    TradeOff,
+)
 from tfgrpo.routing.served import Refit, Saved, Snapshot, StateKeeper
 from tfgrpo.store.budget import Budget, Ledger
 
@@ -160,15 +168,44 @@ class Router:
         Raises:
             StoreError: files are missing, damaged or of another version.
         """
-        from tfgrpo.routing.router_files import RouterFiles
+        files = RouterFiles.load(folder)
+        return cls.of_files(files, rule=rule, fallback=fallback, options=options)
 
-        return RouterFiles.load(folder).router(rule=rule, fallback=fallback, options=options)
+    @classmethod
+    def of_files(
+        cls,
+        files: RouterFiles,
+        *,
+        rule: RouteRule | None = None,
+        fallback: str | None = None,
+        options: RouterOptions = DEFAULT_OPTIONS,
+    ) -> Router:
+        """Return a router of what was read or fitted; see `load`."""
+        if rule is None:
+            rule = Guaranteed(files.gates) if files.gates else DEFAULT_RULE
+        names = [m.name for m in files.models]
+        if files.saved is None:
+            router = cls(
+                files.value, files.models, files.outcomes, rule=rule, fallback=names[0],
+                options=options,
+            )  # fmt: skip
+        else:
+            router = cls.restore(
+                lambda: files.value, files.embedder, files.models, files.saved, rule=rule,
+                options=options, outcomes=lambda: files.outcomes,
+            )  # fmt: skip
+        router.embedder_spec, router.gates = files.embedder_spec, dict(files.gates)
+        router.fallback = router.best_model() if fallback is None else fallback
+        router._check(router.fallback)
+        return router
 
     def save(self, folder: str | Path) -> None:
         """Write models, outcomes, reference pool and states; readers see all of it or nothing."""
-        from tfgrpo.routing.router_files import RouterFiles
-
-        RouterFiles.of(self).save(folder)
+        files = RouterFiles(
+            self.embedder, self.embedder_spec, self.models, lambda: self.value, self.outcomes
+        )
+        files.saved, files.gates = self.saved(), dict(self.gates)
+        files.save(folder)
 
     @property
     def value(self) -> ValueModel:
@@ -384,7 +421,10 @@ class Router:
 
     def _judged(self, raw: Candidate, others: Mapping[str, Candidate]) -> Candidate:
         qualifies, utility, note = self.rule.judge(raw, others)
-        return replace(raw, qualifies=qualifies, utility=utility, note=note)
+        # Nobody else has seen it yet, and a copy costs as much as the estimate.
+        for name, value in (("qualifies", qualifies), ("utility", utility), ("note", note)):
+            object.__setattr__(raw, name, value)
+        return raw
 
     def _fall_back(
         self, ranking: Sequence[Candidate], usable: Sequence[Candidate]

@@ -44,9 +44,7 @@ from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.history import Ground, History, Merged
 from tfgrpo.routing.outcome_files import parse_outcomes
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
-from tfgrpo.routing.router import DEFAULT_OPTIONS, DEFAULT_RULE, Router, RouterOptions
-from tfgrpo.routing.rules import Guaranteed, RouteRule
-from tfgrpo.routing.served import Saved
+from tfgrpo.routing.served import Saved, StateKeeper
 
 __all__ = ["LEAST_REFERENCE", "RouterFiles", "fit_files"]
 
@@ -89,42 +87,6 @@ class RouterFiles:
         """All outcomes."""
         return list(self._make_outcomes())
 
-    @classmethod
-    def of(cls, router: Router) -> RouterFiles:
-        """Return what is to be written of a router; every state is fitted first."""
-        spec = router.embedder_spec
-        files = cls(router.embedder, spec, router.models, lambda: router.value, router.outcomes)
-        files.saved = router.saved()
-        files.gates = dict(router.gates)
-        return files
-
-    def router(
-        self,
-        *,
-        rule: RouteRule | None = None,
-        fallback: str | None = None,
-        options: RouterOptions = DEFAULT_OPTIONS,
-    ) -> Router:
-        """Return a router of these files; see `Router.load`."""
-        if rule is None:
-            rule = Guaranteed(self.gates) if self.gates else DEFAULT_RULE
-        names = [m.name for m in self.models]
-        if self.saved is None:
-            router = Router(
-                self.value, self.models, self.outcomes, rule=rule, fallback=names[0],
-                options=options,
-            )  # fmt: skip
-        else:
-            router = Router.restore(
-                lambda: self.value, self.embedder, self.models, self.saved, rule=rule,
-                options=options, outcomes=lambda: self.outcomes,
-            )  # fmt: skip
-        router.embedder_spec, router.gates = self.embedder_spec, dict(self.gates)
-        router.fallback = fallback if fallback is not None else router.best_model()
-        if router.fallback not in names:
-            raise ConfigError(f"fallback {fallback!r} is not among the models {names}")
-        return router
-
     def save(self, folder: str | Path) -> None:
         """Write a version and point to it; states that are missing are fitted first.
 
@@ -132,7 +94,9 @@ class RouterFiles:
             StoreError: the folder cannot be written.
         """
         if self.saved is None:
-            self.saved = self.router(options=RouterOptions(refit="wait")).saved()
+            keeper = StateKeeper(lambda: self.value, self.models, refit="wait")
+            keeper.record(self.outcomes)
+            self.saved = keeper.saved()
         folder = Path(folder)
         with boundary(StoreError, f"router folder {str(folder)!r}"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -157,9 +121,9 @@ class RouterFiles:
         arrays = {name: getattr(pool, name).astype(np.float32) for name in _POOL}
         arrays["vectors"] = arrays["vectors"].astype(np.float16)
         with (folder / "pool.npz").open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(file, **arrays)
         with (folder / "states.npz").open("wb") as file:
-            np.savez(file, **_states(saved, [m.name for m in self.models]))  # type: ignore[arg-type]
+            np.savez(file, **_pack(_states(saved, [m.name for m in self.models])))
         features = self.embedder if isinstance(self.embedder, PromptFeatures) else None
         meta = {
             "format": _FORMAT,
@@ -220,7 +184,7 @@ class RouterFiles:
             with raw["pool.npz"] as file, np.load(file, allow_pickle=False) as data:
                 arrays = {name: data[name] for name in _POOL}
             with raw["states.npz"] as file, np.load(file, allow_pickle=False) as data:
-                states = {name: data[name] for name in data.files}
+                states = _unpack(data)
             embedder = _embedder(meta["embedder"], folder, meta["features"])
             if embedder.embedder_id != meta["embedder_id"]:
                 raise StoreError(
@@ -273,7 +237,7 @@ def _states(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
         "lengths": saved.ground.lengths,
         "coefficients": saved.scores.coefficients,
         "intercepts": saved.scores.intercepts,
-        "floor": np.array([saved.floor]),
+        "floor": np.array([saved.floor, saved.scores.text_width]),
     }
     for i, name in enumerate(names):
         state, costs = saved.states[name], saved.costs[name]
@@ -287,6 +251,30 @@ def _states(saved: Saved, names: Sequence[str]) -> dict[str, Any]:
             f"{i}/costs/centre": costs.centre,
             f"{i}/costs/rest": np.array([costs.in_dollars, costs.level, costs.spread], float),
         }
+    return arrays
+
+
+def _pack(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Join many arrays to one a type: thousands of small entries take a second to read."""
+    index: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    parts: dict[str, list[Any]] = {}
+    for name, array in arrays.items():
+        index.setdefault(array.dtype.str, []).append((name, array.shape))
+        parts.setdefault(array.dtype.str, []).append(array.ravel())
+    packed = {kind: np.concatenate(found) for kind, found in parts.items()}
+    text = json.dumps(index).encode("utf-8")
+    return {**packed, "index": np.frombuffer(text, dtype=np.uint8)}
+
+
+def _unpack(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arrays of `_pack`, as views."""
+    arrays = {}
+    for kind, rows in json.loads(data["index"].tobytes()).items():
+        whole, start = data[kind], 0
+        for name, shape in rows:
+            size = int(np.prod(shape))
+            arrays[name] = whole[start : start + size].reshape(shape)
+            start += size
     return arrays
 
 
@@ -306,7 +294,7 @@ def _saved(arrays: Mapping[str, Any], keys: Sequence[str], models: Sequence[Mode
     return Saved(
         Ground.restore(keys, arrays["vectors"], arrays["lengths"]),
         histories, states, costs,
-        Scores(arrays["coefficients"], arrays["intercepts"]),
+        Scores(arrays["coefficients"], arrays["intercepts"], int(arrays["floor"][1])),
         float(arrays["floor"][0]),
     )  # fmt: skip
 

@@ -149,15 +149,18 @@ class Guaranteed:
     def judge(
         self, candidate: Candidate, others: Mapping[str, Candidate] = MappingProxyType({})
     ) -> tuple[bool, float, str]:
-        """Pass the model's gate with its mean as the score."""
+        """Pass the model's gate; the score is its mean less that of the model it is set against."""
         gate = self.gates.get(candidate.model)
         if gate is None:
             return False, -_cost(candidate), "no gate calibrated"
         if not gate.is_open:
-            return False, -_cost(candidate), "insufficient evidence: the gate is closed"
+            return False, -_cost(candidate), gate.promise
         if candidate.coverage in ("far", "empty"):
             return False, -_cost(candidate), f"insufficient evidence: {candidate.coverage}"
-        sign = "≥" if gate.keeps(candidate.mean) else "<"
-        promise = f"failures ≤ {gate.level:g} with confidence {gate.confidence:g}"
-        note = f"score {candidate.mean:.2f} {sign} {gate.threshold:.2f} ({promise})"
-        return gate.keeps(candidate.mean), -_cost(candidate), note
+        score = candidate.mean
+        if gate.against:
+            rival = others.get(gate.against)
+            score = math.nan if rival is None else score - rival.mean
+        sign = "≥" if gate.keeps(score) else "<"
+        note = f"score {score:.2f} {sign} {gate.threshold:.2f} ({gate.promise})"
+        return gate.keeps(score), -_cost(candidate), note

@@ -20,7 +20,7 @@ import numpy as np
 from tfgrpo.routing.costs import CostBank, CostModel
 from tfgrpo.routing.estimator.bank import Bank, Scores
 from tfgrpo.routing.estimator.compact import Compact, compact, with_outcome
-from tfgrpo.routing.estimator.coverage import far_floor
+from tfgrpo.routing.estimator.coverage import far_floor, text_width
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.history import Ground, History
 from tfgrpo.routing.records import ModelInfo, SuccessCount
@@ -215,7 +215,9 @@ class StateKeeper:
         if self._scores is None:
             pool = self._value().pool
             self._scores = Scores(
-                pool.coefficients.astype(np.float32), pool.intercepts.astype(np.float32)
+                pool.coefficients.astype(np.float32),
+                pool.intercepts.astype(np.float32),
+                text_width(self._value().embedder),
             )
         if self._floor is None:
             self._floor = far_floor(self._value().embedder, self._ground.vectors)
@@ -237,7 +239,7 @@ class StateKeeper:
         if len(members) < pool.size:
             # A model never is its own reference.
             value = ValueModel(
-                value.embedder, pool.of_models(members), layers=value.layers,
+                value.embedder, pool.of_models(members.tolist()), layers=value.layers,
                 local_rows=value.local_rows,
             )  # fmt: skip
         state = value.state_of_counts(

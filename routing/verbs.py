@@ -53,7 +53,7 @@ def fit(
     )  # fmt: skip
     if out is not None:
         files.save(out)
-    router = files.router()
+    router = Router.of_files(files)
     router.prepare()
     return router
 

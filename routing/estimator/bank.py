@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.estimator.compact import Compact, Outcome
+from tfgrpo.routing.estimator.coverage import text_part
 from tfgrpo.routing.estimator.laplace import Gaussian, logit, mean_sigmoid, sigmoid
 from tfgrpo.routing.estimator.layers import LOCAL_LENGTH, LOCAL_VARIANCE, NEAR, PROFILE_LENGTH
 from tfgrpo.routing.estimator.network import HEADS, Network, load_network
@@ -25,7 +26,6 @@ from tfgrpo.routing.estimator.value_model import (
     LAYERS,
     Coverage,
     Estimates,
-    Layer,
     effective_trials,
 )
 
@@ -42,6 +42,8 @@ class Scores:
     coefficients: Floats
     """Shape (width, reference models)."""
     intercepts: Floats
+    text_width: int
+    """Leading columns of a row that come from the text alone: what far is measured on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,9 @@ class Bank:
         """Stack states whose `rows` count in `vectors`, the unit rows of all known prompts."""
         self.states, self.vectors = tuple(states), vectors
         self._scores = scores
+        self._text = text_part(vectors, scores.text_width)
         self._network: Network = load_network()
+        self._a: dict[str, Array] = {}
         s = self.states
         self._read_all = _stack([c["rows"][c["read"]] for c in s])
         self._all = _stack([c["rows"] for c in s])
@@ -77,22 +81,23 @@ class Bank:
         self._mask = _stack([np.ones(len(c["read"]), bool) for c in s])
         self._hide = np.where(_stack([np.ones(c.n_rows, bool) for c in s]), 0.0, -np.inf)
         self._hide = self._hide.astype(np.float32)
+        self._no_row = np.where(self._mask, np.float32(0), np.float32(-1e9))
         for name in ("base", "along", "profile", "local_weights", "local_d", "rates"):
-            setattr(self, f"_{name}", _stack([c[name] for c in s]))
-        self._square = np.sum(self._profile**2, axis=2)
+            self._a[name] = _stack([c[name] for c in s])
+        self._square = np.sum(self._a["profile"] ** 2, axis=2)
         self._dot = _stack([c["centre_dot"][c["read"]] for c in s])
         self._inverse_norm = _stack([c["inverse_norm"][c["read"]] for c in s])
         for name in ("centre", "axes_shift", "spread", "prior", "level", "layer_weights", "marks",
                      "near", "ridge", "difficulty_mean", "difficulty_covariance", "axes_mean",
                      "axes_covariance"):  # fmt: skip
-            setattr(self, f"_{name}", np.stack([c[name] for c in s]))
-        self._centre_square = np.sum(self._centre**2, axis=1)
+            self._a[name] = np.stack([c[name] for c in s])
+        self._centre_square = np.sum(self._a["centre"] ** 2, axis=1)
         self._closed = np.array([int(c["closed"][0]) for c in s])
         self._pool(s, len(scores.intercepts))
-        self._levels = _level_odds(self._level)
+        self._levels = _level_odds(self._a["level"])
         self._encode(s)
         self._named = [
-            {n: float(w) for n, w in zip(LAYERS, c["layer_weights"], strict=True) if w}
+            {str(n): float(w) for n, w in zip(LAYERS, c["layer_weights"], strict=True) if w}
             for c in s
         ]  # fmt: skip
 
@@ -106,14 +111,13 @@ class Bank:
                 self._means[members, i] = 1 / len(members)
                 self._turn[members, i] = c["axes"]
         self._turn_sum = self._turn.sum(axis=0)
-        self._turn = self._turn.reshape(n, m * 4)
         self._has_pool = np.array([len(c["members"]) > 0 for c in states])
 
     def _encode(self, states: Sequence[Compact]) -> None:
         """Keys and values of the network, padded: (layer) → (models, heads, size, rows)."""
         found = [self._network.encode(c["tokens"]) for c in states]
         self._has_net = np.array([len(c["tokens"]) > 0 for c in states])
-        self._keys, self._values = [], []
+        self._encoded: list[tuple[Floats, Floats]] = []
         n = self._mask.shape[1]
         for layer in range(len(found[0]) if found else 0):
             size = found[0][layer][0].shape[1]
@@ -122,8 +126,7 @@ class Bank:
             for i, pair in enumerate(found):
                 k, v = pair[layer]
                 keys[i, :, :, : k.shape[2]], values[i, :, : v.shape[1]] = k, v
-            self._keys.append(keys)
-            self._values.append(values)
+            self._encoded.append((keys, values))
 
     def _prompt(self, vector: Floats) -> _Prompt:
         vector = np.asarray(vector, np.float32)
@@ -132,10 +135,11 @@ class Bank:
         scores = vector @ self._scores.coefficients + self._scores.intercepts
         mean = scores @ self._means
         base = np.where(self._has_pool, logit(np.clip(mean, 0.02, 0.98)), 0.0)
-        along = (scores @ self._turn).reshape(m, 4) - mean[:, None] * self._turn_sum
-        along = (along - self._axes_shift) * self._has_pool[:, None]
-        profile = np.column_stack([base, along]) / self._spread
-        dot = self._centre @ vector
+        along = (scores @ self._turn.reshape(len(scores), 4 * m)).reshape(m, 4)
+        along = along - mean[:, None] * self._turn_sum
+        along = (along - self._a["axes_shift"]) * self._has_pool[:, None]
+        profile = np.column_stack([base, along]) / self._a["spread"]
+        dot = self._a["centre"] @ vector
         length = np.sqrt(np.maximum(vector @ vector - 2 * dot + self._centre_square, 1e-12))
         cosines = raw[self._read_all] - self._dot + (self._centre_square - dot)[:, None]
         cosines = cosines * self._inverse_norm / length[:, None]
@@ -162,7 +166,7 @@ class Bank:
         v = np.array([parts[name][1] for name in LAYERS]).T
         p = mean_sigmoid(f, v)
         p[:, 0] = self._levels[2]
-        w = self._layer_weights
+        w = self._a["layer_weights"]
         centre = np.sum(w * f, axis=1)
         variance = np.sum(w * (v + f**2), axis=1) - centre**2
         logits = Gaussian(centre, np.maximum(variance, 1e-9))
@@ -180,25 +184,27 @@ class Bank:
         )
 
     def _linear(self, q: _Prompt, name: str) -> tuple[Array, Array]:
-        mean, covariance = getattr(self, f"_{name}_mean"), getattr(self, f"_{name}_covariance")
+        mean, covariance = self._a[f"{name}_mean"], self._a[f"{name}_covariance"]
         x = q.features
         return (x * mean).sum(axis=1), np.einsum("mi,mij,mj->m", x, covariance, x)
 
     def _local(self, q: _Prompt) -> tuple[Array, Array]:
-        w, b = self._prior, q.base
+        w, b = self._a["prior"], q.base
         far = self._square + np.sum(q.profile**2, axis=1)[:, None]
-        far = far - 2 * (self._profile @ q.profile[:, :, None].astype(np.float32))[:, :, 0]
+        far = far - 2 * (self._a["profile"] @ q.profile[:, :, None].astype(np.float32))[:, :, 0]
         near = (np.minimum(q.cosines, 1) - 1) / LOCAL_LENGTH
         near = near - np.maximum(far, 0) / (2 * PROFILE_LENGTH**2)
         cross = LOCAL_VARIANCE * np.exp(near.astype(np.float32))
-        cross += (w[:, 2] + w[:, 3] * b)[:, None] + (w[:, 3] + w[:, 4] * b)[:, None] * self._base
+        cross += (w[:, 2] + w[:, 3] * b)[:, None] + (w[:, 3] + w[:, 4] * b)[:, None] * self._a[
+            "base"
+        ]
         along = (w[:, 5:6] * q.along).astype(np.float32)
-        cross += (self._along @ along[:, :, None])[:, :, 0]
+        cross += (self._a["along"] @ along[:, :, None])[:, :, 0]
         cross = np.where(self._mask, cross, 0.0).astype(np.float32)
-        mean = w[:, 0] + w[:, 1] * b + (cross * self._local_weights).sum(axis=1)
+        mean = w[:, 0] + w[:, 1] * b + (cross * self._a["local_weights"]).sum(axis=1)
         own = w[:, 2] + 2 * w[:, 3] * b + w[:, 4] * b**2 + LOCAL_VARIANCE
         own = own + w[:, 5] * np.sum(q.along**2, axis=1)
-        taken = (self._local_d * cross**2).sum(axis=1)
+        taken = (self._a["local_d"] * cross**2).sum(axis=1)
         for i, c in enumerate(self.states):
             F = c["local_F"]
             taken[i] += (cross[i, : len(F)] @ F) ** 2 @ c["local_g"]
@@ -225,41 +231,43 @@ class Bank:
         """The network's correction: one query a model against its own context."""
         if not self._has_net.any():
             return np.zeros(len(mean))
+        marks = self._a["marks"]
         few = np.column_stack(
             [np.clip(mean, -6, 6) / 3, np.sqrt(np.clip(variance, 0, 9)),
-             np.clip(q.profile, -4, 4) / 2, np.log1p(self._marks[:, 0]) / 7, self._marks[:, 4]]
+             np.clip(q.profile, -4, 4) / 2, np.log1p(marks[:, 0]) / 7, marks[:, 4]]
         ).astype(np.float32)  # fmt: skip
         change = self._network.correct_stacked(
-            few, list(zip(self._keys, self._values, strict=True)),
-            q.cosines.astype(np.float32), self._mask,
+            few, self._encoded,
+            q.cosines.astype(np.float32), self._no_row,
         )  # fmt: skip
         return np.where(self._has_net, change, 0.0)
 
     def _own_ridge(self, q: _Prompt) -> tuple[Array, Array]:
-        p = self._ridge[:, :-2] @ q.vector + self._ridge[:, -2]
-        return logit(np.clip(p, 0.02, 0.98)), self._ridge[:, -1]
+        p = self._a["ridge"][:, :-2] @ q.vector + self._a["ridge"][:, -2]
+        return logit(np.clip(p, 0.02, 0.98)), self._a["ridge"][:, -1]
 
     def _own_near(self, q: _Prompt) -> tuple[Array, Array]:
-        cosines, rates = q.raw[self._all] + self._hide, self._rates
+        cosines, rates = q.raw[self._all] + self._hide, self._a["rates"]
         if cosines.shape[1] > NEIGHBOURS:
             near = np.argpartition(-cosines, NEIGHBOURS - 1, axis=1)[:, :NEIGHBOURS]
             cosines = np.take_along_axis(cosines, near, axis=1)
             rates = np.take_along_axis(rates, near, axis=1)
-        power, strength, level, variance = self._near.T
+        power, strength, level, variance = self._a["near"].T
         weights = np.maximum(cosines, 0.0) ** power[:, None]
         p = ((weights * rates).sum(axis=1) + strength * level) / (weights.sum(axis=1) + strength)
         return logit(np.clip(p, 0.02, 0.98)), variance
 
     def _coverage(self, q: _Prompt) -> tuple[Coverage, ...]:
-        nearest = float(q.raw.max()) if len(q.raw) else -1.0
+        text = text_part(q.vector[None, :], self._text.shape[1])[0]
+        nearest = float((self._text @ text).max()) if len(self._text) else -1.0
         found: list[Coverage] = []
-        for n, _, floor, thin, _ in self._marks:
+        for n, _, floor, thin, _ in self._a["marks"]:
             found.append(
                 "empty" if n == 0 else "far" if nearest < floor else "thin" if thin else "covered"
             )
         return tuple(found)
 
-    def weights(self, i: int) -> dict[Layer, float]:
+    def weights(self, i: int) -> dict[str, float]:
         """Return the mixture over layers of one model."""
         return self._named[i]
 

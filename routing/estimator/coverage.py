@@ -13,11 +13,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.routing.estimator.embedders import Embedder
+from tfgrpo.routing.estimator.embedders import Embedder, Floats, PromptFeatures, unit_rows
 
-__all__ = ["far_floor", "nonsense"]
+__all__ = ["far_floor", "nonsense", "text_part", "text_width"]
 
 _SAMPLE = 512
+
+
+def text_width(embedder: Embedder) -> int:
+    """Return how many leading columns of a row come from the text alone."""
+    return embedder.base.width if isinstance(embedder, PromptFeatures) else embedder.width
+
+
+def text_part(rows: NDArray[Any], width: int) -> Floats:
+    """Return the columns that come from the text, as unit rows: lengths and tags are near anyway.
+
+    >>> text_part(np.array([[3.0, 4.0, 9.0]]), 2).round(1).tolist()
+    [[0.6000000238418579, 0.800000011920929]]
+    """
+    return unit_rows(rows[:, :width])
 
 
 @cache
@@ -41,8 +55,9 @@ def far_floor(embedder: Embedder, known: NDArray[Any]) -> float:
     """
     if not len(known):
         return 1.1
-    known = known.astype(np.float32)
-    strange = (embedder.embed(nonsense()) @ known.T).max(axis=1)
+    known = text_part(known, text_width(embedder))
+    strange = text_part(embedder.embed(nonsense()), known.shape[1])
+    strange = (strange @ known.T).max(axis=1)
     floor = float(np.quantile(strange, 0.9))
     if len(known) > 1:
         sample = known[:: max(len(known) // _SAMPLE, 1)]

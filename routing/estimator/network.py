@@ -66,8 +66,10 @@ def _gelu(x: Floats) -> Floats:
 
 
 def _norm(x: NDArray[Any]) -> Floats:
-    x = x - x.mean(axis=-1, keepdims=True)
-    return np.asarray(x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5), np.float32)
+    n = x.shape[-1]
+    x = x - np.add.reduce(x, axis=-1, keepdims=True) / n
+    square = np.einsum("...i,...i->...", x, x)[..., None] / n
+    return np.asarray(x / np.sqrt(square + 1e-5), np.float32)
 
 
 @dataclass(frozen=True)
@@ -131,21 +133,20 @@ class Network:
         queries: Floats,
         states: Sequence[tuple[Floats, Floats]],
         cosines: Floats,
-        mask: NDArray[np.bool_],
+        hidden: Floats,
     ) -> Array:
         """Return the correction of one query a model, each against a context of its own.
 
         `states` holds keys (models, heads, size, rows) and values (models, heads, rows, size) a
-        layer; `cosines` and `mask` have shape (models, rows).
+        layer; `cosines` and `hidden` have shape (models, rows), −1e9 where there is no row.
         """
         w, m = self.weights, len(queries)
         x = _gelu(queries @ w["query_in"] + w["query_in_bias"]) @ w["query_out"]
         x = x + w["query_out_bias"]
         size = WIDTH // HEADS
-        hidden_rows = np.where(mask, np.float32(0), np.float32(-1e9))[:, None, :]
         for layer, (keys, values) in enumerate(states):
             q = (_norm(x) @ w[f"{layer}.q"]).reshape(m, HEADS, 1, size)
-            score = (q @ keys)[:, :, 0] / np.float32(np.sqrt(size)) + hidden_rows
+            score = (q @ keys)[:, :, 0] / np.float32(np.sqrt(size)) + hidden[:, None, :]
             score += w[f"{layer}.cosine"][None, :, None] * cosines[:, None, :]
             null = w[f"{layer}.null"].reshape(HEADS, size)
             nothing = (q[:, :, 0] * null).sum(axis=2) + w[f"{layer}.null_bias"]
@@ -154,8 +155,8 @@ class Network:
             total = score.sum(axis=2) + np.exp(nothing - top)
             mixed = (score[:, :, None] @ values)[:, :, 0] / total[:, :, None]
             x = x + mixed.reshape(m, WIDTH) @ w[f"{layer}.o"]
-            hidden = _gelu(_norm(x) @ w[f"{layer}.up"] + w[f"{layer}.up_bias"])
-            x = x + hidden @ w[f"{layer}.down"] + w[f"{layer}.down_bias"]
+            inner = _gelu(_norm(x) @ w[f"{layer}.up"] + w[f"{layer}.up_bias"])
+            x = x + inner @ w[f"{layer}.down"] + w[f"{layer}.down_bias"]
         return np.asarray(_norm(x) @ w["head"] + w["head_bias"][0], dtype=np.float64)
 
 

@@ -267,7 +267,7 @@ class ReferencePool:
         if cached is None:
             cached = {key: i for i, key in enumerate(self.keys)}
             object.__setattr__(self, "_line_cache", cached)
-        return cached  # type: ignore[no-any-return]
+        return cached
 
 
 def _folds(keys: Sequence[str], folds: int, seed: int) -> NDArray[np.intp]:

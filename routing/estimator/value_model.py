@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.estimator.coverage import far_floor
+from tfgrpo.routing.estimator.coverage import far_floor, text_part, text_width
 from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
 from tfgrpo.routing.estimator.laplace import Gaussian, WeightPosterior, sigmoid
 from tfgrpo.routing.estimator.layers import (
@@ -341,9 +341,10 @@ class ModelState:
             pool = self._owner.pool.vectors
             pool = pool[:: max(len(pool) // _GROUND_ROWS, 1)]
             known = np.vstack([self.vectors, pool]).astype(np.float32)
-            self._known_ground = known, far_floor(self._owner.embedder, known)
+            floor = far_floor(self._owner.embedder, known)
+            self._known_ground = text_part(known, text_width(self._owner.embedder)), floor
         known, floor = self._known_ground
-        nearest = (known @ vectors.T.astype(np.float32)).max(axis=0)
+        nearest = (known @ text_part(vectors, known.shape[1]).T).max(axis=0)
         return nearest.astype(np.float64), floor
 
 

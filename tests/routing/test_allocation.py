@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -12,15 +11,13 @@ from hypothesis import strategies as st
 
 from tests.routing.worlds import group, outcomes, tasks
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.allocation import _GRID as GRID
 from tfgrpo.routing.allocation import (
+    GRID,
     PosteriorGain,
     PredictionError,
     Uniform,
     mixed_share,
     pool_weights,
-    prior_of,
-    shrunk_baseline,
     state_predictor,
     uniform,
 )
@@ -134,54 +131,6 @@ def test_seen_outcomes_move_rollouts_to_the_uncertain_tasks():
     counts = PosteriorGain(guard=False, max_seen=8)(tasks(4), history, 40)
     assert counts[3] > counts[0]
     assert min(counts) >= 2
-
-
-def test_topping_up_serves_open_groups_only():
-    rule = PosteriorGain(cap=10)
-    k, n = np.array([1.0, 0.0, 2.0, 0.0]), np.array([2.0, 2.0, 2.0, 8.0])
-    counts = rule.top_up(np.full(len(GRID), 1 / len(GRID)), k, n, None, 12)
-    assert counts[0] == 0
-    assert sum(counts) == 12
-    assert counts[1] >= counts[3]
-    with pytest.raises(ConfigError, match="budget"):
-        rule.top_up(np.full(len(GRID), 1 / len(GRID)), k, n, None, -3)
-
-
-def test_the_shrinkage_weight_is_the_one_of_least_squared_error():
-    mean, variance, n = 0.4, 0.02, 4
-    rng = np.random.default_rng(0)
-    p = np.clip(mean + math.sqrt(variance) * rng.standard_normal(200_000), 0.01, 0.99)
-    k = rng.binomial(n, p)
-    grid = np.linspace(0, 1, 101)
-    errors = [np.mean((w * mean + (1 - w) * k / n - p) ** 2) for w in grid]
-    best = grid[int(np.argmin(errors))]
-    at_mean = shrunk_baseline(mean, variance, n * mean, n).prior_weight
-    assert at_mean == pytest.approx(best, abs=0.03)
-
-
-def test_a_prior_that_the_rollouts_contradict_is_dropped():
-    trusted = shrunk_baseline(0.5, 0.01, 3, 4)
-    assert trusted.trusts_prior
-    assert 0.5 < trusted.value < 0.75
-    dropped = shrunk_baseline(0.95, 0.002, 0, 8)
-    assert not dropped.trusts_prior
-    assert dropped.value == 0.0
-    assert dropped.prior_weight == 0.0
-    none = shrunk_baseline(0.7, 0.01, 0, 0)
-    assert (none.value, none.prior_weight) == (0.7, 1.0)
-    with pytest.raises(ConfigError, match="allowed"):
-        shrunk_baseline(0.5, 0.0, 1, 2)
-    with pytest.raises(ConfigError, match="allowed"):
-        shrunk_baseline(math.nan, 0.1, 1, 2)
-
-
-def test_the_prior_of_a_task_is_the_moments_of_its_posterior():
-    e = _noisy(np.array([0.3]), 0.0, np.random.default_rng(0))
-    mean, variance = prior_of(e, 0)
-    z = np.random.default_rng(0).standard_normal(400_000)
-    p = 1 / (1 + np.exp(-(e.logits.mean[0] + z)))
-    assert mean == pytest.approx(p.mean(), abs=2e-3)
-    assert variance == pytest.approx(p.var(), rel=0.02)
 
 
 def test_the_pool_of_rates_is_found_behind_the_counts():

@@ -87,11 +87,13 @@ def test_a_model_without_evidence_never_qualifies_for_a_promise():
 
 def test_a_guarantee_needs_an_open_gate():
     scores = np.random.default_rng(0).random(400)
-    gate = calibrate(scores, (scores < 0.5).astype(float), model="cheap")
+    gate = calibrate(
+        scores, (scores >= 0.5).astype(float), risk="failure", delta=0.1
+    )  # fmt: skip
     r = router(Guaranteed({"cheap": gate}))
     assert r.ask(EASY.format(7)).model == "cheap"
     assert r.ask(HARD.format(7)).kind == "fallback"
-    closed = calibrate(scores[:5], np.zeros(5), model="cheap")
+    closed = calibrate(scores[:5], np.ones(5), risk="failure", delta=0.1)
     assert router(Guaranteed({"cheap": closed})).ask(EASY.format(7)).kind == "fallback"
 
 
@@ -306,7 +308,7 @@ async def test_a_cancelled_call_says_nothing_of_the_host():
     assert b.attempts == 1
 
 
-async def test_with_everything_cooling_the_soonest_is_tried_or_a_typed_error_comes_at_once():
+async def test_with_everything_cooling_every_model_is_tried_or_a_typed_error_comes_at_once():
     failure = ProviderError("refused", kind="connection")
     lm, a, b, clock = pair(failure)
     b.failure = failure
@@ -315,7 +317,9 @@ async def test_with_everything_cooling_the_soonest_is_tried_or_a_typed_error_com
     clock.now = 1.0
     with pytest.raises(ProviderError):
         await lm.complete(REQUEST, 1, [None])
-    assert a.attempts + b.attempts == 3
+    assert (a.attempts, b.attempts) == (2, 2)
+    b.failure = None
+    assert (await lm.complete(REQUEST, 1, [None]))[0].text == "from dear"
     lm, a, b, clock = pair(failure, when_none="raise")
     b.failure = failure
     with pytest.raises(ProviderError):
@@ -343,6 +347,10 @@ def test_failures_are_counted_before_a_cooldown_and_only_one_probe_runs_at_a_tim
     assert c.available(["a", "b"]) == ["b"]
     c.succeeded("a")
     assert c.state("a") == "healthy"
+    c = Cooldowns(clock=clock)
+    c.failed("a", ProviderError("x", kind="rate_limit", retry_after_s=2.0))
+    clock.now += 2.5
+    assert c.state("a") == "probe"  # 2 s, though 60 s were configured
     with pytest.raises(ConfigError, match="cooldown_s"):
         Cooldowns(cooldown_s=-1.0)
 

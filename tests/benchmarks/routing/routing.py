@@ -16,14 +16,25 @@ import time
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tests.benchmarks.record import record
-from tests.benchmarks.routing.routing_data import ROOT, RoutingSet, embedder, load
-from tfgrpo.routing.backtest.backtest import ReplayResult, replay, routed
+from tests.benchmarks.routing.routing_data import (
+    ROOT,
+    RoutingSet,
+    embedder,
+    load,
+    with_metadata,
+)
+from tfgrpo.routing.backtest.backtest import ReplayResult, replay
 from tfgrpo.routing.backtest.baselines import RIVALS
 from tfgrpo.routing.backtest.metrics import CostCurve, bootstrap_gap, sweep
 from tfgrpo.routing.backtest.plots import cost_curves, label_curves
 from tfgrpo.routing.costs import CHARS_PER_TOKEN
+from tfgrpo.routing.estimator.embedders import Embedder, Floats, unit_rows
+from tfgrpo.routing.estimator.laplace import logit, sigmoid
+from tfgrpo.routing.estimator.layers import Evidence, Query
+from tfgrpo.routing.estimator.own_layers import Near, Ridge
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 
@@ -31,11 +42,14 @@ SETS = ("mmlu_pro", "zeroeval", "llmrouter", "bfcl")
 JUDGED = (16, 64, 256, 1024)
 DRAWS = {"mmlu_pro": 1, "zeroeval": 1, "llmrouter": 3, "bfcl": 1}
 ALL_SIZES = {"llmrouter": (16, 64, 256, 512, 1024)}
+METHODS = ("ours", "ridge", "weighted_knn", "blend")
 PROMPT_BLIND = ("mean", "domain")
 """Printed, but no rivals: they do not see the prompt's words (`domain` is told the data set)."""
 PARTS = ROOT / ".scratch" / "routing"
-CLOSED: tuple[Layer, ...] = ("level", "difficulty", "axes", "local")
-VARIANTS: dict[str, tuple[Layer, ...]] = {"full": LAYERS, "closed": CLOSED}
+SHARED: tuple[Layer, ...] = ("level", "difficulty", "axes", "local", "network")
+VARIANTS: dict[str, tuple[Layer, ...]] = {"full": LAYERS, "without_own": SHARED}
+
+Array = NDArray[np.float64]
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -101,47 +115,122 @@ def _singles(data: RoutingSet) -> dict[str, float]:
     }
 
 
-def cost_quality(data: RoutingSet) -> dict[str, Any]:
-    """Route among all models with N labels each: AIQ with list prices × output length.
+def features_of(data: RoutingSet, kind: str) -> tuple[Floats, Embedder]:
+    """Rows of a set: the text's vector, lengths and category beside it, or those two alone."""
+    if kind == "vectors":
+        return data.vectors, embedder()
+    train = np.flatnonzero(data.split < 6)
+    rows, encoder = with_metadata(data, train)
+    if kind == "metadata":
+        text = encoder.base.width
+        rows = unit_rows(np.hstack([np.zeros_like(rows[:, :text]), rows[:, text:]]))
+    return rows, encoder
 
-    The source has no token counts, so the output of every model counts as 200 tokens plus the
-    prompt (in and out prices are equal there): costs differ by model and by prompt length.
+
+def chances(
+    data: RoutingSet, kind: str, n: int, at: NDArray[np.intp], seed: int
+) -> dict[str, Array]:
+    """Predicted success (prompts, models) of each method with n labels a model."""
+    table, train = data.table, np.flatnonzero(data.split < 6)
+    rows, encoder = features_of(data, kind)
+    whole = ReferencePool.fit(table.take(train), rows[train], embedder_id=encoder.embedder_id)
+    made = {m: np.zeros((len(at), len(table.models))) for m in METHODS}
+    rng = np.random.default_rng(seed)
+    queries = rows[at].astype(np.float64)
+    for j, info in enumerate(table.models):
+        known = np.sort(rng.permutation(train)[:n])
+        pool = whole.without(families=[info.group])
+        state = ValueModel(encoder, pool).state_of_counts(
+            rows[known], table.successes[known, j], table.trials[known, j],
+            keys=[table.keys[i] for i in known],
+        )  # fmt: skip
+        seen = Evidence(pool, rows[known].astype(np.float64), table.successes[known, j],
+                        table.trials[known, j], state.covariates, 1024)  # fmt: skip
+        asked = Query(queries, pool.covariates(queries))
+        made["ours"][:, j] = state.predict_vectors(queries).mean
+        made["ridge"][:, j] = Ridge(seen).predict(asked).probability
+        made["weighted_knn"][:, j] = Near(seen).predict(asked).probability
+        made["blend"][:, j] = sigmoid(
+            np.mean([logit(made[m][:, j]) for m in ("ours", "ridge", "weighted_knn")], axis=0)
+        )
+    return made
+
+
+def cost_quality(data: RoutingSet) -> dict[str, Any]:
+    """Route among all models with N labels each: share of the gap to the oracle, and AIQ.
+
+    Costs are list prices × output length. The source has no token counts, so the output of every
+    model counts as 200 tokens plus the prompt (in and out prices are equal there): costs differ by
+    model and by prompt length. Intervals are of 300 bootstrap draws of the test prompts.
     """
     table = data.table
-    train = np.flatnonzero(data.split < 6)
     test = np.flatnonzero(np.isin(data.split, (8, 9)))
     prices = np.array([m.output_usd_per_mtok or 0.0 for m in table.models]) / 1e6
     tokens = np.array([len(table.prompts[i]) for i in test]) / CHARS_PER_TOKEN + 200.0
-    cost = tokens[:, None] * prices
-    quality = table.rates[test]
+    cost, quality = tokens[:, None] * prices, table.rates[test]
     knobs = np.concatenate([[0.0], np.logspace(0, 6, 60)])
-    whole = ReferencePool.fit(
-        table.take(train), data.vectors[train], embedder_id=embedder().embedder_id
-    )
     singles = CostCurve(cost.mean(axis=0), quality.mean(axis=0))
     low, high = float(singles.cost.min()), float(singles.cost.max())
+    draws = np.random.default_rng(0).integers(len(test), size=(300, len(test)))
     curves = {"zero_router": singles, "oracle": sweep(quality, cost, quality, cost, knobs)}
-    accuracy = {}
-    rng = np.random.default_rng(0)
-    for n in (64, 256, 1024):
-        value = np.zeros_like(quality)
-        for j, info in enumerate(table.models):
-            rows = np.sort(rng.permutation(train)[:n])
-            pool = whole.without(families=[info.group])
-            state = ValueModel(embedder(), pool).state_of_counts(
-                data.vectors[rows],
-                table.successes[rows, j],
-                table.trials[rows, j],
-                keys=[table.keys[i] for i in rows],
-            )
-            value[:, j] = state.predict_vectors(data.vectors[test]).mean
-        curves[f"full_{n}"] = sweep(value, cost, quality, cost, knobs)
-        accuracy[str(n)] = {k: round(v, 4) for k, v in routed(value, quality).items()}
-    cost_curves(curves, PARTS / "llmrouter_cost.png", title="llmrouter")
+    rows = []
+    for kind in ("vectors", "vectors+metadata", "metadata"):
+        for n in (256, 1024):
+            value = chances(data, kind, n, test, seed=n)
+            for method in METHODS:
+                curve = sweep(value[method], cost, quality, cost, knobs)
+                if kind == "vectors+metadata":
+                    curves[f"{method}_{n}"] = curve
+                rows.append({
+                    "features": kind, "n": n, "method": method,
+                    "aiq": round(curve.area(low, high), 4),
+                    **_decided(value[method], value["ours"], quality, draws),
+                    "aiq_against_ours": _area_gap(value[method], value["ours"], cost, quality,
+                                                  draws[:40], knobs),
+                })  # fmt: skip
+                print(rows[-1], flush=True)
+    cost_curves(
+        {k: v for k, v in curves.items() if not k.endswith("_256")},
+        PARTS / "llmrouter_cost.png", title="llmrouter",
+    )  # fmt: skip
     return {
+        "decisions": rows,
         "aiq": {name: round(c.area(low, high), 4) for name, c in curves.items()},
-        "routed_accuracy": accuracy,
     }
+
+
+def _decided(value: Array, ours: Array, quality: Array, draws: Any) -> dict[str, Any]:
+    """Routed quality and share of the gap from best single model to oracle, with bounds."""
+    line = np.arange(len(value))
+    got, mine = quality[line, value.argmax(1)], quality[line, ours.argmax(1)]
+    best, top = quality.mean(0).argmax(), quality.max(1)
+    closed = np.array([
+        (got[d].mean() - quality[d, best].mean()) / (top[d].mean() - quality[d, best].mean())
+        for d in draws
+    ])  # fmt: skip
+    behind = np.array([(got[d] - mine[d]).mean() for d in draws])
+    base = float(quality[:, best].mean())
+    return {
+        "routed": round(float(got.mean()), 4),
+        "gap_closed": round(float((got.mean() - base) / (top.mean() - base)), 4),
+        "gap_closed_ci": [round(float(v), 4) for v in np.quantile(closed, [0.025, 0.975])],
+        "routed_against_ours": [
+            round(float(v), 4) for v in (behind.mean(), *np.quantile(behind, [0.025, 0.975]))
+        ],
+    }
+
+
+def _area_gap(
+    value: Array, ours: Array, cost: Array, quality: Array, draws: Any, knobs: Array
+) -> list[float]:
+    """AIQ less that of ours: mean and 95 % bounds over draws of prompts."""
+    gaps = []
+    for d in draws:
+        c, q = cost[d], quality[d]
+        low, high = float(c.mean(0).min()), float(c.mean(0).max())
+        areas = [sweep(v[d], c, q, c, knobs).area(low, high) for v in (value, ours)]
+        gaps.append(areas[0] - areas[1])
+    return [round(float(v), 4) for v in (np.mean(gaps), *np.quantile(gaps, [0.025, 0.975]))]
 
 
 def figures(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -153,7 +242,7 @@ def figures(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "worst_gap_brier": worst,
         "gaps": {name: part["gaps"] for name, part in parts.items()},
         "aiq": parts.get("llmrouter", {}).get("aiq"),
-        "routed_accuracy": parts.get("llmrouter", {}).get("routed_accuracy"),
+        "decisions": parts.get("llmrouter", {}).get("decisions"),
         "layer_weights": {name: part["layer_weights"] for name, part in parts.items()},
         "sets": {
             name: {k: part[k] for k in ("models", "families", "best_single", "oracle", "cpu_s")}

@@ -2,15 +2,18 @@
 
     python -m tests.benchmarks.routing.routing_budget
 
-Share of groups with mixed outcomes at equal total, 2 to 64 rollouts a prompt. The "true" rate is
-itself a mean of ten rollouts, so the oracle row is optimistic near 0 and 1. `real` rows predict
-with the value model: `within` from half of a checkpoint's rows, `earlier` from the same policy's
-earlier checkpoints.
+`plans` is what one full mixed group of 8 costs: dynamic sampling, a probe first, the best quarter
+by text first, both; by replay on held-out prompts. `variance_against_uniform` deals the same total
+out after a probe. The rest is the share of groups with mixed outcomes at equal total, 2 to 64
+rollouts a prompt. The "true" rate is itself a mean of ten rollouts, so the oracle row is optimistic
+near 0 and 1. `real` rows predict with the value model: `within` from half of a checkpoint's rows,
+`earlier` from the same policy's earlier checkpoints.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,18 +22,18 @@ from numpy.typing import NDArray
 from tests.benchmarks.record import record
 from tests.benchmarks.routing.routing_data import RoutingSet, embedder, load
 from tfgrpo.routing.allocation import (
+    GRID,
     PosteriorGain,
     PredictionError,
     mixed_share,
     pool_weights,
-    prior_of,
-    shrunk_baseline,
     uniform,
 )
 from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
 from tfgrpo.routing.estimator.laplace import Gaussian, logit
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
+from tfgrpo.routing.practice import Practice
 
 Array = NDArray[np.float64]
 
@@ -186,42 +189,139 @@ def _case(
                 "auc": round(area(estimates.mean, p), 4),
                 "brier": round(brier(estimates.mean, p), 4),
                 "brier_prompt_blind": round(brier(np.full(len(p), blind), p), 4),
-                **_topped_up(rule, pool, estimates, p, g, base),
-                **_baselines(estimates, p, g),
             }
         )
     return rows
 
 
-def _topped_up(
-    rule: PosteriorGain, pool: Array, estimates: Estimates, p: Array, g: int, base: float
-) -> dict[str, float]:
-    """Two rollouts each, the rest of the same budget where a group is not mixed yet."""
-    rng = np.random.default_rng(g)
-    first = np.full(len(p), 2.0)
-    gains: dict[str, list[float]] = {"topped_up": [], "topped_up_no_prediction": []}
-    for _ in range(20):
-        k = rng.binomial(2, p).astype(float)
-        for name, e in (("topped_up", estimates), ("topped_up_no_prediction", None)):
-            extra = np.array(rule.top_up(pool, k, first, e, (g - 2) * len(p)))
-            turned = np.where(k == 0, 1 - (1 - p) ** extra, 1 - p**extra)
-            gains[name].append(float(np.where(k == 1, 1.0, turned).mean()) / base - 1)
-    return {name: round(float(np.mean(v)), 4) for name, v in gains.items()}
+SIZE, PROBE, QUARTER, FOLDS, DRAWS = 8, 3, 0.25, 4, 200
 
 
-def _baselines(estimates: Estimates, p: Array, g: int) -> dict[str, float]:
-    """Squared error of the baseline against the ten-rollout mean, with g fresh rollouts."""
-    rng = np.random.default_rng(g)
-    k = rng.binomial(g, p)
-    # A prompt's own rate strays from what its text says: add the spread that the text leaves open.
-    left_open = max(float(np.mean((p - estimates.mean) ** 2)), 1e-3)
-    shrunk = []
-    for i, successes in enumerate(k):
-        mean, variance = prior_of(estimates, i)
-        shrunk.append(shrunk_baseline(mean, variance + left_open, successes, g).value)
+def practice_cases(data: RoutingSet) -> list[dict[str, Array]]:
+    """For each checkpoint: rates, posteriors by text and by pool alone of prompts held out."""
+    found = []
+    for column, info in enumerate(data.models):
+        value = other_policy(data, info["policy"])
+        mine = np.random.default_rng(0).permutation(rows_of(data, column))
+        rates, by_text, by_pool, chances = [], [], [], []
+        for fold in np.array_split(mine, FOLDS):
+            held = set(fold.tolist())
+            state = state_of(value, data, [(int(i), column) for i in mine if int(i) not in held])
+            rule = PosteriorGain(error=PredictionError.of_state(state))
+            pool = pool_weights(state.counts, state.trials)
+            nothing = np.zeros(len(fold))
+            estimates = state.predict_vectors(data.vectors[fold])
+            rates.append(data.table.rates[fold, column])
+            by_text.append(rule.posterior(pool, nothing, nothing, estimates))
+            by_pool.append(rule.posterior(pool, nothing, nothing, None))
+            chances.append(mixed_share(estimates.mean, SIZE))
+        found.append({"rates": np.concatenate(rates), "text": np.vstack(by_text),
+                      "pool": np.vstack(by_pool), "chances": np.concatenate(chances)})  # fmt: skip
+    return found
+
+
+def plan_counts(
+    plan: Practice, p: Array, weights: Array, chosen: Sequence[int], rng: np.random.Generator
+) -> tuple[float, float, float]:
+    """Rollouts, mixed full groups, and rollouts in mixed groups of one pass over chosen prompts."""
+    at = np.array(chosen)
+    k = rng.binomial(plan.probe, p[at]).astype(float)
+    n = np.full(len(at), float(plan.probe))
+    more = np.array(plan.judge(weights[at], k, n).rollouts)
+    k, n = k + rng.binomial(more, p[at]), n + more
+    mixed = (k > 0) & (k < n)
+    full = mixed & (n >= plan.size)
+    return float(n.sum()), float(full.sum()), float(n[mixed].sum())
+
+
+def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
+    """Rollouts for one full mixed group and useful rollouts of each plan, with bootstrap bounds.
+
+    A draw takes prompts with return and rolls them out once. `uniform` gives every prompt the full
+    size; `dynamic` is the same but keeps mixed groups only, so it pays as much for one.
+    """
+    whole, probing = Practice(size=SIZE, probe=SIZE), Practice(size=SIZE, probe=PROBE)
+    plans = {
+        "dynamic": (whole, "pool", 1.0), "probe": (probing, "pool", 1.0),
+        "text": (whole, "text", QUARTER), "text_probe": (probing, "text", QUARTER),
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    paid = {name: np.zeros((DRAWS, len(cases))) for name in plans}
+    useful_share = {name: np.zeros((DRAWS, len(cases))) for name in plans}
+    for c, case in enumerate(cases):
+        for d in range(DRAWS):
+            at = rng.integers(len(case["rates"]), size=len(case["rates"]))
+            for name, (plan, kind, share) in plans.items():
+                p, weights = case["rates"][at], case[kind][at]
+                chosen = list(range(len(p)))
+                if share < 1:
+                    chosen = plan.select_by(case["chances"][at], int(share * len(p)), seed=d)
+                spent, full, in_mixed = plan_counts(plan, p, weights, chosen, rng)
+                paid[name][d, c] = spent / max(full, 1)
+                useful_share[name][d, c] = in_mixed / spent
+    base = paid["dynamic"].mean(axis=1)
+    rows = {}
+    for name in plans:
+        mean = paid[name].mean(axis=1)
+        saved, share = 1 - mean / base, useful_share[name].mean(axis=1)
+        rows[name] = {
+            "rollouts_per_full_mixed_group": round(float(mean.mean()), 2),
+            "ci": _bounds(mean),
+            "saved_against_dynamic": round(float(saved.mean()), 4),
+            "saved_ci": _bounds(saved),
+            "worst_checkpoint_saved": round(
+                float((1 - paid[name].mean(axis=0) / paid["dynamic"].mean(axis=0)).min()), 4
+            ),
+            "useful_rollouts": round(float(share.mean()), 4),
+            "useful_ci": _bounds(share),
+        }
+    return rows
+
+
+def _bounds(values: Array) -> list[float]:
+    return [round(float(v), 4) for v in np.quantile(values, [0.025, 0.975])]
+
+
+def spread_out(cases: list[dict[str, Array]]) -> dict[str, Any]:
+    """Mean of p(1 − p)/n against uniform at equal total: a probe, the rest by posterior spread."""
+    rng, rows = np.random.default_rng(1), {}
+    for g in GROUPS:
+        gains = np.zeros((40, len(cases)))
+        for c, case in enumerate(cases):
+            for d in range(40):
+                at = rng.integers(len(case["rates"]), size=len(case["rates"]))
+                p, weights = case["rates"][at], case["text"][at]
+                probe = min(PROBE, g - 1)
+                k, n = rng.binomial(probe, p).astype(float), np.full(len(p), float(probe))
+                more = Practice(size=g, probe=probe).spread(weights, k, n, (g - probe) * len(p))
+                even = (p * (1 - p) / g).mean()
+                gains[d, c] = (p * (1 - p) / (n + np.array(more))).mean() / even - 1
+        rows[str(g)] = {"variance": round(float(gains.mean()), 4), "ci": _bounds(gains.mean(1)),
+                        "worst": round(float(gains.mean(axis=0).max()), 4)}  # fmt: skip
+    return rows
+
+
+def by_history(data: RoutingSet) -> dict[str, Any]:
+    """Mixed share of the best half of revisited prompts, chosen by their earlier checkpoint."""
+    plan, gains, shares = Practice(size=SIZE, floor=0.0), [], []
+    for b, later in enumerate(data.models):
+        for a, first in enumerate(data.models):
+            if first["policy"] != later["policy"] or not first["step"] < later["step"]:
+                continue
+            both = np.flatnonzero((data.table.trials[:, a] > 0) & (data.table.trials[:, b] > 0))
+            seen = rows_of(data, a)
+            pool = pool_weights(data.table.successes[seen, a], data.table.trials[seen, a])
+            k, n = plan.rule.faded(data.table.successes[both, a], data.table.trials[both, a])
+            chances = plan.rule.posterior(pool, k, n, None) @ mixed_share(GRID, SIZE)
+            chosen = plan.select_by(chances, len(both) // 2)
+            share = mixed_share(data.table.rates[both, b], SIZE)
+            gains.append(float(share[chosen].mean() / share.mean() - 1))
+            shares.append(float(share.mean()))
     return {
-        "baseline_mse": round(float(np.mean((np.array(shrunk) - p) ** 2)), 4),
-        "group_mean_mse": round(float(np.mean((k / g - p) ** 2)), 4),
+        "pairs": len(gains),
+        "mixed_gain": round(float(np.mean(gains)), 4),
+        "worst": round(min(gains), 4),
+        "mixed_share": round(float(np.mean(shares)), 4),
     }
 
 
@@ -267,7 +367,16 @@ def main() -> None:
         noise_rows += simulated(info["name"], rates[order[:half]], rates[order[half:]], rng)
     gains = np.array([row["vs_uniform"] for row in table])
     posterior = np.array([row[f"posterior_{sd}"] for row in noise_rows for sd in (0.1, 0.2, 0.3)])
+    cases = practice_cases(data)
+    plans = practised(cases)
     figures = {
+        "rollouts_per_full_mixed_group": plans["text_probe"]["rollouts_per_full_mixed_group"],
+        "useful_rollouts": plans["text_probe"]["useful_rollouts"],
+        "saved_against_dynamic": plans["text_probe"]["saved_against_dynamic"],
+        "saved_ci": plans["text_probe"]["saved_ci"],
+        "plans": plans,
+        "variance_against_uniform": spread_out(cases),
+        "select_by_history": by_history(data),
         "worst_vs_uniform": float(gains.min()),
         "mean_vs_uniform": round(float(gains.mean()), 5),
         "cases": len(gains),
@@ -280,13 +389,6 @@ def main() -> None:
             if (g := [r["vs_uniform"] for r in table if r["setting"].startswith(setting)])
         },
         "guard_held": int(sum(row["guard_held"] for row in table)),
-        "topped_up_worst": float(min(row["topped_up"] for row in table)),
-        "topped_up_mean": round(float(np.mean([row["topped_up"] for row in table])), 4),
-        "topped_up_no_prediction_mean": round(
-            float(np.mean([row["topped_up_no_prediction"] for row in table])), 4
-        ),
-        "baseline_mse": round(float(np.mean([row["baseline_mse"] for row in table])), 5),
-        "group_mean_mse": round(float(np.mean([row["group_mean_mse"] for row in table])), 5),
         "known_noise_worst": float(posterior.min()),
         "known_noise_mean": round(float(posterior.mean()), 5),
         "shifted_pairs": shifted_pairs(data),

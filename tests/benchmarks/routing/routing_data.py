@@ -13,8 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.backtest.backtest import hash_split
-from tfgrpo.routing.estimator.embedders import Floats, VectorCache, open_embedder
-from tfgrpo.routing.records import ModelInfo, OutcomeTable
+from tfgrpo.routing.estimator.embedders import (
+    Floats,
+    PromptFeatures,
+    VectorCache,
+    open_embedder,
+)
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, tags_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = (ROOT / os.environ.get("TFGRPO_SHARED", "../shared")).resolve() / "data" / "routing"
@@ -98,3 +103,17 @@ def load(name: str, *, complete: bool = True) -> RoutingSet:
         [models[j] for j in keep],
         None if roles is None else roles[:, keep],
     )
+
+
+def with_metadata(
+    data: RoutingSet, known: NDArray[np.intp], *, weights: tuple[float, float] = (0.25, 0.5)
+) -> tuple[Floats, PromptFeatures]:
+    """Vectors with lengths and the category beside the text, as a router fitted on `known` has."""
+    tags = [tags_of(d, {}) for d in data.table.datasets]
+    counts: dict[str, int] = {}
+    for i in known:
+        for tag in tags[i]:
+            counts[tag] = counts.get(tag, 0) + 1
+    shares = {t: n / len(known) for t, n in sorted(counts.items())}
+    encoder = PromptFeatures(embedder(), tags=shares, weights=weights)
+    return encoder.embed([p["prompt"] for p in data.prompts], tags), encoder

@@ -22,7 +22,7 @@ def _bank(sizes, *, pooled=True, layers=LAYERS, local_rows=1024, n=600):
         whole = ReferencePool.fit(
             world.table.take(train), world.vectors[train], embedder_id=world.embedder.embedder_id
         )
-    scores = Scores(whole.coefficients.astype(np.float32), whole.intercepts.astype(np.float32))
+    scores = Scores(whole.coefficients.astype(np.float32), whole.intercepts.astype(np.float32), 64)
     states, small = [], []
     for j, size in enumerate(sizes):
         rows = np.sort(np.random.default_rng(j).permutation(n)[:size])
