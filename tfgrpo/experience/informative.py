@@ -59,7 +59,8 @@ def teaching_groups(groups: Sequence[RolloutGroup], settings: ExperienceSettings
         informative = tuple(g for g in groups if is_improvable(g, settings, best))
     else:
         informative = tuple(g for g in groups if _teaches(g, settings))
-    ids = {g.group_id for g in informative}
+    contrasting = [g for g in informative if settings.flow != "reflect" or g.is_informative()]
+    ids = {g.group_id for g in contrasting}
     rest = [g for g in groups if g.group_id not in ids]
     all_failed = tuple(
         g for g in rest if g.graded and can_fail and max(g.rewards_G) - worst <= settings.tolerance

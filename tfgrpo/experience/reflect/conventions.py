@@ -40,6 +40,8 @@ _LIMIT = re.compile(
     re.IGNORECASE,
 )
 """A number as a limit: the rule holds for a range, not for one task."""
+_SITUATION_WORDS = 3
+"""Words beside the name of a class that can say in which situation it is given."""
 _RETOLD = 3
 """So many numbers of one task's text in a rule tell that task again."""
 _ASKING = re.compile(
@@ -78,6 +80,8 @@ class Conventions:
     """In how many practice tasks a text is the whole answer; 0 for held-out answers only."""
     labels: frozenset[Words] = frozenset()
     """Whole answers that are one label or value."""
+    classes: frozenset[Words] = frozenset()
+    """Labels that read like the name of a class: a code in capitals, or words in lower case."""
     keys: Mapping[str, Words] = field(default_factory=dict)
     """Words of each practice task's key."""
     in_texts: Mapping[str, int] = field(default_factory=dict)
@@ -102,21 +106,20 @@ class Conventions:
         told = set(ngrams(words(agent), 8)) if len(words(agent)) >= 8 else set()
         guards = replace(base, answers=frozenset(), passages=base.passages - told)
         whole: Counter[Words] = Counter()
-        labels: set[Words] = set()
-        for task in practice:
-            answer = _answer(task)
-            whole[answer] += 1
-            labels |= {answer} if _is_label(task) else set()
+        whole.update(_answer(task) for task in practice)
         for task in others:
             whole.setdefault(_answer(task), 0)
-            labels |= {_answer(task)} if _is_label(task) else set()
+        every = [*practice, *others]
+        labels = frozenset(_answer(t) for t in every if _is_label(t))
+        classes = frozenset(_answer(t) for t in practice if _is_label(t) and _is_class(t))
         whole.pop((), None)
         shared = Counter(w for t in practice for w in set(words(t.text)))
         common = max(2, (len(practice) + 1) // 2)
         return cls(
             guards,
             dict(whole),
-            frozenset(labels),
+            labels,
+            classes,
             {t.task_id: tuple(w for leaf in leaves(t.reference) for w in words(leaf))
              for t in practice},
             _details([*practice, *others]),
@@ -160,7 +163,7 @@ class Conventions:
         found, has_limit = words(text), _LIMIT.search(text) is not None
         for length in {len(a) for a in self.whole if len(a) <= len(found)}:
             for gram in set(ngrams(found, length)):
-                if self._is_memory(gram, support, has_limit):
+                if self._is_memory(gram, found, support, has_limit):
                     return "quotes the complete answer of one task"
         if any(self._is_single(name) for name in _NAME.findall(text)):
             return "names a person or thing of one task"
@@ -170,7 +173,9 @@ class Conventions:
             return "holds an identifier of one task"
         return "tells one task again" if self._is_retold(text) else ""
 
-    def _is_memory(self, gram: Words, support: Sequence[str], has_limit: bool) -> bool:
+    def _is_memory(
+        self, gram: Words, found: Sequence[str], support: Sequence[str], has_limit: bool
+    ) -> bool:
         times = self.whole.get(gram)
         if times is None or times >= 2 or len("".join(gram)) < 2:
             return False
@@ -181,6 +186,8 @@ class Conventions:
         if times == 0:  # a held-out answer that nothing in practice shows
             shown = any(f" {' '.join(gram)} " in f" {t} " for t in self.practice_texts)
             return not shown and not self._in_keys(gram)
+        if gram in self.classes and len(found) >= _SITUATION_WORDS + len(gram):
+            return False
         return len(support) < 2 and not has_limit and self._in_keys(gram) < 2
 
     def _in_keys(self, gram: Sequence[str]) -> int:
@@ -241,6 +248,11 @@ def _is_label(task: Task) -> bool:
         return False
     text = found[0].strip()
     return len(text.split()) <= _LABEL_TOKENS and not _PARTED.search(text)
+
+
+def _is_class(task: Task) -> bool:
+    (text,) = leaves(task.reference)
+    return bool(re.fullmatch(r"[A-Z][A-Z0-9_-]+|[a-z][a-z _-]*", text.strip()))
 
 
 def _details(tasks: Sequence[Task]) -> dict[str, int]:
