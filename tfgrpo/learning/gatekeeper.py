@@ -118,7 +118,10 @@ class Gatekeeper:
             pair = await self.compare(step, "rewritten topics", good[0][1], rival)
             good += [pair] if pair[0].accepted else []
         if not good:
-            for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
+            # Replays have sifted the rules one by one; alone, a rule pays at the first look only.
+            is_later = self._settings.flow == "reflect" and bool(base.library.shown)
+            retries = 0 if is_later else self._config.gate.retry_single_edits
+            for edits in smaller_sets(proposal.applied, retries):
                 pair = await self._look(step, base, edits, proposal)
                 if pair[0].accepted:
                     good = [pair]

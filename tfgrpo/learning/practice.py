@@ -2,7 +2,7 @@
 
 The first pass takes every task in a seeded order. Later passes of the flow `reflect` draw where
 practice pays: tasks that the library gets wrong, first those that speak against an entry or stand
-behind one on trial or an open question; a stated share is drawn at random over all tasks. How many rollouts a
+behind one on trial or an open question, and a stated share of the others by chance. How many rollouts a
 drawn task gets stays with the allocator (V_0's predictions reach practice through it). Pure. Does
 not know rollouts' making. Source: own.
 """
@@ -50,27 +50,22 @@ def focused_pass(
     size: int,
     random_share: float,
 ) -> list[Batch]:
-    """Return the batches of a later pass; none where no task is in need.
+    """Return the batches of a later pass: all tasks in need, and some of the others by chance.
 
     Args:
         tasks: the practice split.
-        needs: by task, 0 for none.
-        random_share: of the draws that are made by chance over all tasks, in [0, 1).
+        needs: by task; tasks without need are left out.
+        random_share: of all practice tasks, drawn by chance among those without need, in [0, 1).
     """
     rng = random.Random(derive_seed("focus", seed, epoch))
     order = list(tasks)
     rng.shuffle(order)
     wanted = [t for t in order if needs.get(t.task_id, 0.0) > 0]
     wanted.sort(key=lambda t: -needs[t.task_id])
-    if not wanted:
-        return []
-    total = min(len(order), math.ceil(len(wanted) / (1 - random_share)))
-    count = max(1, round(total * (1 - random_share)))
-    chosen = wanted[:count]
-    names = {t.task_id for t in chosen}
-    rest = [t for t in order if t.task_id not in names]
-    drawn = [*chosen, *rng.sample(rest, min(len(rest), total - len(chosen)))]
-    return [Batch(epoch, drawn[i : i + size], frozenset(names)) for i in range(0, len(drawn), size)]
+    rest = [t for t in order if needs.get(t.task_id, 0.0) <= 0]
+    drawn = [*wanted, *rest[: math.ceil(random_share * len(order))]]
+    names = frozenset(t.task_id for t in wanted)
+    return [Batch(epoch, drawn[i : i + size], names) for i in range(0, len(drawn), size)]
 
 
 def task_needs(
@@ -78,8 +73,8 @@ def task_needs(
 ) -> dict[str, float]:
     """Return how much each task still asks for practice; tasks without need are left out.
 
-    What the library gets wrong: a task whose best rollout under any entries stayed below full
-    marks in its latest group, a task that speaks against an entry, a task that failed and that no
+    What the library gets wrong: a task whose best rollout of two or more under any entries stayed
+    below full marks in its latest group, a task that speaks against an entry, a task that failed and that no
     entry cites. Entries on trial and open questions add to the tasks that they rest on. One slip
     of the policy is no need: the best rollout of a group counts, not the mean.
 
@@ -104,7 +99,7 @@ def task_needs(
     for task in tasks:
         key, group = task.task_id, latest.get(task.task_id)
         failure = 1.0 if group is None else max(0.0, best - max(group.rewards_G)) / spread
-        informed = group is None or bool(group.context.parts)
+        informed = group is None or (bool(group.context.parts) and len(group.rewards_G) > 1)
         open_case = informed or key in against or key in thin or key not in cited
         if failure > 1e-9 and open_case:
             needs[key] = failure + (_EXTRA if key in thin or key in against else 0.0)

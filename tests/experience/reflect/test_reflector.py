@@ -91,6 +91,7 @@ async def test_a_later_panel_is_shown_the_rules_before_and_completes_them_by_id(
 async def test_an_update_may_not_lose_a_value_of_a_confirmed_entry_unless_refuted() -> None:
     first, _ = await reflect(lambda _: {"rules": [
         row("queue by device: scanner → NET; laptop → HW", "t0", "t1", "t2")]})  # fmt: skip
+
     def lose(**more: Any) -> Say:
         return lambda p: {} if "That was all" in p else {
             "rules": [row("queue by device: scanner → NET", "t0", "t1", id="E1", **more)],
