@@ -2,8 +2,8 @@
 
 The first pass takes every task in a seeded order. Later passes of the flow `reflect` draw where
 practice pays: tasks that the library gets wrong, first those that speak against an entry or stand
-behind one on trial or an open question, and a stated share of the others by chance. How many rollouts a
-drawn task gets stays with the allocator (V_0's predictions reach practice through it). Pure. Does
+behind one on trial or an open question, and a stated share of the others by chance. How many a
+drawn task is rolled out stays with the allocator (V_0's predictions come through it). Pure. Does
 not know rollouts' making. Source: own.
 """
 

@@ -205,3 +205,19 @@ async def test_fixed_text_comes_first_and_is_equal_in_every_prompt() -> None:
 def test_other_flows_are_made_elsewhere() -> None:
     with pytest.raises(ConfigError, match="contrast"):
         Reflector(ScriptedLM(lambda *_: "[]"), preset("contrast"))
+
+
+async def test_an_entry_on_trial_goes_with_the_next_change_of_a_later_pass() -> None:
+    said = {"rules": [row("A lamp is for ACC, as seen.", "t4")]}
+    critic = Reflector(ScriptedLM(lambda *_: json.dumps(said)), PLAIN)
+    first = (await critic.propose(TICKETS, Library(), step=1)).library
+    later = [replace(g, metadata={"epoch": 1}) for g in TICKETS]
+    said["rules"] = []
+    quiet = await critic.propose(later, first, step=2)
+    assert not quiet.has_change, "no look is spent on a deletion alone"
+    said["rules"] = [row("Scanners go to NET.", "t0", "t1")]
+    second = (await critic.propose(later, first, step=3)).library
+    assert [e.text for e in second.shown] == ["Scanners go to NET."]
+    said["rules"] = [row("Lamps: ACC, whatever else.", "t4", id="E1"), *said["rules"]]
+    kept = (await critic.propose(later, first, step=4)).library
+    assert len(kept.shown) == 2, "what is said again in this pass stays"

@@ -77,6 +77,7 @@ class Reflector:
         self._count = count
         self._refusals = Refusals(_GIVE_UP_AFTER)
         self._past: dict[str, RolloutGroup] = {}
+        self._epochs: dict[int, int] = {}
         self._marks: tuple[Edit, ...] = ()
 
     async def propose(
@@ -98,8 +99,12 @@ class Reflector:
         run.draft.mark(self._marks)
         past = [g for g in self._past.values() if g.task.task_id not in {
             new.task.task_id for new in groups}]  # fmt: skip
+        epoch = max((int(g.metadata.get("epoch", 0)) for g in groups), default=0)
+        self._epochs[step] = epoch
         await run.panels(teaching, past)
         await run.try_rules(groups, self._replay)
+        if run.details["panels"]:
+            run.draft.drop_unconfirmed(lambda made: self._epochs.get(made, epoch) < epoch)
         rewrites = await run.rewrite_topics()
         self._past.update({g.task.task_id: g for g in groups})
         proposal = run.finish(teaching, rewrites)
