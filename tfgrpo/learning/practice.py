@@ -74,9 +74,9 @@ def task_needs(
     """Return how much each task still asks for practice; tasks without need are left out.
 
     What the library gets wrong: a task whose best rollout of two or more under any entries stayed
-    below full marks in its latest group, a task that speaks against an entry, a task that failed and that no
-    entry cites. Entries on trial and open questions add to the tasks that they rest on. One slip
-    of the policy is no need: the best rollout of a group counts, not the mean.
+    below full marks in its latest group, a task that speaks against an entry, a task that failed
+    and that no entry cites. Entries on trial and open questions add to the tasks that they rest
+    on. One slip of the policy is no need: the best rollout of a group counts, not the mean.
 
     Args:
         history: practised groups and replays, in order.

@@ -78,6 +78,7 @@ class Reflector:
         self._refusals = Refusals(_GIVE_UP_AFTER)
         self._past: dict[str, RolloutGroup] = {}
         self._epochs: dict[int, int] = {}
+        self._has_offered = False
         self._marks: tuple[Edit, ...] = ()
 
     async def propose(
@@ -107,7 +108,11 @@ class Reflector:
             run.draft.drop_unconfirmed(lambda made: self._epochs.get(made, epoch) < epoch)
         rewrites = await run.rewrite_topics()
         self._past.update({g.task.task_id: g for g in groups})
-        proposal = run.finish(teaching, rewrites)
+        # Examples that the gate has turned down once are not worth further looks.
+        is_refused = self._has_offered and not any(e.kind == "exemplar" for e in library.shown)
+        examples = [] if is_refused else exemplar_edits(teaching, library, self.settings)
+        self._has_offered = self._has_offered or bool(examples)
+        proposal = run.finish(teaching, rewrites, examples)
         self._marks = () if proposal.has_change else run.draft.pending_marks()
         return proposal
 
@@ -259,9 +264,11 @@ class _Step:
             edits += found
         return edits
 
-    def finish(self, teaching: Teaching, rewrites: Sequence[Edit]) -> LibraryProposal:
+    def finish(
+        self, teaching: Teaching, rewrites: Sequence[Edit], examples: Sequence[Edit]
+    ) -> LibraryProposal:
         """Apply what is left and close the books."""
-        edits = [*self.draft.net_edits(), *exemplar_edits(teaching, self.draft.base, self.settings)]
+        edits = [*self.draft.net_edits(), *examples]
         settled = Settled(tuple(self.draft.settled), tuple(self.draft.rejected), self.asker.books)
         proposal = close_books(
             self.draft.base, edits, settled, teaching, self.settings,
