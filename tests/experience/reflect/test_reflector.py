@@ -221,3 +221,10 @@ async def test_an_entry_on_trial_goes_with_the_next_change_of_a_later_pass() -> 
     said["rules"] = [row("Lamps: ACC, whatever else.", "t4", id="E1"), *said["rules"]]
     kept = (await critic.propose(later, first, step=4)).library
     assert len(kept.shown) == 2, "what is said again in this pass stays"
+
+
+async def test_a_window_too_small_for_a_panel_costs_no_call_and_is_told() -> None:
+    settings = preset("default", exemplars=0, budget={"context_tokens": 2000, "reply_tokens": 160})
+    proposal, prompts = await reflect(lambda _: {"rules": []}, settings=settings)
+    assert prompts == [] and proposal.calls["not_asked"] == 5
+    assert "window of 2000 tokens" in proposal.notes[0].problem

@@ -26,7 +26,7 @@ from tfgrpo.experience.library import Library
 from tfgrpo.experience.reflect.consolidate import crowded_topics, read_rewrite
 from tfgrpo.experience.reflect.conventions import Conventions
 from tfgrpo.experience.reflect.panel_text import PanelText
-from tfgrpo.experience.reflect.panels import Panel, compose, panel_size
+from tfgrpo.experience.reflect.panels import LEAST_TOKENS, Panel, compose, panel_size
 from tfgrpo.experience.reflect.prompts import ReflectPrompts
 from tfgrpo.experience.reflect.replay_check import (
     ReplayCheck,
@@ -113,7 +113,7 @@ class Reflector:
         examples = [] if is_refused else exemplar_edits(teaching, library, self.settings)
         self._has_offered = self._has_offered or bool(examples)
         proposal = run.finish(teaching, rewrites, examples)
-        self._marks = () if proposal.has_change else run.draft.pending_marks()
+        self._marks = run.draft.pending_marks()
         return proposal
 
 
@@ -143,6 +143,12 @@ class _Step:
         sizes = self.settings.reflect
         limit = self.asker.input_tokens(self.asker.reply_tokens)
         room = limit - self.count(self.prompts.panel(Panel(()), self.draft.library, 16))
+        if room < LEAST_TOKENS and teaching.informative:
+            window = self.settings.budget.context_tokens
+            why = f"no panel fits the critic's window of {window} tokens: preset contrast needs less"
+            self.asker.books.note("failed", "panel", "the whole step", why)
+            self.asker.books.counts["not_asked"] += len(teaching.informative)
+            return
         ids = {g.group_id for g in teaching.informative}
         panels = compose(
             teaching.informative,
