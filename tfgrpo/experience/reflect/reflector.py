@@ -145,7 +145,9 @@ class _Step:
         room = limit - self.count(self.prompts.panel(Panel(()), self.draft.library, 16))
         if room < LEAST_TOKENS and teaching.informative:
             window = self.settings.budget.context_tokens
-            why = f"no panel fits the critic's window of {window} tokens: preset contrast needs less"
+            why = (
+                f"no panel fits the critic's window of {window} tokens: preset contrast needs less"
+            )
             self.asker.books.note("failed", "panel", "the whole step", why)
             self.asker.books.counts["not_asked"] += len(teaching.informative)
             return
