@@ -27,6 +27,9 @@ def reflection(view: RunView, gain: Mapping[str, Any] | None) -> dict[str, Any] 
     verdicts = [v for s in steps for v in _rows(s, "verdicts")]
     turned = sum(bool(r.get("turned")) for r in replays)
     found: dict[str, Any] = {
+        "groups": sum(int(s.get("groups", 0)) for s in steps),
+        "improvable": sum(int(s.get("informative", 0)) for s in steps),
+        "differing": sum(int(s.get("differing", 0)) for s in steps),
         "panels": len(panels),
         "groups_a_panel": sum(len(p.get("tasks", ())) for p in panels) / len(panels),
         "rules": sum(int(p.get("rules", 0)) for p in panels),
@@ -93,6 +96,10 @@ def _rows(step: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 def _lines(found: Mapping[str, Any]) -> Iterable[str]:
     verdicts = found["verdicts"]
+    yield (
+        f"{found['improvable']} of {found['groups']} practice groups could teach, "
+        f"{found['differing']} by differing rewards"
+    )
     yield (
         f"{found['panels']} panels of {found['groups_a_panel']:.1f} groups gave {found['rules']} "
         f"rules; entries were confirmed {verdicts['confirmed']} times, refuted "
