@@ -6,7 +6,7 @@ from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import RolloutGroup
 
-ONLY = ExperienceSettings(lessons=False, exemplars=3)
+ONLY = ExperienceSettings(lessons=False, exemplars=3, reference_exemplars=False)
 
 
 async def learn(groups: list[RolloutGroup], settings: ExperienceSettings = ONLY) -> Library:

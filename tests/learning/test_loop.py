@@ -277,10 +277,11 @@ def test_the_gate_compares_nearest_entries_with_all_of_them(tmp_path: Path) -> N
 
 def test_entries_carry_measured_values_when_chance_left_them_out(tmp_path: Path) -> None:
     config = settings(
-        tmp_path, learn={"epochs": 4, "keep_share": 0.5, "preset": "contrast"}, tasks={"practice": 24, "gate": 6,
-                                                                "test": 6},
+        tmp_path,
+        learn={"epochs": 4, "keep_share": 0.5, "preset": "contrast"},
+        tasks={"practice": 24, "gate": 6, "test": 6},
         gate={"max_harm": 0.5},
-    )  # fmt: skip
+    )
     result = World().learn(config)
     (entry,) = result.library.shown
     assert entry.value is not None and entry.value.estimate > 0.2

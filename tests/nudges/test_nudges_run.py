@@ -19,7 +19,6 @@ from tests.learning.worlds import (
     comparable,
     journal,
     make_tasks,
-    settings,
 )
 from tests.nudges.worlds import (
     HINTS,
@@ -29,6 +28,7 @@ from tests.nudges.worlds import (
     nudged,
     parcels_in,
     records,
+    settings,
     strategies_reply,
 )
 from tfgrpo.cli.learn import result_lines

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.learning.worlds import HELPFUL, World, journal, make_tasks, settings
+from tests.learning.worlds import HELPFUL, World, journal, make_tasks
+from tests.learning.worlds import settings as plain_settings
 from tfgrpo.config.learn import Config
 from tfgrpo.lm.scripted import Reply
 from tfgrpo.protocols import Request
@@ -58,6 +59,12 @@ class HardWorld(World):
         self.written.append(prompt)
         at = min(len(self.written) - 1, len(self.replies) - 1)
         return self.replies[at]
+
+
+def settings(folder: Path, **sections: Any) -> Config:
+    """Settings under which only differing rewards teach, so that failed tasks need help."""
+    learn = {"preset": "contrast"} | sections.pop("learn", {})
+    return plain_settings(folder, learn=learn, **sections)
 
 
 def nudged(folder: Path, kind: str = "hints", **sections: Any) -> Config:

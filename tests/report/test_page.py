@@ -175,5 +175,5 @@ def test_markdown_of_hostile_text_has_no_active_part() -> None:
     assert "\x1b" not in text and "\u202e" not in text
     assert "http:\\//evil" in text  # no autolink
     rows = [line for line in text.splitlines() if line.startswith("| E1 ")]
-    assert len(rows) == 1 and rows[0].count(" | ") == 4
+    assert len(rows) == 1 and rows[0].count(" | ") == 5
     assert HOSTILE not in text

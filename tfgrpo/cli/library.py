@@ -20,6 +20,8 @@ from tfgrpo.errors import ConfigError, EditError
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact, scan
 from tfgrpo.experience.entry import Experience
 from tfgrpo.experience.library import Library
+from tfgrpo.experience.settings import PRESETS, preset
+from tfgrpo.report.reflection import claim_words
 from tfgrpo.runtime.terminal import one_line, printable
 from tfgrpo.store import Journal
 
@@ -91,7 +93,12 @@ def _injection(config: Any) -> dict[str, Any]:
     """Return how the run injects, from its settings."""
     settings = (config.get("learn") or {}).get("settings") or {}
     policy = config.get("policy") or {}
-    found = {key: settings[key] for key in ("placement", "template") if key in settings}
+    learn = config.get("learn") or {}
+    # Runs of versions before the flow `reflect` know no pool; theirs was what is now `contrast`.
+    name = learn.get("preset", "default") if "pool" in learn else "contrast"
+    base = preset(name) if name in PRESETS else preset("contrast")
+    found = {"placement": base.deployed_placement, "template": base.template}
+    found |= {key: settings[key] for key in ("placement", "template") if key in settings}
     return found | ({"system": policy["system"]} if policy.get("system") else {})
 
 
@@ -208,7 +215,9 @@ def _line(entry: Experience) -> str:
         value = (
             f" value {entry.value.estimate:+.3f} [{entry.value.low:+.3f}, {entry.value.high:+.3f}]"
         )
-    head = f"{entry.experience_id} {entry.kind} {entry.status} trust={entry.trust}{value}: "
+    claim = claim_words(entry.to_dict())
+    rests = f" ({claim})" if claim else ""
+    head = f"{entry.experience_id} {entry.kind} {entry.status} trust={entry.trust}{value}{rests}: "
     return head + one_line(entry.body, 400)
 
 

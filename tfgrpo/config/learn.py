@@ -148,9 +148,9 @@ class LearnConfig(Section):
     keep_share: float = Field(default=0.8, gt=0, le=1)
     """Share of the entries that a practice task is shown, chosen by chance, so that each entry's
     effect can be told; 1 shows all. The paper presets show all."""
-    random_share: float = Field(default=0.25, ge=0, lt=1)
-    """Share of a later pass that is drawn by chance over all practice tasks, so that entries'
-    values stay unbiased; the rest goes to tasks that still fail. Default preset only."""
+    random_share: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the practice tasks that a later pass draws by chance beside those that still fail,
+    so that entries' values stay unbiased and unseen failures are found. Default preset only."""
     pool: int = Field(default=4, ge=1)
     """Accepted versions without successors that are kept as parents of further steps."""
     top_k: int = Field(default=0, ge=0)

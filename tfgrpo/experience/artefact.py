@@ -17,6 +17,7 @@ from typing import Any
 
 from tfgrpo.context import Context, Placement, render_messages
 from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.experience.claim import Claim
 from tfgrpo.experience.deployment import (
     Question,
     anthropic_request,
@@ -309,7 +310,17 @@ def _markdown(artefact: Artefact) -> str:
         lines += ["", *("    " + line for line in entry.body.split("\n")), ""]
         origin = ", ".join(entry.provenance.rollout_ids) or "none"
         lines += [f"trust {entry.trust}; from rollouts {origin}", ""]
+        if not entry.claim.is_empty:
+            lines += [_rests_on(entry.claim), ""]
     return "\n".join(lines)
+
+
+def _rests_on(claim: Claim) -> str:
+    """Say in a line what an entry rests on."""
+    words = [claim.state, f"topic {claim.topic or 'none'}"]
+    words += [f"for {', '.join(claim.support)}"] if claim.support else []
+    words += [f"against {', '.join(claim.against)}"] if claim.against else []
+    return "; ".join(w for w in words if w)
 
 
 def _plain(value: Any) -> str:

@@ -59,7 +59,8 @@ def teaching_groups(groups: Sequence[RolloutGroup], settings: ExperienceSettings
         informative = tuple(g for g in groups if is_improvable(g, settings, best))
     else:
         informative = tuple(g for g in groups if _teaches(g, settings))
-    ids = {g.group_id for g in informative}
+    contrasting = [g for g in informative if settings.flow != "reflect" or g.is_informative()]
+    ids = {g.group_id for g in contrasting}
     rest = [g for g in groups if g.group_id not in ids]
     all_failed = tuple(
         g for g in rest if g.graded and can_fail and max(g.rewards_G) - worst <= settings.tolerance
@@ -78,15 +79,17 @@ def is_improvable(group: RolloutGroup, settings: ExperienceSettings, best: float
     Args:
         group: a practised group.
         settings: `exemplar_reward` is full marks.
-        best: stands for full marks where those are not known.
+        best: stands for full marks where those are not known; a reward of 0 or less is none.
     """
     rollouts = usable(group, settings)
     if not rollouts:
         return False
     if not settings.ground_truth or group.is_informative(settings.tolerance):
         return True
-    full = best if settings.exemplar_reward is None else settings.exemplar_reward
-    if max(group.rewards_G) >= full - settings.tolerance:
+    full, top = settings.exemplar_reward, max(group.rewards_G)
+    if full is None and top >= best - settings.tolerance and top > 0.0:
+        return False
+    if full is not None and top >= full - settings.tolerance:
         return False
     feedback = any(r.score is not None and r.score.feedback for r in rollouts)
     return feedback or group.task.reference is not None

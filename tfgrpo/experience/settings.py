@@ -205,7 +205,7 @@ _PAPER = ExperienceSettings(
     sampling=Sampling(),
 )
 _PRESETS: dict[str, ExperienceSettings] = {
-    "default": ExperienceSettings(template="rules"),
+    "default": ExperienceSettings(template="rules", budget=CriticBudget(reply_tokens=4_000)),
     "contrast": ExperienceSettings(flow="contrast", reference_exemplars=False),
     "paper-main": _PAPER,
     "paper-preview": replace(

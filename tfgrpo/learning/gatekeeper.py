@@ -118,7 +118,11 @@ class Gatekeeper:
             pair = await self.compare(step, "rewritten topics", good[0][1], rival)
             good += [pair] if pair[0].accepted else []
         if not good:
-            for edits in smaller_sets(proposal.applied, self._config.gate.retry_single_edits):
+            # Replays have sifted the rules one by one; alone, a rule pays at the first look only.
+            is_later = self._settings.flow == "reflect" and bool(base.library.shown)
+            retries = 0 if is_later else self._config.gate.retry_single_edits
+            reworded = [e for e in proposal.applied if e.op != "mark"]
+            for edits in smaller_sets(reworded, retries):
                 pair = await self._look(step, base, edits, proposal)
                 if pair[0].accepted:
                     good = [pair]
@@ -143,7 +147,7 @@ class Gatekeeper:
         edits = proposal.applied
         lessons = tuple(e for e in edits if e.kind == "lesson")
         exemplars = tuple(e for e in edits if e.kind == "exemplar")
-        if lessons and exemplars:
+        if exemplars and any(e.op != "mark" for e in lessons):
             if self._settings.flow == "reflect":
                 return [lessons, edits, exemplars]
             return [edits, exemplars, lessons]

@@ -195,6 +195,9 @@ class Learner:
         """Take what the gate accepts of a proposal into the pool; the best becomes current."""
         if not proposal.has_change:
             return
+        if proposal.is_in_vain and self._accepted:
+            self._view.say(f"step {step}: no replay turned a task; the gate is spared")
+            return
         if not self._gate.is_open:
             self._accept(Version(proposal.library), step, [self._current])
             return

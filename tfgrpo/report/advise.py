@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from tfgrpo.experience import ExperienceSettings
+from tfgrpo.experience.informative import is_improvable
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import (
     Interval,
@@ -86,11 +88,14 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
     tokens = _tokens(practice) / max(1, len({g.metadata.get("step", 0) for g in practice}))
     cost = f"about {_number(tokens)} tokens of practice a step, once"
     mixed = _share(practice, lambda g: g.is_informative())
+    best = max((r for g in practice for r in g.rewards_G), default=0.0)
+    taught = _share(practice, lambda g: is_improvable(g, ExperienceSettings(), best))
     if not steps:
         return Advice(
             "experience",
             "more experience: not measured",
-            f"{mixed:.0%} of {len(practice)} practice groups were mixed; no gated step to go by",
+            f"{mixed:.0%} of {len(practice)} practice groups were mixed, {taught:.0%} can teach; "
+            "no gated step to go by",
             "unknown",
             None,
             cost,
@@ -105,7 +110,7 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
         "experience",
         "more experience: another step of practice",
         f"the last of {len(steps)} gated steps moved the gate tasks by {gain or 'nothing known'}; "
-        f"{mixed:.0%} of practice groups were mixed and can teach",
+        f"{mixed:.0%} of practice groups were mixed, {taught:.0%} can teach",
         "measured" if gain else "unknown",
         gain,
         cost,

@@ -59,6 +59,11 @@ def _lines(s: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from (f"- {_cell(line)}." for line in s["nudge"]["lines"])
         yield ""
+    if "reflection" in s:
+        yield "## Reflection"
+        yield ""
+        yield from (f"- {_cell(line)}." for line in s["reflection"]["lines"])
+        yield ""
     yield from _library(s)
     yield from _rejected(s)
     yield from _spend(s)
@@ -101,11 +106,12 @@ def _library(s: Mapping[str, Any]) -> Iterator[str]:
     yield "## Library"
     yield ""
     rows = [
-        [e["experience_id"], e["text"], _interval(e["value"], sign=True), e["status"], e["trust"]]
+        [e["experience_id"], e["text"], _interval(e["value"], sign=True), e["status"], e["trust"],
+         e.get("claim", "") or "–"]
         for e in s["library"]["entries"]
-    ]
+    ]  # fmt: skip
     if rows:
-        yield from _table(["id", "text", "value", "status", "trust"], rows)
+        yield from _table(["id", "text", "value", "status", "trust", "rests on"], rows)
     else:
         yield "Empty."
         yield ""

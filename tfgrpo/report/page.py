@@ -104,6 +104,7 @@ def _sections(s: Mapping[str, Any], islands: Islands) -> list[Child]:
         h("h2", "Learning curve", id="curve"),
         sections.curve(s),
         sections.nudge(s),
+        sections.reflection(s),
         h("h2", "Task by task", id="tasks"),
         sections.tasks(s),
         h("h2", "Library", id="library"),

@@ -31,6 +31,7 @@ __all__ = [
     "library",
     "method",
     "nudge",
+    "reflection",
     "rejected",
     "spend",
     "tasks",
@@ -65,6 +66,15 @@ def nudge(s: Mapping[str, Any]) -> Html | None:
         return None
     lines = [h("p", f"{line}.") for line in totals["lines"]]
     return h("div", h("h3", "Help for tasks that failed throughout"), lines, class_="card")
+
+
+def reflection(s: Mapping[str, Any]) -> Html | None:
+    """Panels, replays, topics and what a point cost; None for runs of other flows."""
+    found = s.get("reflection")
+    if found is None:
+        return None
+    lines = [h("p", f"{line}.") for line in found["lines"]]
+    return h("div", h("h3", "Reflection over panels"), lines, class_="card")
 
 
 def tasks(s: Mapping[str, Any]) -> Html:
@@ -106,7 +116,7 @@ def library(s: Mapping[str, Any]) -> Html:
     rows = [
         [
             cell("id", e["experience_id"]),
-            cell("text", e["text"], "text"),
+            cell("text", [e["text"], *_claim(e)], "text"),
             cell("value", _value(e["value"])),
             cell("shown", e["shown"], "n"),
             cell("from", _sources(e["provenance"], e["created_step"])),
@@ -129,6 +139,11 @@ def library(s: Mapping[str, Any]) -> Html:
 
 
 _STATUS = {"active": "good", "pinned": "accent", "banned": "bad", "quarantined": "bad"}
+
+
+def _claim(entry: Mapping[str, Any]) -> list[Child]:
+    words = entry.get("claim", "")
+    return [h("br"), h("span", words, class_="note")] if words else []
 
 
 def _value(value: Mapping[str, Any] | None) -> Child:

@@ -22,6 +22,7 @@ from tfgrpo.nudges.record import nudge_totals, total_lines
 from tfgrpo.report import history
 from tfgrpo.report.advise import advise
 from tfgrpo.report.library_rows import entries_of, entry_text, library_texts
+from tfgrpo.report.reflection import claim_words, reflection
 from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
 from tfgrpo.rollout import RolloutGroup, Usage
 from tfgrpo.statistics import (
@@ -79,7 +80,8 @@ def summarise(
     summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)
     summary |= _nudge(view)
-    return summary
+    reflected = reflection(view, summary["gain"])
+    return summary if reflected is None else summary | {"reflection": reflected}
 
 
 def leaks_of(view: RunView) -> LeakReport:
@@ -260,6 +262,7 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
             "status": e.get("status", "active"),
             "status_reason": e.get("status_reason", ""),
             "trust": e.get("trust", ""),
+            "claim": claim_words(e),
             "created_step": e.get("created_step"),
             "shown": max(e.get("shown", 0), shown[str(e.get("experience_id"))]),
             "provenance": e.get("provenance") or {},

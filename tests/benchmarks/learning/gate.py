@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,11 +57,21 @@ def model(seed: int, lessons: Sequence[str], chances: dict[str, float]) -> Scrip
         rng = random.Random(derive_seed(seed, text, draw))
         task_id = request.messages[-1].content.split(":", 1)[0]
         if task_id not in chances:
-            return json.dumps({"lessons": [rng.choice(lessons)]})
+            return critic(text, rng.choice(lessons))
         chance = chances[task_id] - (LOSS if HARMFUL in text else 0.0)
         return "right" if rng.random() < chance else "wrong"
 
     return ScriptedLM(reply)
+
+
+def critic(prompt: str, lesson: str) -> str:
+    """Propose the lesson over all tasks of a panel, and stand by it where it comes back."""
+    shown = re.findall(r"^### Task (\S+)", prompt, re.MULTILINE)
+    row = {"topic": "class", "text": lesson, "support": shown}
+    if "That was all." in prompt:
+        ids = re.findall(r"^\[([ER]\d+)\]", prompt, re.MULTILINE)
+        return json.dumps({"rules": [row | {"id": key} for key in ids]})
+    return json.dumps({"rules": [row], "entries": []})
 
 
 async def run(seed: int, lessons: Sequence[str]) -> Outcome:

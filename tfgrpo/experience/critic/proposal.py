@@ -80,6 +80,12 @@ class LibraryProposal:
         return tuple(o.edit for o in self.outcomes if o.result == "applied" and o.edit.op != "keep")
 
     @property
+    def is_in_vain(self) -> bool:
+        """True when rules were tried again on their tasks and not one turned any."""
+        checks = self.details.get("replays", ())
+        return bool(checks) and not any(c["turned"] or c["already_right"] for c in checks)
+
+    @property
     def is_unusable(self) -> bool:
         """True when something was proposed or asked in vain: an honest empty list is neither."""
         tried = bool(self.outcomes or self.rejected or self.notes)

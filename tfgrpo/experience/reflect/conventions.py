@@ -26,10 +26,24 @@ Words = tuple[str, ...]
 
 _QUOTED = re.compile(r"[\"“`]([^\"”`\n]{1,60})[\"”`]|(?<!\w)'([^'\n]{1,60})'(?!\w)")
 _VALUE = re.compile(r"(?<![\w.])(?:[A-Z][A-Z0-9]+(?:[-_/.][A-Za-z0-9]+)*|\w*\d[\w.,:/%-]*\w|\d)")
-_NAME = re.compile(r"\b[A-Z][a-z]+(?: [A-Z][a-z]+)+\b")
+_NAME = re.compile(r"\b(?=([A-Z][a-z]+ [A-Z][a-z]+)\b)")
+"""Two capitalised words in a row, overlapping: a beginning of a sentence hides no name."""
 _IDENTIFIER = re.compile(
     r"(?<![\w-])(?=[\w-]*\d)(?:[A-Za-z]+[-_]?\d[\w-]{2,}|\d{4}-\d\d-\d\d|\d[\d-]{4,})(?![\w-])"
 )
+_SHORT_ID = re.compile(r"(?<![\w-])[A-Za-z]{1,4}[-_]?\d+(?![\w-])")
+_NUMBER = re.compile(r"(?<![\w.,])\d[\d.,]*(?<![.,])")
+_LIMIT = re.compile(
+    r"\b(?:over|under|above|below|between|up to|at least|at most|(?:more|less|fewer|later|earlier|"
+    r"older|younger|longer|shorter|larger|smaller) than|until|from)\s+\D{0,12}\d"
+    r"|\d\S*\s+(?:\w+\s+)?or (?:more|less|fewer|later|earlier|older|longer)\b|[<>≤≥]\s*\d",
+    re.IGNORECASE,
+)
+"""A number as a limit: the rule holds for a range, not for one task."""
+_SITUATION_WORDS = 3
+"""Words beside the name of a class that can say in which situation it is given."""
+_RETOLD = 3
+"""So many numbers of one task's text in a rule tell that task again."""
 _ASKING = re.compile(
     r"\b(?:ask|request|send|give|reveal|share|post|print|return|tell|forward|include|expose)\b",
     re.IGNORECASE,
@@ -66,6 +80,8 @@ class Conventions:
     """In how many practice tasks a text is the whole answer; 0 for held-out answers only."""
     labels: frozenset[Words] = frozenset()
     """Whole answers that are one label or value."""
+    classes: frozenset[Words] = frozenset()
+    """Labels that read like the name of a class: a code in capitals, or words in lower case."""
     keys: Mapping[str, Words] = field(default_factory=dict)
     """Words of each practice task's key."""
     in_texts: Mapping[str, int] = field(default_factory=dict)
@@ -90,21 +106,20 @@ class Conventions:
         told = set(ngrams(words(agent), 8)) if len(words(agent)) >= 8 else set()
         guards = replace(base, answers=frozenset(), passages=base.passages - told)
         whole: Counter[Words] = Counter()
-        labels: set[Words] = set()
-        for task in practice:
-            answer = _answer(task)
-            whole[answer] += 1
-            labels |= {answer} if _is_label(task) else set()
+        whole.update(_answer(task) for task in practice)
         for task in others:
             whole.setdefault(_answer(task), 0)
-            labels |= {_answer(task)} if _is_label(task) else set()
+        every = [*practice, *others]
+        labels = frozenset(_answer(t) for t in every if _is_label(t))
+        classes = frozenset(_answer(t) for t in practice if _is_label(t) and _is_class(t))
         whole.pop((), None)
         shared = Counter(w for t in practice for w in set(words(t.text)))
         common = max(2, (len(practice) + 1) // 2)
         return cls(
             guards,
             dict(whole),
-            frozenset(labels),
+            labels,
+            classes,
             {t.task_id: tuple(w for leaf in leaves(t.reference) for w in words(leaf))
              for t in practice},
             _details([*practice, *others]),
@@ -145,44 +160,70 @@ class Conventions:
         return {w for w in words(text) if w not in values} if values else set()
 
     def _memory(self, text: str, support: Sequence[str]) -> str:
-        found = words(text)
+        found, has_limit = words(text), _LIMIT.search(text) is not None
         for length in {len(a) for a in self.whole if len(a) <= len(found)}:
             for gram in set(ngrams(found, length)):
-                if self._is_memory(gram, support):
+                if self._is_memory(gram, found, support, has_limit):
                     return "quotes the complete answer of one task"
-        for name in _NAME.findall(text):
-            if self._is_single(name):
-                return "names a person or thing of one task"
-        for match in _IDENTIFIER.finditer(text):
-            if self._is_single(match[0]):
-                return "holds an identifier of one task"
-        return ""
+        if any(self._is_single(name) for name in _NAME.findall(text)):
+            return "names a person or thing of one task"
+        if any(self._is_single(m[0]) for m in _IDENTIFIER.finditer(text)):
+            return "holds an identifier of one task"
+        if any(self._is_copied_id(m[0]) for m in _SHORT_ID.finditer(text)):
+            return "holds an identifier of one task"
+        return "tells one task again" if self._is_retold(text) else ""
 
-    def _is_memory(self, gram: Words, support: Sequence[str]) -> bool:
+    def _is_memory(
+        self, gram: Words, found: Sequence[str], support: Sequence[str], has_limit: bool
+    ) -> bool:
         times = self.whole.get(gram)
         if times is None or times >= 2 or len("".join(gram)) < 2:
             return False
-        if " ".join(gram) in f" {self.instructions} " and set(gram) <= self.known:
+        if f" {' '.join(gram)} " in f" {self.instructions} ":
             return False
-        if gram in self.labels:
-            return times == 1 and len(support) < 2 and not self._is_common_part(gram)
-        return True
+        if gram not in self.labels:
+            return True
+        if times == 0:  # a held-out answer that nothing in practice shows
+            shown = any(f" {' '.join(gram)} " in f" {t} " for t in self.practice_texts)
+            return not shown and not self._in_keys(gram)
+        if gram in self.classes and len(found) >= _SITUATION_WORDS + len(gram):
+            return False
+        return len(support) < 2 and not has_limit and self._in_keys(gram) < 2
 
-    def _is_common_part(self, gram: Words) -> bool:
-        """True where a label also stands inside the keys of two tasks or more."""
-        return sum(set(gram) <= set(key) for key in self.keys.values()) >= 2
+    def _in_keys(self, gram: Sequence[str]) -> int:
+        """Return in how many practice tasks' keys all these words stand."""
+        return sum(set(gram) <= set(key) for key in self.keys.values())
+
+    def _is_copied_id(self, detail: str) -> bool:
+        """True where one task alone has it, in its text and in its key: an id handed through."""
+        folded = " ".join(words(detail))
+        texts = [f" {folded} " in f" {t} " for t in self.practice_texts]
+        inside = [set(folded.split()) <= set(key) for key in self.keys.values()]
+        return sum(texts) == 1 == sum(inside) and texts.index(True) == inside.index(True)
+
+    def _is_retold(self, text: str) -> bool:
+        """True where several numbers of the rule stand together in one task's text alone."""
+        numbers = {m[0] for m in _NUMBER.finditer(text) if len(m[0]) > 1}
+        numbers = {n for n in numbers if self._in_keys(words(n)) < 2 and not self._is_told(n)}
+        for task_text in self.practice_texts:
+            if sum(f" {' '.join(words(n))} " in f" {task_text} " for n in numbers) >= _RETOLD:
+                return True
+        return False
+
+    def _is_told(self, value: str) -> bool:
+        return f" {' '.join(words(value))} " in f" {self.instructions} "
 
     def _is_single(self, detail: str) -> bool:
         folded = " ".join(words(detail))
         if self.in_texts.get(folded, 0) != 1 or set(folded.split()) <= self.known:
             return False
-        return sum(set(folded.split()) <= set(key) for key in self.keys.values()) < 2
+        return self._in_keys(folded.split()) < 2
 
     def _without_known_values(self, text: str) -> str:
         """Blank long numbers and codes that keys of two tasks or the instructions hold."""
         for value in values_of(text):
             parts = set(words(value))
-            common = sum(parts <= set(key) for key in self.keys.values()) >= 2
+            common = self._in_keys(tuple(parts)) >= 2
             if len(value) >= 6 and (common or parts <= self.known):
                 text = text.replace(value, "value")
         return text
@@ -207,6 +248,11 @@ def _is_label(task: Task) -> bool:
         return False
     text = found[0].strip()
     return len(text.split()) <= _LABEL_TOKENS and not _PARTED.search(text)
+
+
+def _is_class(task: Task) -> bool:
+    (text,) = leaves(task.reference)
+    return bool(re.fullmatch(r"[A-Z][A-Z0-9_-]+|[a-z][a-z _-]*", text.strip()))
 
 
 def _details(tasks: Sequence[Task]) -> dict[str, int]:

@@ -26,7 +26,7 @@ from tfgrpo.experience.library import Library
 from tfgrpo.experience.reflect.consolidate import crowded_topics, read_rewrite
 from tfgrpo.experience.reflect.conventions import Conventions
 from tfgrpo.experience.reflect.panel_text import PanelText
-from tfgrpo.experience.reflect.panels import Panel, compose, panel_size
+from tfgrpo.experience.reflect.panels import LEAST_TOKENS, Panel, compose, panel_size
 from tfgrpo.experience.reflect.prompts import ReflectPrompts
 from tfgrpo.experience.reflect.replay_check import (
     ReplayCheck,
@@ -77,6 +77,8 @@ class Reflector:
         self._count = count
         self._refusals = Refusals(_GIVE_UP_AFTER)
         self._past: dict[str, RolloutGroup] = {}
+        self._epochs: dict[int, int] = {}
+        self._has_offered = False
         self._marks: tuple[Edit, ...] = ()
 
     async def propose(
@@ -98,12 +100,20 @@ class Reflector:
         run.draft.mark(self._marks)
         past = [g for g in self._past.values() if g.task.task_id not in {
             new.task.task_id for new in groups}]  # fmt: skip
+        epoch = max((int(g.metadata.get("epoch", 0)) for g in groups), default=0)
+        self._epochs[step] = epoch
         await run.panels(teaching, past)
         await run.try_rules(groups, self._replay)
+        if run.details["panels"]:
+            run.draft.drop_unconfirmed(lambda made: self._epochs.get(made, epoch) < epoch)
         rewrites = await run.rewrite_topics()
         self._past.update({g.task.task_id: g for g in groups})
-        proposal = run.finish(teaching, rewrites)
-        self._marks = () if proposal.has_change else run.draft.pending_marks()
+        # Examples that the gate has turned down once are not worth further looks.
+        is_refused = self._has_offered and not any(e.kind == "exemplar" for e in library.shown)
+        examples = [] if is_refused else exemplar_edits(teaching, library, self.settings)
+        self._has_offered = self._has_offered or bool(examples)
+        proposal = run.finish(teaching, rewrites, examples)
+        self._marks = run.draft.pending_marks()
         return proposal
 
 
@@ -133,6 +143,14 @@ class _Step:
         sizes = self.settings.reflect
         limit = self.asker.input_tokens(self.asker.reply_tokens)
         room = limit - self.count(self.prompts.panel(Panel(()), self.draft.library, 16))
+        if room < LEAST_TOKENS and teaching.informative:
+            window = self.settings.budget.context_tokens
+            why = (
+                f"no panel fits the critic's window of {window} tokens: preset contrast needs less"
+            )
+            self.asker.books.note("failed", "panel", "the whole step", why)
+            self.asker.books.counts["not_asked"] += len(teaching.informative)
+            return
         ids = {g.group_id for g in teaching.informative}
         panels = compose(
             teaching.informative,
@@ -254,9 +272,11 @@ class _Step:
             edits += found
         return edits
 
-    def finish(self, teaching: Teaching, rewrites: Sequence[Edit]) -> LibraryProposal:
+    def finish(
+        self, teaching: Teaching, rewrites: Sequence[Edit], examples: Sequence[Edit]
+    ) -> LibraryProposal:
         """Apply what is left and close the books."""
-        edits = [*self.draft.net_edits(), *exemplar_edits(teaching, self.draft.base, self.settings)]
+        edits = [*self.draft.net_edits(), *examples]
         settled = Settled(tuple(self.draft.settled), tuple(self.draft.rejected), self.asker.books)
         proposal = close_books(
             self.draft.base, edits, settled, teaching, self.settings,

@@ -8,7 +8,7 @@ prompts or rollouts. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfgrpo.experience.claim import Claim
@@ -25,6 +25,8 @@ from tfgrpo.experience.reflect.replay_check import ReplayCheck
 from tfgrpo.experience.reflect.reply import EntryVerdict, Rule
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import RolloutGroup
+
+_UNCONFIRMED = "on trial for a pass and never confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,26 @@ class WorkingDraft:
         edit = Edit("add", now.text, provenance=now.provenance, claim=now.claim)
         self.settled.append(EditOutcome(edit, "rejected", reason, experience_id))
 
+    def drop_unconfirmed(self, is_old: Callable[[int], bool]) -> None:
+        """Take out entries on trial that an earlier pass made and no task has confirmed since.
+
+        Only beside another change: a look at the gate is not spent on this alone.
+
+        Args:
+            is_old: True for steps of earlier passes.
+        """
+        if not self.changed():
+            return
+        kept = {e.experience_id for e in self.changed()}
+        old = [
+            e
+            for e in self.library.shown
+            if e.kind == "lesson" and e.status == "active" and e.claim.state == "provisional"
+            and e.experience_id not in kept and is_old(e.created_step)
+        ]  # fmt: skip
+        edits = [Edit("delete", target=e.experience_id, reason=_UNCONFIRMED) for e in old]
+        self.library = self.library.apply(edits, step=self._step).library
+
     def record_replays(self, checks: Sequence[ReplayCheck]) -> None:
         """Keep what replays say, for the entries that stay."""
         self._replayed = {c.experience_id: c for c in checks}
@@ -139,7 +161,8 @@ class WorkingDraft:
     def net_edits(self) -> list[Edit]:
         """Return the edits that lead from the base to the working library."""
         before = {e.experience_id: e for e in self.base.entries}
-        edits: list[Edit] = []
+        now = {e.experience_id for e in self.library.entries}
+        edits = [Edit("delete", target=k, reason=_UNCONFIRMED) for k in before if k not in now]
         for entry in self.library.entries:
             old = before.get(entry.experience_id)
             self._number += 1
