@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from tfgrpo.routing.calibration import Gate, calibrate
     from tfgrpo.routing.cascade import Cascade, StopRule
     from tfgrpo.routing.cooldown import Cooldowns
-    from tfgrpo.routing.estimator.embedders import open_embedder
     from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
     from tfgrpo.routing.outcome_files import read_models, read_outcomes
     from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tfgrpo.routing.router import Router, RouterOptions, Session
     from tfgrpo.routing.rules import Candidate, Cheapest, Guaranteed, RouteDecision, TradeOff
     from tfgrpo.routing.verbs import fit, load, route
+    from tfgrpo.runtime.embedders import open_embedder
 
 _HOME = {
     "Candidate": "rules",

@@ -16,9 +16,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.routing.estimator.embedders import Floats
 from tfgrpo.routing.estimator.ridge import fit_ridge
 from tfgrpo.routing.records import ModelInfo, SuccessCount
+from tfgrpo.runtime.embedders import Floats
 
 __all__ = ["CHARS_PER_TOKEN", "CostBank", "CostModel", "Costs"]
 

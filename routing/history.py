@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
 from tfgrpo.routing.records import SuccessCount
+from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
 
 __all__ = ["Ground", "History", "Merged"]
 

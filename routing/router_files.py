@@ -31,7 +31,13 @@ from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.costs import CostModel
 from tfgrpo.routing.estimator.bank import Scores
 from tfgrpo.routing.estimator.compact import Compact
-from tfgrpo.routing.estimator.embedders import (
+from tfgrpo.routing.estimator.reference_pool import ReferencePool
+from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
+from tfgrpo.routing.history import Ground, History, Merged
+from tfgrpo.routing.outcome_files import parse_outcomes
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
+from tfgrpo.routing.served import Saved, StateKeeper
+from tfgrpo.runtime.embedders import (
     Embedder,
     PromptFeatures,
     VectorCache,
@@ -39,12 +45,6 @@ from tfgrpo.routing.estimator.embedders import (
     open_embedder,
     shared_ends,
 )
-from tfgrpo.routing.estimator.reference_pool import ReferencePool
-from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
-from tfgrpo.routing.history import Ground, History, Merged
-from tfgrpo.routing.outcome_files import parse_outcomes
-from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
-from tfgrpo.routing.served import Saved, StateKeeper
 
 __all__ = ["LEAST_REFERENCE", "RouterFiles", "fit_files"]
 

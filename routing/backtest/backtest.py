@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.backtest import metrics
 from tfgrpo.routing.backtest.baselines import RIVALS, Trial
-from tfgrpo.routing.estimator.embedders import Embedder, Floats
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.records import OutcomeTable
+from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = [
     "ReplayResult",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.routing.estimator.embedders import Embedder, Floats, PromptFeatures, unit_rows
+from tfgrpo.runtime.embedders import Embedder, Floats, PromptFeatures, unit_rows
 
 __all__ = ["far_floor", "nonsense", "text_part", "text_width"]
 

@@ -21,10 +21,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.routing.estimator.embedders import Floats, NeighbourIndex
 from tfgrpo.routing.estimator.laplace import Gaussian, fit_process, fit_weights, logit
 from tfgrpo.routing.estimator.network import load_network, tokens
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
+from tfgrpo.runtime.embedders import Floats, NeighbourIndex
 
 __all__ = [
     "Evidence",

@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.routing.estimator import network
-from tfgrpo.routing.estimator.embedders import Embedder, Floats, VectorCache, open_embedder
 from tfgrpo.routing.estimator.laplace import sigmoid
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import Layer, ValueModel, network_inputs
 from tfgrpo.routing.records import ModelInfo, OutcomeTable
+from tfgrpo.runtime.embedders import Embedder, Floats, VectorCache, open_embedder
 
 Array = NDArray[np.float64]
 

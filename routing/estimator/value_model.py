@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.estimator.coverage import far_floor, text_part, text_width
-from tfgrpo.routing.estimator.embedders import Embedder, Floats, embed_prompts
 from tfgrpo.routing.estimator.laplace import Gaussian, WeightPosterior, sigmoid
 from tfgrpo.routing.estimator.layers import (
     Evidence,
@@ -43,6 +42,7 @@ from tfgrpo.routing.estimator.layers import (
 from tfgrpo.routing.estimator.own_layers import Near, Ridge
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
 from tfgrpo.routing.records import SuccessCount
+from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
 
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 

@@ -7,9 +7,10 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.entry import Provenance
 from tfgrpo.experience.library import Library, from_texts
-from tfgrpo.experience.select import HashedNgrams, TopK, nearest_rows
+from tfgrpo.experience.select import TopK, nearest_rows
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.embedders import HashedNgrams
 
 TEXTS = [
     "For dates, write the year first.",

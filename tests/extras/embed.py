@@ -5,8 +5,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
-from tfgrpo.experience.select import SentenceEmbedder
-from tfgrpo.routing.estimator.embedders import NeighbourIndex
+from tfgrpo.runtime.embedders import NeighbourIndex, SentenceEncoder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "late", "parcel", "refund", "please", "password"]
 core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
@@ -21,7 +20,7 @@ model = BertModel(config)
 model.save_pretrained("tiny")
 tokenizer.save_pretrained("tiny")
 
-vectors = SentenceEmbedder("tiny").embed(["late parcel", "refund please", "password"])
+vectors = SentenceEncoder("tiny").embed(["late parcel", "refund please", "password"])
 assert vectors.shape == (3, 16)
 assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
 found, _ = NeighbourIndex(vectors, backend="faiss").search(vectors, 1)

@@ -22,9 +22,9 @@ from tfgrpo.routing.allocation import (
     uniform,
 )
 from tfgrpo.routing.allocation_published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
-from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.laplace import Gaussian, logit
 from tfgrpo.routing.estimator.value_model import Estimates, ValueModel
+from tfgrpo.runtime.embedders import HashedNgrams
 
 RULES = {
     "uniform": Uniform(),

@@ -7,10 +7,10 @@ import importlib.util
 import pytest
 
 from tests.routing.test_router import EASY, HARD, history
-from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.routing.router import Router, TradeOff
+from tfgrpo.runtime.embedders import HashedNgrams
 
 pytestmark = [
     pytest.mark.real,

@@ -10,10 +10,10 @@ import pytest
 from tests.routing.worlds import make_world
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.routing import Router, RouterOptions, SuccessCount, TradeOff, fit, load, route
-from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo
 from tfgrpo.routing.router_files import RouterFiles
+from tfgrpo.runtime.embedders import HashedNgrams
 
 
 def world_rows(n=120, models=3):

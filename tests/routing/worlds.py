@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
-from tfgrpo.routing.estimator.embedders import Floats, HashedNgrams
 from tfgrpo.routing.estimator.laplace import sigmoid
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
+from tfgrpo.runtime.embedders import Floats, HashedNgrams
 
 TOPICS = {
     "integral": "compute the integral of the function",

@@ -169,7 +169,7 @@ def evaluate(
 ) -> None:
     """Leave each family of models out, give it N labels, and compare with the rivals."""
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
-    from tfgrpo.routing.estimator.embedders import VectorCache, open_embedder
+    from tfgrpo.runtime.embedders import VectorCache, open_embedder
 
     outcomes, infos = _read(data, format, success_at, models)
     table = OutcomeTable.from_outcomes(outcomes, infos)

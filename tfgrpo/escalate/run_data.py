@@ -20,12 +20,11 @@ from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
     ExperienceSettings,
-    HashedNgrams,
     Library,
-    SentenceEmbedder,
     TopK,
     prompt_context,
 )
+from tfgrpo.experience.select import embedder_of
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import digest
@@ -198,9 +197,7 @@ def _library(
         raise StoreError(f"library version {name!r} is not in the journal: the run is damaged")
     selector = None
     if choice:
-        embedder = config.learn.embedder
-        made = HashedNgrams() if embedder == "hashed" else SentenceEmbedder(embedder)
-        selector = TopK(int(choice), made)
+        selector = TopK(int(choice), embedder_of(config.learn.embedder))
     return Library.from_dict(libraries[name]), selector
 
 

@@ -25,7 +25,7 @@ from tfgrpo.experience.library import EMPTY_LIBRARY, Library
 from tfgrpo.experience.prompt_context import prompt_context
 from tfgrpo.experience.reflect.conventions import Conventions
 from tfgrpo.experience.reflect.reflector import Reflector
-from tfgrpo.experience.select import HashedNgrams, SentenceEmbedder, TopK
+from tfgrpo.experience.select import TopK
 from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
 
 __all__ = [
@@ -43,7 +43,6 @@ __all__ = [
     "FinalChoice",
     "GateDecision",
     "Guards",
-    "HashedNgrams",
     "Library",
     "LibraryProposal",
     "Proposer",
@@ -51,7 +50,6 @@ __all__ = [
     "Reflector",
     "RejectedEdits",
     "Repairs",
-    "SentenceEmbedder",
     "Teaching",
     "TopK",
     "Value",

@@ -1,100 +1,28 @@
 """Which entries a task gets: all of them, or the nearest few by embedding.
 
-An embedder is anything with `embed(texts) -> array`; hashed character n-grams need no library,
-sentence-transformers is an extra. Search is exact; from 10,000 entries FAISS takes over where it
+An embedder is anything with `embed(texts) -> array` (`runtime.embedders`). Search is exact; from 10,000 entries FAISS takes over where it
 is installed. Pinned entries always come along. Whether choosing helps is for the gate to say.
 Does not know prompts. Source: hashed n-grams (Weinberger et al., feature hashing); top-k cosine.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.errors import ConfigError, MissingExtraError
+from tfgrpo.errors import ConfigError
 from tfgrpo.experience.entry import Kind
 from tfgrpo.experience.library import Library
-from tfgrpo.experience.similarity import words
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.embedders import Embedder, HashedNgrams, open_embedder
 
 Vectors = NDArray[np.float32]
 _FAISS_FROM = 10_000
-
-
-class Embedder(Protocol):
-    """Turns texts into vectors.
-
-    Contract: one row a text, in order; rows of length 1 (or 0 for an empty text); equal texts
-    give equal rows.
-    """
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return an array of shape (len(texts), dimensions)."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class HashedNgrams:
-    """Words, word pairs and character trigrams, hashed with signs into a vector."""
-
-    dimensions: int = 1024
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return unit rows."""
-        rows = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        for i, text in enumerate(texts):
-            for feature, weight in _features(text):
-                code = int.from_bytes(
-                    hashlib.blake2b(feature.encode("utf-8", "replace"), digest_size=8).digest()
-                )
-                rows[i, (code >> 1) % self.dimensions] += weight if code & 1 else -weight
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        unit = rows / np.where(lengths > 0, lengths, 1)
-        return unit.astype(np.float32)
-
-
-def _features(text: str) -> list[tuple[str, float]]:
-    found = words(text)
-    features = [(f"w:{w}", 1.0) for w in found]
-    features += [(f"p:{a} {b}", 1.0) for a, b in pairwise(found)]
-    for word in found:
-        padded = f"^{word}$"
-        features += [(f"c:{padded[k : k + 3]}", 0.3) for k in range(len(padded) - 2)]
-    return features
-
-
-class SentenceEmbedder:
-    """A sentence-transformers model.
-
-    Args:
-        model: name or path.
-
-    Raises:
-        MissingExtraError: sentence-transformers is not installed.
-    """
-
-    def __init__(self, model: str) -> None:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as exc:
-            raise MissingExtraError.of(
-                "embed", "choosing by sentence embedding", "sentence_transformers"
-            ) from exc
-        self._model: Any = SentenceTransformer(model)
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return unit rows."""
-        rows: Vectors = self._model.encode(
-            list(texts), normalize_embeddings=True, convert_to_numpy=True, show_progress_bar=False
-        )
-        return rows.astype(np.float32)
 
 
 @dataclass
@@ -106,7 +34,7 @@ class TopK:
     """
 
     k: int
-    embedder: Embedder = field(default_factory=HashedNgrams)
+    embedder: Embedder = field(default_factory=lambda: HashedNgrams(1024))
     kind: Kind | None = None
     max_cached: int = 100_000
     _cache: OrderedDict[str, Vectors] = field(default_factory=OrderedDict, repr=False)
@@ -141,6 +69,15 @@ class TopK:
         while len(self._cache) > self.max_cached:
             self._cache.popitem(last=False)
         return rows
+
+
+def embedder_of(name: str) -> Embedder:
+    """Return the embedder of `learn.embedder`: `hashed`, a spec of `open_embedder`, or the bare
+    name of a sentence-transformers model."""
+    if name == "hashed":
+        return HashedNgrams(1024)
+    known = name.partition(":")[0] in ("hashed", "minilm", "sentence")
+    return open_embedder(name if known else f"sentence:{name}")
 
 
 def _is_from(entry: Any, task: Task) -> bool:

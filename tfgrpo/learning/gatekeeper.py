@@ -19,16 +19,15 @@ from tfgrpo.experience import (
     ExperienceSettings,
     FinalChoice,
     GateDecision,
-    HashedNgrams,
     LibraryProposal,
     RejectedEdits,
-    SentenceEmbedder,
     TopK,
     final_choice,
     gate_step,
     prompt_context,
     smaller_sets,
 )
+from tfgrpo.experience.select import embedder_of
 from tfgrpo.learning.progress import ProgressView
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.rollout import Task
@@ -256,10 +255,7 @@ class Gatekeeper:
         learn = self._config.learn
         if not (learn.top_k and self.is_open and len(base.library.shown) > learn.top_k):
             return None
-        embedder = (
-            HashedNgrams() if learn.embedder == "hashed" else SentenceEmbedder(learn.embedder)
-        )
-        version = Version(base.library, TopK(learn.top_k, embedder))
+        version = Version(base.library, TopK(learn.top_k, embedder_of(learn.embedder)))
         whole = await self.scores(base, 0, "current")
         chosen = await self.scores(version, 0, "proposed")
         what = f"the nearest {learn.top_k} entries a task instead of all"

@@ -31,12 +31,12 @@ from tfgrpo.routing.backtest.baselines import RIVALS
 from tfgrpo.routing.backtest.metrics import CostCurve, bootstrap_gap, sweep
 from tfgrpo.routing.backtest.plots import cost_curves, label_curves
 from tfgrpo.routing.costs import CHARS_PER_TOKEN
-from tfgrpo.routing.estimator.embedders import Embedder, Floats, unit_rows
 from tfgrpo.routing.estimator.laplace import logit, sigmoid
 from tfgrpo.routing.estimator.layers import Evidence, Query
 from tfgrpo.routing.estimator.own_layers import Near, Ridge
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
+from tfgrpo.runtime.embedders import Embedder, Floats, unit_rows
 
 SETS = ("mmlu_pro", "zeroeval", "llmrouter", "bfcl")
 JUDGED = (16, 64, 256, 1024)

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.backtest.backtest import hash_split
-from tfgrpo.routing.estimator.embedders import (
+from tfgrpo.routing.records import ModelInfo, OutcomeTable, tags_of
+from tfgrpo.runtime.embedders import (
     Floats,
     PromptFeatures,
     VectorCache,
     open_embedder,
 )
-from tfgrpo.routing.records import ModelInfo, OutcomeTable, tags_of
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = (ROOT / os.environ.get("TFGRPO_SHARED", "../shared")).resolve() / "data" / "routing"

@@ -136,9 +136,9 @@ def test_a_wrong_allocator_is_named() -> None:
 
 
 def test_a_value_model_gives_budgets(tmp_path: Path) -> None:
-    from tfgrpo.routing.estimator.embedders import open_embedder
     from tfgrpo.routing.estimator.value_model import ValueModel
     from tfgrpo.routing.router_files import RouterFiles
+    from tfgrpo.runtime.embedders import open_embedder
 
     RouterFiles(ValueModel(open_embedder("hashed")), "hashed", [], []).save(tmp_path)
     options = {"router": str(tmp_path), "floor": 2, "cap": 8}

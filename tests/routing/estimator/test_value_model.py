@@ -11,10 +11,10 @@ from tests.routing.worlds import make_world, outcomes
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.backtest.backtest import identity, leaked, replay
 from tfgrpo.routing.backtest.metrics import area, brier
-from tfgrpo.routing.estimator.embedders import HashedNgrams
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, ValueModel, mixture_weights
 from tfgrpo.routing.records import SuccessCount
+from tfgrpo.runtime.embedders import HashedNgrams
 
 
 def _parts(seed=0, n=450):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.estimator.embedders import (
+from tfgrpo.runtime.embedders import (
     HashedNgrams,
     NeighbourIndex,
     VectorCache,
