@@ -40,7 +40,7 @@ from tfgrpo.rl.rollouts.factory import (
     maker_of,
     own_generator,
     prompter_of,
-    sampling_of,
+    train_sampling,
 )
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepSampler
@@ -230,7 +230,7 @@ class Trainer:
         from tfgrpo.statistics import mean_interval
 
         run = self.config.run
-        sampling = replace(sampling_of(self.config), temperature=run.evaluate_temperature)
+        sampling = replace(train_sampling(self.config), temperature=run.evaluate_temperature)
         mine = self._held_out[self._rank :: self._world]
         groups = self._maker.make(
             mine,

@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KeyTable:
     """Which token each of the K keys is, and where each of the T tokens is a key."""
 
     token_K: torch.Tensor
@@ -108,7 +108,7 @@ class Packed:
         return [prompt + n for prompt, group in pairs for n in group]
 
     @cached_property
-    def seen(self) -> Seen:
+    def seen(self) -> KeyTable:
         """The tokens behind `cu_keys`."""
         prompt_ends, at = np.cumsum(self.prompt_lengths), self.n_prompt
         parts = [np.arange(at)]
@@ -119,7 +119,7 @@ class Packed:
         index = np.concatenate(parts)
         ends = np.bincount(index, minlength=self.n_tokens).cumsum()
         device = self.ids_T.device
-        return Seen(
+        return KeyTable(
             to_device(index, device),
             to_device(np.argsort(index, kind="stable").astype(np.int32), device),
             to_device(np.concatenate([[0], ends]).astype(np.int32), device),

@@ -40,7 +40,7 @@ def own_generator(
     return generator
 
 
-def sampling_of(config: TrainConfig) -> Sampling:
+def train_sampling(config: TrainConfig) -> Sampling:
     """Return how training rollouts are drawn."""
     r = config.rollout
     extra = {"ignore_eos": True} if r.ignore_eos else {}
@@ -79,7 +79,7 @@ def maker_of(
     """
     tools = plug.tools_of(config.multi_turn)
     prompter = prompter_of(config, parts)
-    sampling = sampling_of(config)
+    sampling = train_sampling(config)
     r = config.rollout
     policy_id = f"train:{parts.name}"
     if not config.multi_turn.is_on:

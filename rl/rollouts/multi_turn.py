@@ -18,7 +18,7 @@ from typing import Any
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.errors import ConfigError, PolicyError, boundary
 from tfgrpo.messages import Message
-from tfgrpo.policies.attempt import one_line
+from tfgrpo.policies.attempt import cause_of
 from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, sizes_of
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
@@ -220,7 +220,7 @@ class MultiTurnMaker:
             )
         except (PolicyError, CallTimeout) as exc:
             return Rollout(rollout_id, task.task_id, sample_index=i).failed(
-                "policy_failed", one_line(exc)
+                "policy_failed", cause_of(exc)
             )
         finally:
             draws.ended()

@@ -20,7 +20,7 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
-from tfgrpo.rl.rollouts.factory import sampling_of
+from tfgrpo.rl.rollouts.factory import train_sampling
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.single_turn import RolloutFigures
 from tfgrpo.rollout import RolloutGroup, Task
@@ -227,7 +227,7 @@ class StepSampler:
             [g.task for g in groups],
             1,
             seed=derive_seed(seed, "greedy"),
-            sampling=replace(sampling_of(self._config), temperature=0.0),
+            sampling=replace(train_sampling(self._config), temperature=0.0),
         )
         _add(kept, self._maker.figures)
         self._maker.figures = kept

@@ -245,7 +245,7 @@ def train(
     return {name: t.detach().numpy().astype(np.float16) for name, t in w.items()}
 
 
-def judge(weights: dict[str, NDArray[np.float16]], tasks: Sequence[Task]) -> dict[str, float]:
+def validate(weights: dict[str, NDArray[np.float16]], tasks: Sequence[Task]) -> dict[str, float]:
     """Return the log loss of the closed form and of the network on tasks that it has not seen."""
     import torch
 
@@ -278,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     tasks = make_tasks(vectors, embedder, options.worlds, options.seed)
     held_out = make_tasks(vectors, embedder, max(options.worlds // 8, 1), options.seed + 1)
     weights = train(tasks, steps=options.steps, batch=8, seed=options.seed)
-    numbers = judge(weights, held_out)
+    numbers = validate(weights, held_out)
     path = options.out / "network.npz"
     with path.open("wb") as file:
         np.savez_compressed(file, **weights)  # type: ignore[arg-type]

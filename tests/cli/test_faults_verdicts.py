@@ -21,7 +21,7 @@ from tfgrpo.rollout import Rollout, Step, Task
 from tfgrpo.runtime.text_lines import numbered_lines
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.search.event_log import FileLog
-from tfgrpo.statistics.verdict import Rule, Verdict, judge
+from tfgrpo.statistics.verdict import Verdict, VerdictRule, judge
 from tfgrpo.store.export import read_groups
 from tfgrpo.testing import Answer, FaultServer, ReplayLM, say, status
 from tfgrpo.verifiers.exact import Exact
@@ -31,11 +31,13 @@ from tfgrpo.verifiers.exact import Exact
 
 @given(
     scores=st.dictionaries(st.text("ab", min_size=1), st.lists(st.floats(0, 1), max_size=3)),
-    rule=st.sampled_from([Rule("mean", 0.5), Rule("each", 0.5), Rule("share", 0.5, 0.5)]),
+    rule=st.sampled_from(
+        [VerdictRule("mean", 0.5), VerdictRule("each", 0.5), VerdictRule("share", 0.5, 0.5)]
+    ),
     attempted=st.integers(0, 40),
 )
 def test_junit_passes_nothing_that_is_not_met(
-    scores: dict[str, list[float]], rule: Rule, attempted: int
+    scores: dict[str, list[float]], rule: VerdictRule, attempted: int
 ) -> None:
     verdict = judge(scores, rule, n_attempted=attempted)
     suite = ElementTree.fromstring(verdict.to_junit())
@@ -51,7 +53,7 @@ def test_junit_passes_nothing_that_is_not_met(
 
 @given(st.text(max_size=40))
 def test_junit_is_xml_whatever_the_reason_holds(reason: str) -> None:
-    verdict = Verdict(Rule("mean", 0.5), "inconclusive", None, 0, 0, 1, False, reason)
+    verdict = Verdict(VerdictRule("mean", 0.5), "inconclusive", None, 0, 0, 1, False, reason)
     ElementTree.fromstring(verdict.to_junit())
 
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from tfgrpo.context import render_messages
 from tfgrpo.errors import ConfigError, EditError
-from tfgrpo.experience.draft import Caps, estimate_tokens
+from tfgrpo.experience.draft import Caps
 from tfgrpo.experience.edits import Edit, EditCounts
 from tfgrpo.experience.entry import Provenance, Value, lowest_trust
 from tfgrpo.experience.library import Applied, Library, from_texts, parse_rendered
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 NASTY = [
     "braces {x} {{y}} %s %(z)d $lessons ${HOME} \\n \\1",

@@ -11,7 +11,7 @@ import pytest
 from tests.learning.worlds import HARMFUL, HELPFUL, World, settings
 from tfgrpo.config.learn import Config
 from tfgrpo.experience import preset
-from tfgrpo.learning.forecast import Forecast, estimate_tokens, forecast, library_tokens
+from tfgrpo.learning.forecast import Forecast, forecast, library_tokens, text_tokens
 from tfgrpo.learning.learn import dry_run
 from tfgrpo.lm.scripted import Reply
 from tfgrpo.protocols import Request
@@ -27,7 +27,7 @@ class Measured(World):
         self.prompt_tokens: Counter[str] = Counter()
 
     def _policy(self, request: Request, seed: int | None) -> Reply:
-        tokens = sum(estimate_tokens(m.content) + 4 for m in request.messages)
+        tokens = sum(text_tokens(m.content) + 4 for m in request.messages)
         self.prompt_tokens[current_scope().stage] += tokens
         return super()._policy(request, seed)
 
@@ -127,4 +127,4 @@ def test_without_a_test_split_nothing_will_be_proven() -> None:
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), ("练习", 2)])
 def test_tokens_are_a_quarter_of_the_bytes(text: str, tokens: int) -> None:
-    assert estimate_tokens(text) == tokens
+    assert text_tokens(text) == tokens

@@ -19,7 +19,7 @@ from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.learning.forecast import nudge_rollouts
 from tfgrpo.messages import Message
-from tfgrpo.nudges import Nudge, Recheck, Rolled, Seen, make_method, nudge_totals, total_lines
+from tfgrpo.nudges import Nudge, Recheck, Rolled, StepView, make_method, nudge_totals, total_lines
 from tfgrpo.nudges.drafts import Drafts, best_draft
 from tfgrpo.nudges.examples import Examples, nearest, solved
 from tfgrpo.nudges.from_scheduler import Scheduled
@@ -51,8 +51,8 @@ def group(task: Task, *rewards: float, context: Context | None = None, says: str
     return RolloutGroup(name, task, rollouts, context or Context(), "p")
 
 
-def seen(failed: Sequence[RolloutGroup], practised: Sequence[RolloutGroup] = ()) -> Seen:
-    return Seen(0, tuple(failed), tuple(failed), tuple(practised))
+def seen(failed: Sequence[RolloutGroup], practised: Sequence[RolloutGroup] = ()) -> StepView:
+    return StepView(0, tuple(failed), tuple(failed), tuple(practised))
 
 
 def texts(nudges: Sequence[Nudge | None]) -> list[str]:
@@ -263,7 +263,7 @@ async def test_a_scheduler_sees_a_visit_as_in_training() -> None:
     method = Scheduled(config, scheduler, 8)
     bare, fine = group(TASK, 0.0), group(Task("b", "?"), 1.0)
     silent = group(Task("c", "?"))
-    await method.prepare(Seen(0, (bare, fine, silent), (bare,), ()))
+    await method.prepare(StepView(0, (bare, fine, silent), (bare,), ()))
     assert scheduler.told == [("start", "b", 8), ("accept", ("", fine.group_id))]
     scheduler.told.clear()
     tried = [bare]
@@ -291,10 +291,10 @@ async def test_a_visit_that_was_cut_short_is_accepted_before_the_epoch_ends() ->
     scheduler = Noting([plan("x", 2)])
     method = Scheduled(NudgeConfig(kind="scheduler"), scheduler, 4)
     bare = group(TASK, 0.0)
-    await method.prepare(Seen(0, (bare,), (bare,), ()))
+    await method.prepare(StepView(0, (bare,), (bare,), ()))
     assert texts([method.next([bare], 0)]) == ["x"], "it starts with help, so no bare group is told"
     scheduler.told.clear()
-    await method.prepare(Seen(1, (), (), ()))
+    await method.prepare(StepView(1, (), (), ()))
     assert scheduler.told == [("accept", ("", bare.group_id)), ("epoch_end",)]
 
 

@@ -12,7 +12,7 @@ from tfgrpo.report.summary import summarise
 from tfgrpo.report.view import Decision, RunView, scores_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import paired_difference
-from tfgrpo.statistics.verdict import Rule
+from tfgrpo.statistics.verdict import VerdictRule
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +129,12 @@ def test_a_run_whose_test_tasks_were_all_practised_gets_no_verdict(view: RunView
 
 
 def test_a_rule_about_one_arm_judges_the_arm_that_was_kept(view: RunView) -> None:
-    final = summarise(view, rule=Rule("mean", 0.5))["verdict"]
+    final = summarise(view, rule=VerdictRule("mean", 0.5))["verdict"]
     assert final["status"] == "met"
     kept = replace(
         view, decisions=(*view.decisions, Decision("final", "", {"version_id": "empty"}))
     )
-    assert summarise(kept, rule=Rule("mean", 0.5))["verdict"]["status"] == "not_met"
+    assert summarise(kept, rule=VerdictRule("mean", 0.5))["verdict"]["status"] == "not_met"
 
 
 def test_measured_values_of_randomised_groups_stand_before_stored_ones(view: RunView) -> None:

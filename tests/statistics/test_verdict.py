@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.statistics.verdict import Rule, Verdict, judge, judge_gain, make_rule
+from tfgrpo.statistics.verdict import Verdict, VerdictRule, judge, judge_gain, make_rule
 
 # 31 tasks, 28 of them at 0.8 or more, mean 0.927.
 SUITE = {f"t{i:02d}": [1.0] for i in range(18)}
@@ -62,7 +62,7 @@ def test_every_combination_of_options_is_one_rule_or_a_usage_error(names: tuple[
         for scores, attempted in [(SUITE, 31), (SUITE, 80), ({"a": []}, 1), ({"a": [0.1]}, 1)]:
             assert_all_outputs_agree(judge(scores, make_rule(**options), n_attempted=attempted))
     elif names == ("min_gain",):
-        assert make_rule(**options) == Rule("gain", 0.0)
+        assert make_rule(**options) == VerdictRule("gain", 0.0)
     else:
         with pytest.raises(ConfigError):
             make_rule(**options)
@@ -116,4 +116,4 @@ def test_a_gain_is_met_only_beyond_noise() -> None:
 
 def test_a_rule_about_two_arms_is_not_judged_on_one() -> None:
     with pytest.raises(ValueError, match="judge_gain"):
-        judge(SUITE, Rule("gain", 0.0))
+        judge(SUITE, VerdictRule("gain", 0.0))

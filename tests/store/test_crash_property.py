@@ -23,7 +23,7 @@ from tests.store.driver import (
 )
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.database import DatabaseWriter, Statement
 from tfgrpo.store.forking import fork_run
 from tfgrpo.store.journal import Journal
 
@@ -37,7 +37,7 @@ class Died(BaseException):
 
 def doom(store: Journal, rows: int, gets_through: bool) -> None:
     """Let the store die when so many rows were handed over in this session."""
-    writer: Writer = store._writer
+    writer: DatabaseWriter = store._writer
     write, state = writer._write, {"left": rows, "dead": False}
 
     def dying(batch: Sequence[Statement]) -> None:

@@ -19,7 +19,7 @@ from tfgrpo.report.advise import advise as advise_on
 from tfgrpo.report.view import load_view
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
-from tfgrpo.statistics.verdict import Rule, make_rule
+from tfgrpo.statistics.verdict import VerdictRule, make_rule
 
 __all__ = ["advise", "report"]
 
@@ -102,7 +102,7 @@ def advise(
 
 
 def _render(
-    run: Path, format: Format, rule: Rule | None, level: float
+    run: Path, format: Format, rule: VerdictRule | None, level: float
 ) -> tuple[str, dict[str, Any]]:
     from tfgrpo.report.summary import summarise  # numpy is loaded only where figures are made
 

@@ -18,7 +18,7 @@ from typing import Any
 from tfgrpo.escalate.cost import GRPO_TASKS
 from tfgrpo.escalate.distil_stage import scores_of, write_json
 from tfgrpo.escalate.plan import states_after
-from tfgrpo.escalate.run_data import TaskState
+from tfgrpo.escalate.run_data import PracticeState
 from tfgrpo.escalate.stage import Stage
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rollout import RolloutGroup, Task
@@ -46,7 +46,7 @@ class Practised:
 def practice_tasks(groups: Sequence[RolloutGroup], full_marks: float, hints: bool) -> list[Task]:
     """Return the tasks that can teach: mixed ones, and with hints the all-fail ones that have
     something to cut from. Mixed is any difference between rewards, part marks included."""
-    states: dict[str, TaskState] = {s.task.task_id: s for s in states_after(groups, full_marks)}
+    states: dict[str, PracticeState] = {s.task.task_id: s for s in states_after(groups, full_marks)}
     found = []
     for group in groups:
         state = states[group.task.task_id]

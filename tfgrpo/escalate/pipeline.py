@@ -27,7 +27,7 @@ from tfgrpo.escalate.result import Escalated, Preview
 from tfgrpo.escalate.run_data import Material, read_material, task_states
 from tfgrpo.escalate.settings import EscalateSettings, Say
 from tfgrpo.escalate.stage import Stage
-from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, sampling_of
+from tfgrpo.escalate.student import ContextOf, Student, bare, model_spec, student_sampling
 from tfgrpo.learning.components import RunComponents, with_judge_role
 from tfgrpo.protocols import LM, Verifier
 from tfgrpo.rollout import Task
@@ -298,7 +298,7 @@ def _plan_of(
             f"the evidence is of {material.config.policy.lm}, not of the model to train: a weaker "
             "one may gain less from the library"
         )
-    if sampling_of(material.config).temperature == 0 and plan.distil != "none":
+    if student_sampling(material.config).temperature == 0 and plan.distil != "none":
         notes.append("the run samples at temperature 0: all draws of a task are equal")
     cost = forecast_cost(material, settings, plan, student)
     return Preview(student.spec, evidence, plan, cost, tuple(notes))

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tfgrpo.escalate.run_data import Material, TaskState, task_states
+from tfgrpo.escalate.run_data import Material, PracticeState, task_states
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.report.advise import Advice, advise
 from tfgrpo.rollout import RolloutGroup
@@ -226,6 +226,6 @@ def choose(scores: dict[str, Scores]) -> tuple[str, str]:
     return best, f"gate tasks, bare prompt: {told}"
 
 
-def states_after(groups: Sequence[RolloutGroup], full_marks: float) -> list[TaskState]:
+def states_after(groups: Sequence[RolloutGroup], full_marks: float) -> list[PracticeState]:
     """Return the states of tasks by fresh groups of them."""
     return task_states([g.task for g in groups], groups, full_marks)

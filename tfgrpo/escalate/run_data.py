@@ -202,7 +202,7 @@ def _library(
 
 
 @dataclass(frozen=True, slots=True)
-class TaskState:
+class PracticeState:
     """What the run knows about one practice task."""
 
     task: Task
@@ -235,14 +235,14 @@ class TaskState:
 
 def task_states(
     tasks: Sequence[Task], groups: Iterable[RolloutGroup], full_marks: float
-) -> list[TaskState]:
+) -> list[PracticeState]:
     """Return what is known about each task from groups of it."""
     rewards: dict[str, list[float]] = {t.task_id: [] for t in tasks}
     for group in groups:
         if group.task.task_id in rewards:
             rewards[group.task.task_id].extend(group.rewards_G)
     return [
-        TaskState(
+        PracticeState(
             task,
             tuple(rewards[task.task_id]),
             sum(r >= full_marks for r in rewards[task.task_id]),

@@ -55,7 +55,7 @@ def model_spec(config: Config, settings: EscalateSettings) -> str:
     return spec
 
 
-def sampling_of(config: Config) -> Sampling:
+def student_sampling(config: Config) -> Sampling:
     """Return how the run's policy draws, as the trainer's sampler understands it."""
     sampling = config.policy.sampling
     return Sampling(
@@ -104,7 +104,7 @@ class Student:
         self._settings = settings
         self._verifier = verifier
         self.spec = spec
-        self.sampling = sampling_of(config)
+        self.sampling = student_sampling(config)
         self.parts: LoadedModel = load_parts(spec, device=settings.device, dtype=settings.dtype)
         template = "chat" if getattr(self.parts.tokenizer, "chat_template", None) else "plain"
         self.template = template

@@ -8,7 +8,7 @@ are made or where records are kept. Source: Training-Free GRPO, with the repairs
 from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact
 from tfgrpo.experience.critic.critic import Critic
 from tfgrpo.experience.critic.proposal import LibraryProposal, Proposer, stalled
-from tfgrpo.experience.draft import Caps, estimate_tokens
+from tfgrpo.experience.draft import Caps
 from tfgrpo.experience.edits import Edit, EditCounts, EditOutcome
 from tfgrpo.experience.entry import Experience, Provenance, Value
 from tfgrpo.experience.gate_rules import (
@@ -27,6 +27,7 @@ from tfgrpo.experience.reflect.conventions import Conventions
 from tfgrpo.experience.reflect.reflector import Reflector
 from tfgrpo.experience.select import TopK
 from tfgrpo.experience.settings import ExperienceSettings, Repairs, preset
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 __all__ = [
     "EMPTY_LIBRARY",

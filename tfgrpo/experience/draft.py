@@ -5,7 +5,6 @@ Does not know versions, logs or who proposed an edit. Source: own.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -27,22 +26,6 @@ class Caps:
     entries: int | None = 40
     tokens: int | None = 4000
     """Of the rendered entries, by the counter given to `apply`."""
-
-
-def estimate_tokens(text: str) -> int:
-    """Return a cautious token count for a model whose tokenizer is not at hand.
-
-    Letters and spaces count a third each, other ASCII one each, other characters 3/4 of their
-    UTF-8 bytes: more than common byte-pair tokenizers give on prose, code and Chinese
-    (approximation).
-    """
-    ascii_text = text.encode("ascii", "ignore")
-    plain = sum(map(ascii_text.count, _PLAIN))
-    wide_bytes = len(text.encode("utf-8", "surrogatepass")) - len(ascii_text)
-    return math.ceil(plain / 3 + (len(ascii_text) - plain) * 0.9 + wide_bytes * 0.75)
-
-
-_PLAIN = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ \n"]
 
 
 def number_of(experience_id: str) -> int:

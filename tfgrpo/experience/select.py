@@ -1,7 +1,8 @@
 """Which entries a task gets: all of them, or the nearest few by embedding.
 
-An embedder is anything with `embed(texts) -> array` (`runtime.embedders`). Search is exact; from 10,000 entries FAISS takes over where it
-is installed. Pinned entries always come along. Whether choosing helps is for the gate to say.
+An embedder is anything with `embed(texts) -> array` (`runtime.embedders`). Search is exact; from
+10,000 entries FAISS takes over where it is installed. Pinned entries always come along. Whether
+choosing helps is for the gate to say.
 Does not know prompts. Source: hashed n-grams (Weinberger et al., feature hashing); top-k cosine.
 """
 

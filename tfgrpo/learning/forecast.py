@@ -23,6 +23,7 @@ from tfgrpo.context import render_messages
 from tfgrpo.experience.reflect.panels import panel_size
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.token_estimates import quarter_of
 from tfgrpo.statistics import min_detectable
 
 _MESSAGE_OVERHEAD = 4
@@ -103,9 +104,9 @@ Price = tuple[float, float]
 """Dollars per million input and output tokens."""
 
 
-def estimate_tokens(text: str) -> int:
-    """Return about how many tokens a text has: a quarter of its UTF-8 bytes (approximation)."""
-    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / 4)
+def text_tokens(text: str) -> int:
+    """Return about how many tokens a text has."""
+    return quarter_of(len(text.encode("utf-8", "surrogatepass")))
 
 
 def library_tokens(settings: ExperienceSettings, groups: int, longest: int, reply: int) -> int:
@@ -278,7 +279,7 @@ def _prompt_tokens(config: Config, tasks: Sequence[Task]) -> int:
     """Return the tokens of the tasks' bare prompts, one draw each."""
     system = config.policy.system
     return sum(
-        estimate_tokens(m.content) + _MESSAGE_OVERHEAD
+        text_tokens(m.content) + _MESSAGE_OVERHEAD
         for task in tasks
         for m in render_messages(task.messages, system=system)
     )

@@ -10,11 +10,11 @@ Does not know prices. Source: own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.rollout import MOST_TOKENS, Usage
+from tfgrpo.runtime.token_estimates import quarter_of
 
 
 def normalise_usage(
@@ -75,11 +75,6 @@ def _is_absurd(row: Any) -> bool:
     return any(_count(row, name) is None for name in given)
 
 
-def estimate_tokens(utf8_bytes: int) -> int:
-    """Return a rough token count: four bytes of text a token, at least one for any text."""
-    return math.ceil(utf8_bytes / 4)
-
-
 def _count(row: Any, *names: str) -> int | None:
     """The first of the named fields that is a whole number from 0 to `MOST_TOKENS`."""
     if type(row) is not dict and not isinstance(row, Mapping):
@@ -114,7 +109,7 @@ def _prompt_classes(row: Mapping[str, Any], chars: int) -> tuple[tuple[int, int,
     read = inside_read if inside_read is not None else (beside_read or 0)
     write = max(inside_write, beside_write or 0)
     if not given:  # absent, zero or negative: a prompt is never empty
-        return (max(1, estimate_tokens(chars)), 0, 0) if chars else (0, 0, 0), False
+        return (max(1, quarter_of(chars)), 0, 0) if chars else (0, 0, 0), False
     if read + write > given:
         # Fits neither style as labelled: the parts exceed the total, so they must lie beside it.
         # The higher reading counts against a cap, and the flag says that it is uncertain.
@@ -128,7 +123,7 @@ def _completion_classes(row: Mapping[str, Any], chars: int) -> tuple[tuple[int, 
     reasoning = _count(details, "reasoning_tokens") or 0
     total = _count(row, "completion_tokens", "output_tokens")
     if total is None or (total == 0 and chars > 0):
-        return (estimate_tokens(chars), reasoning), False
+        return (quarter_of(chars), reasoning), False
     if reasoning > total:
         return (total, reasoning), False
     return (total - reasoning, reasoning), True

@@ -12,7 +12,7 @@ from tfgrpo.nudges.factory import (
     named_scheduler,
     with_scheduler,
 )
-from tfgrpo.nudges.method import Nudge, NudgeMethod, Seen
+from tfgrpo.nudges.method import Nudge, NudgeMethod, StepView
 from tfgrpo.nudges.record import Recheck, Rolled, nudge_totals, total_lines
 from tfgrpo.nudges.rounds import Nudger
 
@@ -22,7 +22,7 @@ __all__ = [
     "Nudger",
     "Recheck",
     "Rolled",
-    "Seen",
+    "StepView",
     "check_nudge",
     "make_method",
     "make_nudger",

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.experience.critic.evidence import fitted_trajectory
-from tfgrpo.experience.draft import estimate_tokens
-from tfgrpo.nudges.method import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, StepView, has_failed
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 DRAFT_TOKENS = 1500
 """Most of a draft that a prompt holds; more is cut in the middle, with marks."""
@@ -38,7 +38,7 @@ class Drafts:
         self._seed = seed
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Nothing to get ready."""
 
     def next(self, tried: Sequence[RolloutGroup], epoch: int) -> Nudge | None:

@@ -18,7 +18,7 @@ from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.experience.exemplars import is_fit, rollout_exemplar
 from tfgrpo.experience.similarity import jaccard, normal
-from tfgrpo.nudges.method import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, StepView, has_failed
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 
 
@@ -34,7 +34,7 @@ class Examples:
         self._solved: dict[str, tuple[RolloutGroup, Rollout]] = {}
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Keep the best solved rollout of each practice task."""
         self._solved = {}
         for group in seen.practised:

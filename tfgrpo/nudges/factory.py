@@ -11,7 +11,6 @@ from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.experience.critic.asker import Asker
-from tfgrpo.experience.draft import estimate_tokens
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.nudges.drafts import Drafts
 from tfgrpo.nudges.examples import Examples
@@ -25,6 +24,7 @@ from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.protocols import LM, HintScheduler
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.import_string import load_object
+from tfgrpo.runtime.token_estimates import estimate_tokens
 from tfgrpo.sampling import Sampler
 
 

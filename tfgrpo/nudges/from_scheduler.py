@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
-from tfgrpo.nudges.method import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, StepView, has_failed
 from tfgrpo.protocols import HintScheduler
 from tfgrpo.rollout import RolloutGroup
 
@@ -48,7 +48,7 @@ class Scheduled:
         self._open: dict[str, _Visit] = {}
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Close what the last step left open, and tell of the groups that need no help."""
         for visit in list(self._open.values()):
             self._accept(visit)

@@ -18,7 +18,7 @@ from tfgrpo.context import ContextPart
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import HintPlan, HintSource
 from tfgrpo.hints.answer_leaks import cut_before_leak, leaks, share_of, solution_of
-from tfgrpo.nudges.method import Nudge, Seen, has_failed
+from tfgrpo.nudges.method import Nudge, StepView, has_failed
 from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.rollout import RolloutGroup, Task
 
@@ -39,7 +39,7 @@ class Hints:
         self._parts: dict[str, tuple[ContextPart, ...]] = {}
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Read the hints of failed tasks, and have missing ones written.
 
         Raises:

@@ -26,7 +26,7 @@ class Nudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepView:
     """What a method may look at before a step's rounds."""
 
     epoch: int
@@ -55,7 +55,7 @@ class NudgeMethod(Protocol):
         """Counts over the run."""
         ...
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Get ready for a step."""
         ...
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.hints.answer_leaks import leaks
-from tfgrpo.nudges.method import Nudge, Seen
+from tfgrpo.nudges.method import Nudge, StepView
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -47,7 +47,7 @@ class Perturb:
         self._seed = seed
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Nothing to get ready."""
 
     def next(self, tried: Sequence[RolloutGroup], epoch: int) -> Nudge | None:

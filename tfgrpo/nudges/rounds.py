@@ -17,7 +17,7 @@ from typing import Any
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import Context
 from tfgrpo.hints.answer_leaks import leaks
-from tfgrpo.nudges.method import Nudge, NudgeMethod, Seen, has_failed, has_success
+from tfgrpo.nudges.method import Nudge, NudgeMethod, StepView, has_failed, has_success
 from tfgrpo.nudges.record import Recheck, Rolled
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
@@ -74,7 +74,7 @@ class Nudger:
         if self._config.asks_lm:  # a text for which no rollout is left is not paid for
             open_groups = rounds.fits(failed)
         leaks_before = self._method.books["leaks"]
-        await self._method.prepare(Seen(epoch, tuple(groups), open_groups, tuple(practised)))
+        await self._method.prepare(StepView(epoch, tuple(groups), open_groups, tuple(practised)))
         rounds.capped.update(g.task.task_id for g in failed[len(open_groups) :])
         metadata = {"step": step, "epoch": epoch, "arm": "nudged", "library_version": version}
         while jobs := rounds.jobs(open_groups, lambda tried: self._method.next(tried, epoch)):

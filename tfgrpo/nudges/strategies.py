@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.hints.answer_leaks import leaks
-from tfgrpo.nudges.method import Nudge, Seen
+from tfgrpo.nudges.method import Nudge, StepView
 from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.rollout import RolloutGroup
 
@@ -44,7 +44,7 @@ class Strategies:
         self._texts: dict[str, tuple[str, ...]] = {}
         self.books: Counter[str] = Counter()
 
-    async def prepare(self, seen: Seen) -> None:
+    async def prepare(self, seen: StepView) -> None:
         """Find the strategies of failed tasks."""
         new = [g.task for g in seen.failed if g.task.task_id not in self._texts]
         written: dict[str, tuple[str, ...]] = {}

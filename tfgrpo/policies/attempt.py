@@ -17,6 +17,7 @@ from tfgrpo.protocols import Completion, Sampling
 from tfgrpo.rollout import Outcome, Rollout, Step, Task, Usage
 from tfgrpo.runtime.call_scope import current_scope
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.terminal import one_line
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ __all__ = [
     "check_sampling",
     "finished_by",
     "new_rollout",
-    "one_line",
+    "cause_of",
     "outcome_of",
     "provider_failure",
     "step_of",
@@ -79,16 +80,15 @@ def provider_failure(rollout: Rollout, error: ProviderError, usage: Usage | None
     """
     spent = (usage or rollout.usage) + Usage(calls=1)
     return replace(
-        rollout.failed(outcome_of(error), one_line(error)),
+        rollout.failed(outcome_of(error), cause_of(error)),
         usage=spent,
         metadata={**rollout.metadata, "provider_kind": error.kind},
     )
 
 
-def one_line(error: BaseException | str, most: int = 500) -> str:
-    """Return a cause as one line of at most `most` characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= most else text[: most - 1] + "…"
+def cause_of(error: BaseException) -> str:
+    """Return an error's message as one line, cut at 500 characters."""
+    return one_line(str(error), 500)
 
 
 async def all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -20,10 +20,10 @@ from tfgrpo.errors import ConfigError, PolicyError, ProviderError, boundary
 from tfgrpo.messages import Message
 from tfgrpo.policies.attempt import (
     all_or_none,
+    cause_of,
     check_sampling,
     finished_by,
     new_rollout,
-    one_line,
     provider_failure,
 )
 from tfgrpo.policies.tool_loop import ToolPolicy
@@ -124,7 +124,7 @@ class ChatPolicy:
                 lost = [provider_failure(b, exc) for b in blanks]
                 made.extend(r if i == 0 else replace(r, usage=Usage()) for i, r in enumerate(lost))
             except PolicyError as exc:
-                made.extend(b.failed("policy_failed", one_line(exc)) for b in blanks)
+                made.extend(b.failed("policy_failed", cause_of(exc)) for b in blanks)
             else:
                 if not replies:
                     empty = ProviderError(
@@ -200,9 +200,9 @@ class FunctionPolicy:
         except ProviderError as exc:
             done = provider_failure(blank, exc)
         except CallTimeout as exc:
-            done = blank.failed("timed_out", one_line(exc))
+            done = blank.failed("timed_out", cause_of(exc))
         except PolicyError as exc:
-            done = blank.failed("policy_failed", one_line(exc))
+            done = blank.failed("policy_failed", cause_of(exc))
         return replace(done, duration_s=done.duration_s or time.perf_counter() - started)
 
 

@@ -19,9 +19,9 @@ from tfgrpo.context import Context, render_messages
 from tfgrpo.errors import ConfigError, PolicyError, ProviderError, boundary
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.policies.attempt import (
+    cause_of,
     check_sampling,
     new_rollout,
-    one_line,
     provider_failure,
     step_of,
 )
@@ -154,7 +154,7 @@ class ToolPolicy:
         except ProviderError as exc:
             done = provider_failure(run.rollout(), exc)
         except PolicyError as exc:
-            done = run.rollout().failed("policy_failed", one_line(exc))
+            done = run.rollout().failed("policy_failed", cause_of(exc))
         return replace(done, duration_s=time.perf_counter() - started)
 
     async def _loop(
@@ -282,7 +282,7 @@ async def run_call(
     try:
         arguments = parse_arguments(call.arguments)
     except ValueError as exc:
-        return f"Error: the arguments of {name} are not a JSON object: {one_line(exc)}", False
+        return f"Error: the arguments of {name} are not a JSON object: {cause_of(exc)}", False
     if reasons := check_arguments(tool.spec.parameters, arguments):
         return f"Error: {name} was not run: {'; '.join(reasons)}", False
     try:
@@ -296,7 +296,7 @@ async def run_call(
         with boundary(PolicyError, f"tool {name!r}, result"):
             return _result_text(result), True
     except (PolicyError, CallTimeout) as exc:
-        return f"Error: {one_line(exc)}", True
+        return f"Error: {cause_of(exc)}", True
 
 
 def offer_text(specs: Sequence[ToolSpec]) -> str:

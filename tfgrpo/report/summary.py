@@ -34,7 +34,7 @@ from tfgrpo.statistics import (
     pass_at_k_interval,
     permutation_p,
 )
-from tfgrpo.statistics.verdict import Rule, judge, judge_gain
+from tfgrpo.statistics.verdict import VerdictRule, judge, judge_gain
 from tfgrpo.tasks.contamination import LeakReport, find_leaks
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "leaks_of", "summarise"]
@@ -44,7 +44,7 @@ FORMAT_VERSION = 1
 
 
 def summarise(
-    view: RunView, *, rule: Rule | None = None, level: float = 0.95, seed: int = 0
+    view: RunView, *, rule: VerdictRule | None = None, level: float = 0.95, seed: int = 0
 ) -> dict[str, Any]:
     """Return the summary of a run; equal views give equal summaries.
 
@@ -65,7 +65,7 @@ def summarise(
     summary: dict[str, Any] = {"format": FORMAT, "format_version": FORMAT_VERSION}
     summary["run"] = _run(view)
     summary |= _benefit(view, arms, leaks, level, seed)
-    summary["verdict"] = _verdict(view, arms, leaks, rule or Rule("gain", 0.0), level, seed)
+    summary["verdict"] = _verdict(view, arms, leaks, rule or VerdictRule("gain", 0.0), level, seed)
     summary["curve"] = history.curve(view, level, seed)
     summary["tasks"] = _tasks(view, arms, leaks)
     summary["informative"] = history.informative(view)
@@ -145,7 +145,7 @@ def _verdict(
     view: RunView,
     arms: Mapping[str, Scores],
     leaks: LeakReport,
-    rule: Rule,
+    rule: VerdictRule,
     level: float,
     seed: int,
 ) -> dict[str, Any]:

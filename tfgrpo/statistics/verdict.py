@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from tfgrpo.errors import ConfigError
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference
 
-__all__ = ["Rule", "Verdict", "judge", "judge_gain", "make_rule"]
+__all__ = ["VerdictRule", "Verdict", "judge", "judge_gain", "make_rule"]
 
 Status = Literal["met", "not_met", "inconclusive"]
 RuleKind = Literal["mean", "share", "each", "gain"]
@@ -28,7 +28,7 @@ _EXIT_CODES: Mapping[Status, int] = {"met": 0, "not_met": 1, "inconclusive": 5}
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class VerdictRule:
     """What must hold."""
 
     kind: RuleKind
@@ -51,7 +51,7 @@ class Rule:
 class Verdict:
     """A rule, what was measured, and whether the rule is met."""
 
-    rule: Rule
+    rule: VerdictRule
     status: Status
     interval: Interval | None
     """Interval of the mean (of the gain for that rule); None where nothing was scored."""
@@ -161,7 +161,7 @@ def make_rule(
     min_each: float | None = None,
     min_gain: float | None = None,
     score: float | None = None,
-) -> Rule:
+) -> VerdictRule:
     """Return the one rule that the options mean.
 
     `min_share` needs `score`: the score that this share of the tasks must reach.
@@ -193,16 +193,16 @@ def make_rule(
                 f"min_share={min_share!r} with score={score!r}: give a share in (0, 1] and the "
                 "score that this share of the tasks must reach, such as min_share=0.9, score=0.8"
             )
-        return Rule("share", score, min_share)
+        return VerdictRule("share", score, min_share)
     if score is not None:
         raise ConfigError(f"score={score!r} belongs to min_share only, not to {named[0]}")
     kinds: Mapping[str, RuleKind] = {"min_mean": "mean", "min_each": "each", "min_gain": "gain"}
-    return Rule(kinds[named[0]], float(given[named[0]] or 0.0))
+    return VerdictRule(kinds[named[0]], float(given[named[0]] or 0.0))
 
 
 def judge(
     scores: Scores,
-    rule: Rule,
+    rule: VerdictRule,
     *,
     n_attempted: int | None = None,
     min_scored: float = 0.5,
@@ -255,7 +255,7 @@ def judge_gain(
 
     Met only when the whole interval lies above `min_gain`: a gain inside the noise is not met.
     """
-    rule = Rule("gain", min_gain)
+    rule = VerdictRule("gain", min_gain)
     shared = [t for t, r in base.items() if len(r) and len(other.get(t, ()))]
     attempted = max(len(base.keys() | other.keys()) if n_attempted is None else n_attempted, 0)
     if not shared:
@@ -274,13 +274,13 @@ def _mean(rewards: Sequence[float]) -> float:
     return math.fsum(rewards) / len(rewards)
 
 
-def _nothing_scored(rule: Rule, attempted: int) -> Verdict:
+def _nothing_scored(rule: VerdictRule, attempted: int) -> Verdict:
     reason = f"none of {attempted} task(s) could be scored"
     return Verdict(rule, "inconclusive", None, 0, 0, attempted, False, reason)
 
 
 def _finish(
-    rule: Rule,
+    rule: VerdictRule,
     is_met: bool,
     beyond: bool,
     interval: Interval,

@@ -24,7 +24,7 @@ from tfgrpo.store.codec import (
     unpack,
 )
 from tfgrpo.store.database import (
-    Writer,
+    DatabaseWriter,
     check_file,
     connect,
     create_file,
@@ -61,7 +61,7 @@ class CallCache:
             connection = connect(file)
             connection.execute("PRAGMA wal_autocheckpoint=1000")
         check_file(connection, file, thorough=False)
-        self._writer = Writer(connection, file)
+        self._writer = DatabaseWriter(connection, file)
 
     def find(self, key: bytes) -> Completion | None:
         """Return the reply under a key, or None."""

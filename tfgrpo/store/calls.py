@@ -15,7 +15,7 @@ from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
-from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.database import DatabaseWriter, Statement
 
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 
@@ -64,7 +64,7 @@ class CallJournal:
     """
 
     def __init__(
-        self, writer: Writer, values: Values, session: int, elapsed_s: Callable[[], float]
+        self, writer: DatabaseWriter, values: Values, session: int, elapsed_s: Callable[[], float]
     ) -> None:
         self._writer = writer
         self._values = values

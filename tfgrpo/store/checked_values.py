@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from tfgrpo.store.codec import DamagedValue, from_column, unpack
-from tfgrpo.store.database import Writer
+from tfgrpo.store.database import DatabaseWriter
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Values:
         can_write: False leaves what is found damaged unmarked in the file.
     """
 
-    def __init__(self, writer: Writer, *, can_write: bool) -> None:
+    def __init__(self, writer: DatabaseWriter, *, can_write: bool) -> None:
         self._writer = writer
         self._can_write = can_write
         self._aside = set(writer.read("SELECT tbl, row FROM set_aside"))

@@ -312,7 +312,7 @@ def refuse_links(folder: Path, *names: str) -> None:
         )
 
 
-class Writer:
+class DatabaseWriter:
     """The one way to write to a journal; safe from any thread.
 
     Rows are written in the order in which they were handed over, also across the three methods.

@@ -15,7 +15,7 @@ from typing import Any
 from tfgrpo.rollout import MOST_TOKENS, Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import from_column
-from tfgrpo.store.database import Writer
+from tfgrpo.store.database import DatabaseWriter
 
 __all__ = ["RunState", "SpendRow", "fold"]
 
@@ -80,7 +80,7 @@ class RunState:
     """How many decisions of each kind are recorded."""
 
 
-def fold(writer: Writer, values: Values) -> RunState:
+def fold(writer: DatabaseWriter, values: Values) -> RunState:
     """Return the state of a journal; a damaged library gives way to the newest sound one."""
     sessions, ended = writer.read(
         "SELECT count(DISTINCT session), count(CASE event WHEN 'close' THEN 1 END) FROM sessions"
@@ -106,7 +106,7 @@ def fold(writer: Writer, values: Values) -> RunState:
     )
 
 
-def _newest_library(writer: Writer, values: Values) -> tuple[str, Any]:
+def _newest_library(writer: DatabaseWriter, values: Values) -> tuple[str, Any]:
     for (row,) in writer.read("SELECT library FROM libraries ORDER BY library DESC"):
         sql = "SELECT version_id, body, digest FROM libraries WHERE library = ?"
         name, body, mark = writer.read(sql, (row,))[0]
@@ -123,7 +123,7 @@ _BELIEVED = "(r.cost_usd IS NULL OR r.cost_usd BETWEEN 0 AND 1e9) AND " + " AND 
 """What a result's counts must be to be added up; another one counts at its worst case."""
 
 
-def fold_spend(writer: Writer) -> list[SpendRow]:
+def fold_spend(writer: DatabaseWriter) -> list[SpendRow]:
     """Return what was spent, by stage and model, in that order.
 
     A call without a result counts as booked. While a run goes on that includes the calls in
@@ -193,7 +193,7 @@ class _Sums:
         )
 
 
-def elapsed_seconds(writer: Writer) -> float:
+def elapsed_seconds(writer: DatabaseWriter) -> float:
     """Return the wall time of all sessions: of a killed one, up to its last result."""
     rows = writer.read(
         "SELECT sum(longest) FROM (SELECT max(elapsed_s) AS longest FROM"

@@ -14,7 +14,7 @@ from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
-from tfgrpo.store.database import Statement, Writer
+from tfgrpo.store.database import DatabaseWriter, Statement
 
 __all__ = ["GroupJournal"]
 
@@ -32,7 +32,7 @@ class GroupJournal:
     """
 
     def __init__(
-        self, writer: Writer, values: Values, extra_rows: Callable[[], list[Statement]]
+        self, writer: DatabaseWriter, values: Values, extra_rows: Callable[[], list[Statement]]
     ) -> None:
         self._writer = writer
         self._values = values

@@ -31,8 +31,8 @@ from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import difference, without_secrets
 from tfgrpo.store.database import (
+    DatabaseWriter,
     Statement,
-    Writer,
     check_file,
     connect,
     create_file,
@@ -61,7 +61,13 @@ class Journal:
     """
 
     def __init__(
-        self, folder: Path, writer: Writer, lock: RunLock | None, ledger: Ledger, *, resumed: bool
+        self,
+        folder: Path,
+        writer: DatabaseWriter,
+        lock: RunLock | None,
+        ledger: Ledger,
+        *,
+        resumed: bool,
     ) -> None:
         self.folder = folder
         self.ledger = ledger
@@ -156,7 +162,9 @@ class Journal:
                 connection = connect(file, durable=durable)
             try:
                 check_file(connection, file, thorough=lock.was_killed)
-                return cls(path, Writer(connection, file, reserve), lock, ledger, resumed=existed)
+                return cls(
+                    path, DatabaseWriter(connection, file, reserve), lock, ledger, resumed=existed
+                )
             except BaseException:
                 connection.close()
                 raise
@@ -172,7 +180,7 @@ class Journal:
             connection = connect(file, readonly=True)
         try:
             check_file(connection, file, thorough=False)
-            return cls(path, Writer(connection, file), None, ledger, resumed=True)
+            return cls(path, DatabaseWriter(connection, file), None, ledger, resumed=True)
         except BaseException:
             connection.close()
             raise
@@ -217,7 +225,7 @@ class Journal:
             self._writer.commit_now([row])
 
     @property
-    def writer(self) -> Writer:
+    def writer(self) -> DatabaseWriter:
         """The one way to write rows, for a room with tables of its own."""
         return self._writer
 

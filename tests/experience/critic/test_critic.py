@@ -12,13 +12,14 @@ from tests.experience.cases import PLAIN, StagedLM, group
 from tfgrpo import prompts
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.experience.critic.critic import Critic, LibraryProposal, stalled
-from tfgrpo.experience.draft import Caps, estimate_tokens
+from tfgrpo.experience.draft import Caps
 from tfgrpo.experience.edits import Edit, EditCounts
 from tfgrpo.experience.library import Library, from_texts
 from tfgrpo.experience.settings import CriticBudget, ExperienceSettings
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 LESSONS_ONLY = ExperienceSettings(exemplars=0)
 

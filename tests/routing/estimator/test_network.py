@@ -80,14 +80,14 @@ def test_numpy_and_torch_compute_the_same():
 @pytest.mark.real
 def test_training_lowers_the_loss_on_worlds_it_has_not_seen():
     pytest.importorskip("torch")
-    from tfgrpo.routing.estimator.train_network import judge, make_tasks, train
+    from tfgrpo.routing.estimator.train_network import make_tasks, train, validate
 
     world = make_world(700, 2, width=64)
     tasks = make_tasks([world.vectors], world.embedder, 3, seed=0)
     fresh = make_tasks([world.vectors], world.embedder, 1, seed=9)
-    start = judge(train(tasks, steps=0, batch=4, seed=0), fresh)
+    start = validate(train(tasks, steps=0, batch=4, seed=0), fresh)
     assert start["logloss_network"] == pytest.approx(start["logloss_closed_form"], abs=1e-4)
-    done = judge(train(tasks, steps=60, batch=4, seed=0), tasks)
+    done = validate(train(tasks, steps=60, batch=4, seed=0), tasks)
     assert done["logloss_network"] < done["logloss_closed_form"]
 
 

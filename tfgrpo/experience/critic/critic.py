@@ -23,7 +23,7 @@ from tfgrpo.experience.critic.paper_flow import paper_step
 from tfgrpo.experience.critic.paper_operations import operations_from
 from tfgrpo.experience.critic.proposal import LibraryProposal, Settled, close_books, redacted
 from tfgrpo.experience.critic.stage_prompts import StagePrompts
-from tfgrpo.experience.draft import TokenCounter, estimate_tokens
+from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.edits import (
     Edit,
     EditOutcome,
@@ -46,6 +46,7 @@ from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.protocols import LM
 from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 
 class Critic:

@@ -17,7 +17,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.critic.asker import Asker, Refusals, Where
 from tfgrpo.experience.critic.proposal import LibraryProposal, Settled, close_books
-from tfgrpo.experience.draft import TokenCounter, estimate_tokens
+from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.entry import Experience
 from tfgrpo.experience.exemplars import exemplar_edits
@@ -39,6 +39,7 @@ from tfgrpo.experience.reflect.working_draft import WorkingDraft
 from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.protocols import LM
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 Replay = Callable[[Library, Sequence[Task], str], Awaitable[Sequence[RolloutGroup]]]
 """Rolls practice tasks out under a library once each; the text names the draw."""

@@ -25,7 +25,7 @@ _LEAST_SHARED = 16
 """Leading tokens that must be common to prompts before they are read on their own."""
 
 
-class Batch:
+class DecodeBatch:
     """The rows being decoded, their cache and the shared write position."""
 
     def __init__(self, model: Any, *, grouped: bool) -> None:

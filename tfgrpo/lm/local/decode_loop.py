@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.lm.local.counter_rng import draw_tokens, uniforms
-from tfgrpo.lm.local.decode_batch import Batch
+from tfgrpo.lm.local.decode_batch import DecodeBatch
 from tfgrpo.lm.local.gqa_attention import use_grouped_attention
 from tfgrpo.lm.local.rows import DecodeRow, RowSource
 from tfgrpo.protocols import Generated, Sampling
@@ -85,7 +85,7 @@ class HFGenerator:
         import torch
 
         with torch.inference_mode():
-            batch = Batch(self._model, grouped=self._grouped)
+            batch = DecodeBatch(self._model, grouped=self._grouped)
             waiting: deque[DecodeRow] = deque()
             while True:
                 if self._threads and (count := self._threads()) != torch.get_num_threads():
@@ -98,7 +98,7 @@ class HFGenerator:
                 if not waiting:
                     batch.shrink()
 
-    def _admit(self, batch: Batch, waiting: deque[DecodeRow], source: RowSource) -> None:
+    def _admit(self, batch: DecodeBatch, waiting: deque[DecodeRow], source: RowSource) -> None:
         """Fill free places with waiting rows; several prompts are read in one pass."""
         live = len(batch.rows)
         # Reading one prompt costs about a decode step: wait until an eighth of the places is free.
@@ -128,7 +128,7 @@ class HFGenerator:
                 return
 
     def _advance(
-        self, batch: Batch, slots: Sequence[int], logits: torch.Tensor, source: RowSource
+        self, batch: DecodeBatch, slots: Sequence[int], logits: torch.Tensor, source: RowSource
     ) -> None:
         """Draw the next token of the rows in `slots` (one row of logits a slot) and drop the
         finished ones."""
