@@ -82,12 +82,12 @@ class LossConfig(Section):
     """What is minimised."""
 
     name: str = "clip"
-    options: dict[str, float] = {}
+    options: dict[str, float | str] = {}
     aggregation: str = ""
     """How token losses become one number; empty takes the loss's own (`token_mean` for most)."""
     advantage: str = "grpo"
     """An advantage a rollout; see [credit] for advantages a token."""
-    advantage_options: dict[str, float] = {}
+    advantage_options: dict[str, float | str] = {}
     answer_pattern: str = ""
     """Finds the final answer in a reply, for entries that need `answers`; empty takes what stands
     in the last box, else the last number, else the whole text."""
@@ -106,7 +106,7 @@ class RewardsConfig(Section):
 
     names: tuple[str, ...] = ()
     """Entries of the registry, applied in this order."""
-    options: dict[str, dict[str, float]] = {}
+    options: dict[str, dict[str, float | str]] = {}
     """Options of each, by its name."""
 
 
@@ -114,7 +114,7 @@ class CreditConfig(Section):
     """Advantages finer than a rollout; takes the place of `loss.advantage`."""
 
     name: str = ""
-    options: dict[str, float] = {}
+    options: dict[str, float | str] = {}
     state: Literal["", "observation", "history"] = ""
     """When two steps start from the same state: equal last observation, or all tokens so far equal.
     Empty takes what the entry means: `history` for trees, else `observation`."""
@@ -311,6 +311,7 @@ class TrainConfig(Section):
             has_environment=bool(played.environment),
             has_hints=bool(self.hints),
             has_phrases=bool(self.credit.phrases),
+            group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
             is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.replay > 0,

@@ -10,6 +10,7 @@ differs elsewhere is named in the registries.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.requirements import remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
@@ -44,6 +46,7 @@ from tfgrpo.rl.rollouts.factory import (
 )
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepSampler
+from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
 from tfgrpo.rl.update.updater import Updater
@@ -52,6 +55,8 @@ from tfgrpo.runtime.canonical import derive_seed
 
 __all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
+
+log = logging.getLogger(__name__)
 
 _UPDATE_ROOM = (
     "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
@@ -110,6 +115,9 @@ class Trainer:
         parts: TrainerParts | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
+        if not distributed.world()[0] and config.loss.model_fields_set & {"name", "options"}:
+            for remark in remarks(config.formulas):
+                log.warning("%s", remark)
         self.config = config
         self.step_number = 0
         parts = parts or TrainerParts()
@@ -138,13 +146,14 @@ class Trainer:
         self._replay = (
             Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         )
-        self.updater = Updater(config, model.decoder, parts.generator)
+        self._state = FormulaState()
+        self.updater = Updater(config, model.decoder, parts.generator, self._state)
         self.optimiser = self.updater.optimiser
         self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
-        self._row_maker = RowMaker(config, model.decoder, model.text_of)
+        self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
         self._roller = StepSampler(
             config,
             self._maker,
@@ -212,7 +221,7 @@ class Trainer:
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
         figures = first | group_figures(rolled.made) | rolled.figures | leaning
-        figures["rows"] = len(rows)
+        figures |= {"rows": len(rows)} | self._state.figures()
         sampled = self._counted.take()
         figures |= rollout_figures(self._maker.figures, sampled, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
@@ -283,6 +292,7 @@ class Trainer:
         state = {
             "identity": run_state.identity_of(self.config, self._tasks),
             "hints": self._hints.state_dict() if self._hints is not None else {},
+            "formulas": self._state.state_dict(),
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
             "config": self.config.to_json(),
@@ -320,6 +330,7 @@ class Trainer:
             return False
         if self._hints is not None:
             self._hints.load_state_dict(state["hints"])
+        self._state.load_state_dict(state["formulas"])
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])

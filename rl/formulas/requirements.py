@@ -8,9 +8,11 @@ written, nor how a need is met (`update.row_features` does). Source: own.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
@@ -37,17 +39,17 @@ class FormulaChoice:
     """What a run chooses from the registries, and what of its settings meets their needs."""
 
     loss: str = "clip"
-    loss_options: Mapping[str, float] = field(default_factory=dict)
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = ""
     """Empty takes the loss's own."""
     advantage: str = "grpo"
-    advantage_options: Mapping[str, float] = field(default_factory=dict)
+    advantage_options: Mapping[str, Any] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     """Applied in this order."""
-    reward_options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reward_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credit: str = ""
     """Takes the place of the advantage."""
-    credit_options: Mapping[str, float] = field(default_factory=dict)
+    credit_options: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column to its source."""
     verifier: str = ""
@@ -57,6 +59,7 @@ class FormulaChoice:
     has_environment: bool = False
     has_hints: bool = False
     has_phrases: bool = False
+    group_size: int = 2
     steps: int = 1
     max_tokens: int = 1
     """Of a rollout."""
@@ -130,6 +133,27 @@ def check(choice: FormulaChoice) -> None:
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
     check_options(entry, "loss", choice.loss_options)
+    k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
+    if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
+        raise ConfigError(
+            f"reward 'length_outlier' with k = {k:g} and rollout.group_size {choice.group_size}: "
+            f"no length lies {k:g} population deviations above the mean of so few, the most is "
+            f"{bound:.2f}; lower rewards.options.length_outlier.k or raise the group size"
+        )
+
+
+def remarks(choice: FormulaChoice) -> list[str]:
+    """Return, a line each, what of the choice has no effect in this run."""
+    found = []
+    entry = lookup(LOSSES, "loss", choice.loss)
+    if "ratio" in entry.needs and "behaviour" not in entry.needs and not choice.is_reused:
+        found.append(
+            f"loss {choice.loss!r}: with one update per batch and no replay the ratio of trained "
+            "to sampling weights is 1 throughout, so its clips, caps and gates do nothing and the "
+            "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
+            "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
+        )
+    return found
 
 
 def _check_columns(choice: FormulaChoice) -> None:
@@ -146,7 +170,7 @@ def _check_columns(choice: FormulaChoice) -> None:
             )
 
 
-def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, float]]]:
+def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
     """Yield (kind, entry, options) of what makes the advantages, in the order of use."""
     for name in choice.rewards:
         yield "reward", lookup(REWARDS, "reward", name), choice.reward_options.get(name, {})
@@ -159,20 +183,26 @@ def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, flo
 
 def needs_of(choice: FormulaChoice) -> set[str]:
     """Return what the chosen rewards and the advantage or credit ask for, columns' needs too."""
+    have = supplied(choice)
     found = {need for _, entry, _ in chosen(choice) for need in entry.needs}
+    found |= {
+        f"maybe:{need}" for _, entry, _ in chosen(choice) for need in entry.uses if need in have
+    }
     found |= {"entropy_tokens" for s in choice.columns.values() if s == "entropy"}
     found |= {"logp_tokens" for s in choice.columns.values() if s == "logp"}
     return found
 
 
 def aggregation_of(choice: FormulaChoice) -> str:
-    """Return the aggregation: the one set, else the loss's own."""
-    return choice.aggregation or lookup(LOSSES, "loss", choice.loss).aggregation or "token_mean"
+    """Return the aggregation: the one set, else the loss's own, else the credit's own."""
+    own = [lookup(LOSSES, "loss", choice.loss).aggregation]
+    own += [entry.aggregation for _, entry, _ in chosen(choice)]
+    return choice.aggregation or next((name for name in own if name), "token_mean")
 
 
 def filled(
-    entry: Entry, options: Mapping[str, float], choice: FormulaChoice, step: int
-) -> dict[str, float]:
+    entry: Entry, options: Mapping[str, Any], choice: FormulaChoice, step: int
+) -> dict[str, Any]:
     """Return the options with the run's own step, progress in [0, 1] and token limit."""
     values = {
         "step": step,

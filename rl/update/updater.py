@@ -19,6 +19,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Generator
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.inputs import RatioFacts
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
 from tfgrpo.rl.formulas.requirements import aggregation_of
@@ -34,6 +35,7 @@ from tfgrpo.rl.update.accumulate import (
     score_rows,
     token_weights,
 )
+from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.logprob_mismatch import (
     Mismatch,
     MismatchLimits,
@@ -62,9 +64,17 @@ class Updater:
         config: all settings.
         decoder: the weights that sample; trained in place on one process.
         engine: another maker of tokens, told the new weights after each update.
+        state: of the formulas; None starts one.
     """
 
-    def __init__(self, config: TrainConfig, decoder: Decoder, engine: Generator | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        decoder: Decoder,
+        engine: Generator | None,
+        state: FormulaState | None = None,
+    ) -> None:
+        self._state = state or FormulaState()
         self._config = config
         self._decoder = decoder
         self._engine = engine
@@ -84,7 +94,8 @@ class Updater:
                 moments=getattr(torch, o.moments),
             ),
         )
-        self._loss_needs = frozenset(lookup(LOSSES, "loss", config.loss.name).needs)
+        self._loss = lookup(LOSSES, "loss", config.loss.name)
+        self._loss_needs = frozenset(self._loss.needs)
         keeps_reference = config.loss.kl or "reference" in self._loss_needs
         self._reference = frozen_copy(self.model) if keeps_reference else None
 
@@ -114,11 +125,15 @@ class Updater:
         parts = _split(rows, o.updates_per_epoch)
         gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
+        lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
             if gaps is not None:
                 part = gaps.added(part)
+            settings = self.settings
             result = accumulate(self.model, part, settings, self._token_weights(part, settings))
+            if self._loss.after_step is not None:
+                self._state.advance(self._loss, ratio_facts(part, result), settings.options)
             if turn == 0 and settings.temperature == 1.0:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
@@ -179,7 +194,7 @@ class Updater:
         carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
         return UpdateSettings(
             loss=loss.name,
-            options={**loss.options, **carried},
+            options={**loss.options, **self._state.options(self._loss), **carried},
             aggregation=aggregation_of(self._config.formulas),
             kl=loss.kl,
             entropy=loss.entropy,
@@ -310,6 +325,20 @@ class _Gaps:
         own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
         gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
         return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
+
+
+def ratio_facts(part: Sequence[TrainRow], result: UpdateResult) -> RatioFacts:
+    """Return the statistics of π/π_old over all processes' tokens of an optimiser batch."""
+    gaps = [
+        np.subtract(result.logp[r.row.index], r.old_logp)
+        for r in part
+        if r.old_logp is not None and r.row.index in result.logp
+    ]
+    ratio_D = np.exp(np.concatenate(gaps)) if gaps else np.zeros(0)
+    mine = float(((ratio_D - 1) ** 2).sum()), result.trained_tokens
+    both = distributed.gather_objects(mine)
+    tokens = sum(n for _, n in both)
+    return RatioFacts(sum(s for s, _ in both) / max(1, tokens), tokens)
 
 
 def like(decoder: Decoder, dtype: torch.dtype) -> Decoder:

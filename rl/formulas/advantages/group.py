@@ -258,7 +258,7 @@ def _beta_parameters(rates_P: Floats, fallback: float) -> tuple[float, float]:
     """BNPO's α and β from the moments of the success rates."""
     if is_flat(rates_P):
         return fallback, fallback
-    mean, variance = mean_of(rates_P), deviation_of(rates_P, 0) ** 2
+    mean, variance = mean_of(rates_P), deviation_of(rates_P) ** 2  # torch var: n - 1
     strength = mean * (1 - mean) / variance - 1
     return max(1.0, 1 + mean * strength / 3), max(1.0, 1 + (1 - mean) * strength / 3)
 

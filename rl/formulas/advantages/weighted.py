@@ -7,7 +7,9 @@ Does not know how such columns are measured. Sources are named at each entry.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -269,21 +271,35 @@ def r3l(batch: RewardBatch, *, r_max: float = 1.0, amplification: float = 3.0) -
     return np.where(batch.reward_R >= r_max - 1e-9, 1.0, amplified_R)
 
 
+def _lr_scale(
+    state: Mapping[str, float], batch: RewardBatch, options: Mapping[str, Any]
+) -> dict[str, float]:
+    """√(min(1, (ESS/rollouts)/base)), ESS = (Σw)²/Σw² of the rollouts' ratios."""
+    del state
+    ratio_R = column(batch, "vcpo", "ratio_R")
+    total = math.fsum(ratio_R**2)
+    share = math.fsum(ratio_R) ** 2 / total / len(ratio_R) if total else 0.0
+    return {"lr_scale": math.sqrt(min(1.0, share / options.get("base", 1.0)))}
+
+
 @register(
     WEIGHTED_ADVANTAGES,
     "vcpo",
     source="VCPO (arXiv 2602.17616), released code mit-han-lab/vcpo",
-    formula="(R - sum(w^2 g^2 R)/sum(w^2 g^2)) / (std + eps) in each group",
+    formula="(R - sum(w^2 g^2 R)/sum(w^2 g^2)) / population std in each group",
     certainty="code",
     test=TESTS + "test_vcpo_baseline_has_the_least_variance",
     needs=("extra:ratio_R", "extra:score_norm_R"),
+    after_step=_lr_scale,
 )
-def vcpo(batch: RewardBatch, *, scaled: float = 1, eps: float = 1e-6) -> Floats:
+def vcpo(batch: RewardBatch, *, scaled: float = 1, base: float = 1.0) -> Floats:
     """Return rewards above the minimum-variance off-policy baseline: R.
 
     `extra["ratio_R"]` is π/π_behaviour of the whole rollout, `extra["score_norm_R"]` the norm of
-    its score ∇log π (or of its last layer's, a proxy). `scaled` 0 leaves out the division.
+    its score ∇log π (or of its last layer's, a proxy). `scaled` 0 leaves out the division. The
+    step's learning rate is multiplied by √(min(1, ESS share/`base`)), the state `lr_scale`.
     """
+    del base  # of `_lr_scale`
     ratio_R = column(batch, "vcpo", "ratio_R")
     norm_R = column(batch, "vcpo", "score_norm_R")
     advantage_R = np.zeros(len(batch.reward_R))
@@ -294,18 +310,5 @@ def vcpo(batch: RewardBatch, *, scaled: float = 1, eps: float = 1e-6) -> Floats:
         if is_flat(rewards_G) or total == 0:
             continue
         gap_G = rewards_G - math.fsum(weight_G * rewards_G) / total
-        advantage_R[rows] = gap_G / (deviation_of(rewards_G) + eps) if scaled else gap_G
+        advantage_R[rows] = gap_G / deviation_of(rewards_G, 0) if scaled else gap_G
     return advantage_R
-
-
-def vcpo_lr_scale(ratio_R: Floats, *, base: float = 1.0) -> float:
-    """Return VCPO's factor of the learning rate, √(min(1, (ESS/rollouts)/base)).
-
-    ESS = (Σw)²/Σw² of the whole rollouts' ratios.
-
-    >>> vcpo_lr_scale(np.ones(4)), vcpo_lr_scale(np.array([1.0, 0.0, 0.0, 0.0]))
-    (1.0, 0.5)
-    """
-    total = float((ratio_R**2).sum())
-    share = float(ratio_R.sum()) ** 2 / total / len(ratio_R) if total else 0.0
-    return math.sqrt(min(1.0, share / base))

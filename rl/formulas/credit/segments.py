@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit.steps import Place, clusters_of, spread
 from tfgrpo.rl.formulas.group_stats import mean_of
@@ -79,6 +80,12 @@ def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], di
         rows = np.array(sorted({row for row, _ in places}))
         worth[group, edge] = mean_of(batch.reward_R[rows])
         forks[group, edge[0]].append(worth[group, edge])
+    if not _has_shared_node(batch, edges):
+        raise ConfigError(
+            f"{entry!r} compares the branches of a tree, and no two rollouts of a group share more "
+            "than their prompt: every step after the first would get 0. Use environments whose "
+            "state_keys name tree nodes, or a credit for separate rollouts, such as gigpo"
+        )
     own: dict[Place, float] = {}
     fork: dict[Place, float] = {}
     for (group, edge), places in through.items():
@@ -86,6 +93,17 @@ def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], di
         for place in places:
             own[place], fork[place] = worth[group, edge], around
     return own, fork
+
+
+def _has_shared_node(batch: RewardBatch, edges: Sequence[Sequence[Edge]]) -> bool:
+    """True where two rollouts of a group pass one node below the root, or no node is there."""
+    seen: set[tuple[int, Hashable]] = set()
+    for row, row_edges in enumerate(edges):
+        nodes = {(int(batch.group_R[row]), edge[0]) for edge in row_edges[1:]}
+        if nodes & seen:
+            return True
+        seen |= nodes
+    return not seen
 
 
 @register(
@@ -140,8 +158,8 @@ def portool(batch: RewardBatch, *, a: float = 0.5) -> Floats:
 def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
     """Return segment advantages from values at the cuts: D.
 
-    `step_R` numbers segments, `step_reward_R` is the Monte Carlo value at each segment's start
-    (see `cut_points` for where to cut). `below` 1 keeps every token.
+    `step_R` numbers segments (turns), `step_reward_R` is the Monte Carlo value at each segment's
+    start. `below` 1 keeps every token.
     """
     values = required(batch.step_reward_R, "spo_chain", "step_reward_R")
     ends = zip(values, batch.reward_R.tolist(), strict=True)
@@ -155,13 +173,3 @@ def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
         return advantage_D
     logp_D = required(batch.logp_D, "spo_chain", "logp_D")
     return np.where(np.exp(logp_D) <= below, advantage_D, 0.0)
-
-
-def cut_points(probability_T: Sequence[float], *, every: int = 5, below: float = 0.9) -> list[int]:
-    """Return where SPO-chain cuts: after every `every`-th token of probability under `below`.
-
-    >>> cut_points([0.5, 0.99, 0.5, 0.5, 0.5], every=2)
-    [3, 5]
-    """
-    unsure = [t for t, p in enumerate(probability_T) if p < below]
-    return [t + 1 for t in unsure[every - 1 :: every]]

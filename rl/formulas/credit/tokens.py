@@ -93,26 +93,31 @@ def optimal_token_baseline(
     return np.concatenate(value) if value else np.zeros(0)
 
 
-def _conflicts(ids: list[NDArray[Any]], row: int, others: list[int]) -> NDArray[np.bool_]:
-    """Where a row's token equals another row's at the same place from the start or the end: T."""
+def _shared_runs(
+    ids: list[NDArray[Any]], row: int, others: list[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Unbroken runs, from the first token and up to the last, of tokens that some other row has at
+    the same place counted from that end: 2 × T."""
     own_T = ids[row]
-    found_T = np.zeros(len(own_T), dtype=bool)
-    for other in others:
-        n = min(len(own_T), len(ids[other]))
-        found_T[:n] |= own_T[:n] == ids[other][:n]
-        if n:
-            found_T[-n:] |= own_T[-n:] == ids[other][-n:]
-    return found_T
+    runs = []
+    for way in (1, -1):
+        met_T = np.zeros(len(own_T), dtype=bool)
+        for other in others:
+            n = min(len(own_T), len(ids[other]))
+            met_T[:n] |= own_T[::way][:n] == ids[other][::way][:n]
+        runs.append(np.cumprod(met_T).astype(bool)[::way])
+    return runs[0], runs[1]
 
 
 @register(
     TOKEN_CREDIT,
     "gtpo_trajectory",
     source="GTPO (trajectory, arXiv 2508.03772), released code; not the other GTPO, 2508.04349",
-    formula="w (A - gamma mean H), w = 0 (A < 0) or 2 (A > 0) on shared tokens; 0 if mean H > ln 2",
+    formula="w (A - gamma mean H) / n; w = 0 (A < 0) or 2 (A > 0) a shared run; 0 if mean H > ln 2",
     certainty="code",
     test=TESTS + "test_gtpo_trajectory_spares_tokens_that_both_kinds_share",
     needs=("token_ids", "entropy_tokens"),
+    aggregation="row_mean",
 )
 def gtpo_trajectory(
     batch: RewardBatch,
@@ -122,11 +127,13 @@ def gtpo_trajectory(
     limit: float = math.log(2),
     eps: float = 1e-4,
 ) -> Floats:
-    """Return advantages that leave shared tokens alone in wrong rollouts and double them in right.
+    """Return advantages that leave shared ends alone in wrong rollouts and double them in right: D.
 
-    A conflict token equals, at the same position from the start or from the end, a token of a
-    sibling whose advantage has the opposite sign. Rollouts of mean entropy above `limit` nats are
-    dropped. No KL and no reference model belong to it: D.
+    A shared token equals, at the same place from the start, a token of a sibling whose advantage
+    has the opposite sign, and so do all tokens before it; likewise from the end. A token of both
+    runs gets both weights (4 in a right rollout). A row is divided by its number n of shared
+    tokens, at least 1. Rollouts of mean entropy above `limit` nats are dropped. No KL and no
+    reference model belong to it.
     """
     ids = tokens_of(batch, required(batch.token_D, "gtpo_trajectory", "token_D"))
     entropy_D = required(batch.entropy_D, "gtpo_trajectory", "entropy_D")
@@ -139,9 +146,11 @@ def gtpo_trajectory(
             if sign == 0 or mean_R[row] > limit:
                 continue
             others = [r for r in rows if np.sign(advantage_R[r]) == -sign]
-            shared_T = _conflicts(ids, row, others)
-            weight_T = np.where(shared_T, amplify if sign > 0 else 0.0, 1.0)
-            value[row] = weight_T * (advantage_R[row] - gamma * mean_R[row])
+            head_T, tail_T = _shared_runs(ids, row, others)
+            factor = amplify if sign > 0 else 0.0
+            weight_T = np.where(head_T, factor, 1.0) * np.where(tail_T, factor, 1.0)
+            shared = max(1, int((head_T | tail_T).sum()))
+            value[row] = weight_T * (advantage_R[row] - gamma * mean_R[row]) / shared
     return np.concatenate(value) if value else np.zeros(0)
 
 

@@ -6,9 +6,12 @@ A row of advantage 0 usually has a gradient here, which `every_row` declares. r 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.inputs import RatioFacts, TokenBatch
 from tfgrpo.rl.formulas.losses.clip import log_ratio
 from tfgrpo.rl.formulas.losses.score import _outside_total_variation
 from tfgrpo.rl.formulas.registry import Entry, register, required
@@ -37,6 +40,15 @@ def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     return batch.advantage_D.abs() * (log_ratio(batch).exp() - bound_D) ** 2 / (2 * eps)
 
 
+def _dual_ascent(
+    state: Mapping[str, float], seen: RatioFacts, options: Mapping[str, Any]
+) -> dict[str, float]:
+    """Projected ascent of the multiplier: max(0, eta + lr (mean (r − 1)² − delta))."""
+    eta = state.get("eta", options.get("eta", 1.0))
+    gap = seen.variance - options.get("delta", 0.01)
+    return {"eta": max(0.0, eta + options.get("lr", 1.0) * gap)}
+
+
 @register(
     REGRESSION_LOSSES,
     "r2vpo",
@@ -45,24 +57,20 @@ def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     certainty="approximation",
     test=TESTS + "test_r2vpo_matches_its_lagrangian_and_its_dual_step",
     needs=("every_row", "ratio"),
+    after_step=_dual_ascent,
 )
-def r2vpo(batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01) -> torch.Tensor:
+def r2vpo(
+    batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01, lr: float = 1.0
+) -> torch.Tensor:
     """Return the Lagrangian of the surrogate under a bound on the ratio's variance: D.
 
     Approximation: the constraint is the abstract's, the treatment of stale samples is unknown.
-    `eta` >= 0 is the multiplier, moved between batches by `r2vpo_dual_step`.
+    `eta` >= 0 is the multiplier's start; the state `eta` moves by `lr` (mean (r−1)² − `delta`)
+    after each optimiser batch.
     """
+    del lr  # of `_dual_ascent`
     ratio_D = log_ratio(batch).exp()
     return -ratio_D * batch.advantage_D + eta * ((ratio_D - 1) ** 2 - delta)
-
-
-def r2vpo_dual_step(eta: float, variance: float, *, delta: float = 0.01, lr: float = 1.0) -> float:
-    """Return the multiplier after one step of projected ascent.
-
-    >>> r2vpo_dual_step(1.0, 0.03, delta=0.01, lr=10), r2vpo_dual_step(0.1, 0.0, delta=0.5)
-    (1.2, 0.0)
-    """
-    return max(0.0, eta + lr * (variance - delta))
 
 
 @register(
@@ -101,7 +109,7 @@ def prime_default(
     REGRESSION_LOSSES,
     "rover",
     source="ROVER (Random Policy Valuation is Enough), released code",
-    formula="(rho log r - sg(A + next_gap))^2, next_gap: mean of next position's log r",
+    formula="(rho log r - sg(A + rho next_gap))^2, next_gap: mean of next position's log r",
     certainty="code",
     test=TESTS + "test_rover_regresses_to_the_next_states_uniform_value",
     needs=("every_row", "next_gap", "ratio"),
@@ -116,7 +124,7 @@ def rover(
     pass over the old policy's whole distribution, so the caller must compute it.
     """
     gap_D = required(next_gap_D, "rover", "next_gap_D", "compute it from both policies' logits")
-    target_D = (batch.advantage_D + gap_D).detach()
+    target_D = (batch.advantage_D + rho * gap_D).detach()
     return (rho * log_ratio(batch) - target_D) ** 2
 
 
@@ -128,6 +136,7 @@ def rover(
     certainty="approximation",
     test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
     needs=("sequence", "every_row", "ratio"),
+    aggregation="row_sum",
 )
 def sppo_square(batch: TokenBatch, *, eta: float = 1.0) -> torch.Tensor:
     """Return the squared error of a row's log-ratio against its win rate, spread on its tokens: D.

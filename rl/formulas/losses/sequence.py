@@ -27,6 +27,7 @@ TESTS = "tests/rl/formulas/losses/test_sequence.py::"
     certainty="code",
     test=TESTS + "test_gspo_matches_hand_computed_rows",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the surrogate clipped on the length-normalised row ratio: D."""
@@ -42,6 +43,7 @@ def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) ->
     certainty="code",
     test=TESTS + "test_gspo_token_has_the_values_of_gspo_and_token_gradients",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the row-clipped surrogate with per-token gradients (advantages may vary): D."""
@@ -58,6 +60,7 @@ def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e
     certainty="code",
     test=TESTS + "test_gmpo_matches_the_clipped_geometric_mean",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> torch.Tensor:
     """Return the geometric-mean surrogate with log-ratios clipped on the harmful side: D.
@@ -82,6 +85,7 @@ def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> t
     certainty="code",
     test=TESTS + "test_luspo_is_gspo_times_length",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def luspo(batch: TokenBatch, *, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> torch.Tensor:
     """Return the row-clipped surrogate times the row's length: D."""
@@ -128,6 +132,7 @@ def vespo(
     certainty="approximation",
     test=TESTS + "test_p3o_matches_the_sum_over_pairs_and_ignores_a_reward_shift",
     needs=("sequence", "group", "every_row", "ratio"),
+    aggregation="row_mean",
 )
 def p3o(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     """Return each row's mean pair loss against its siblings, on every token: D.

@@ -17,6 +17,7 @@ from tfgrpo.rl.formulas.group_stats import (
     filled_groups,
     mean_of,
     part_weights,
+    refuse_negative,
 )
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
@@ -159,8 +160,12 @@ def otc(batch: RewardBatch, *, alpha: float = 1.0, c: float = 1.0, right: float 
     """Return rewards times a tool-efficiency term, `extra["tool_calls_R"]` calls m: R.
 
     Approximation: formula recalled. n is the least number of calls among the group's right
-    answers; a group without one keeps its rewards.
+    answers; a group without one keeps its rewards. Wrong answers are worth 0.
+
+    Raises:
+        ConfigError: a reward below 0, which a factor below 1 would raise.
     """
+    refuse_negative(batch, "otc")
     calls_R = column(batch, "otc", "tool_calls_R")
     reward_R = batch.reward_R.copy()
     for rows in filled_groups(batch):
@@ -210,7 +215,11 @@ def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
 
     Approximation: formula recalled. `extra["think_entropy_R"]` and `extra["answer_entropy_R"]` are
     means in nats, 0 for an absent phase.
+
+    Raises:
+        ConfigError: a reward below 0, which a factor below 1 would raise.
     """
+    refuse_negative(batch, "pear")
     think_R = column(batch, "pear", "think_entropy_R")
     answer_R = column(batch, "pear", "answer_entropy_R")
     result: Floats = batch.reward_R * (1 - np.clip(think_R - alpha * answer_R, 0.0, 1.0))
@@ -234,29 +243,6 @@ def fapo(batch: RewardBatch, *, right: float = 1.0) -> Floats:
     """
     flawed_R = column(batch, "fapo", "flawed_R") > 0
     return np.where(batch.reward_R >= right, np.where(flawed_R, 0.0, 1.0), -1.0)
-
-
-def fapo_judge_reward(
-    flawed: bool, verdict: int | None, first_bad_step: int | None, n_steps: int
-) -> float:
-    """Return FAPO's reward of the judge itself.
-
-    Args:
-        flawed: is the answer flawed?
-        verdict: step index that the judge named, −1 for none, None for an unreadable reply.
-        first_bad_step: the true index, where flawed.
-        n_steps: steps of the answer.
-
-    >>> fapo_judge_reward(False, -1, None, 4), fapo_judge_reward(True, 3, 1, 4)
-    (1.0, 0.5)
-    >>> fapo_judge_reward(True, -1, 1, 4), fapo_judge_reward(True, None, 1, 4)
-    (-1.0, -1.0)
-    """
-    if verdict is None or flawed != (verdict >= 0):
-        return -1.0
-    if not flawed or first_bad_step is None:
-        return 1.0
-    return 1.0 - abs(verdict - first_bad_step) / max(1, n_steps)
 
 
 _MARGIN, _KAPPA, _TEMPERATURE = (0.15, 0.25, 0.35), (2.0, 3.0, 4.0), (2.0, 2.5, 3.0)
