@@ -70,6 +70,12 @@ class RolloutConfig(Section):
     on_truncated: Literal["grade", "exclude"] = "grade"
     """Judge a reply that hit its limit, or leave it out of its group."""
     verifier_timeout_s: float = Field(default=120.0, gt=0)
+    max_skipped_steps: int = Field(default=5, ge=1)
+    """Steps in a row whose every reply is cut at its limit, and which are skipped, before the run
+    stops."""
+    max_unscored_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of a step's rollouts that could not be scored (a verifier, judge or environment that
+    failed) above which the run stops with the first cause."""
     mismatch_mean: float = Field(default=0.1, gt=0)
     """Mean |Δ log-prob| between generator and trainer, nats, beyond which training stops.
     bfloat16 logits alone give 0.01 to 0.04 (measured on an H100)."""
@@ -179,7 +185,7 @@ class CurriculumConfig(Section):
     rest_epochs: int = Field(default=0, ge=0)
     """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
     allocate: str = ""
-    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `gdro`, or
+    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
     `module:name` of a class whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"

@@ -45,11 +45,12 @@ from tfgrpo.rl.rollouts.factory import (
     sampling_of,
 )
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepSampler
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepSampler
+from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
-from tfgrpo.rl.update.updater import Updater
+from tfgrpo.rl.update.updater import Updater, UpdateReport
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -120,6 +121,7 @@ class Trainer:
                 log.warning("%s", remark)
         self.config = config
         self.step_number = 0
+        self._skipped = 0
         parts = parts or TrainerParts()
         self._model = model
         self._tasks = list(tasks)
@@ -210,10 +212,7 @@ class Trainer:
             _determinism(self.config.run.deterministic),
         ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
-            rows, stale = self._row_maker.rows(
-                rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
-            )
-            done = self.updater.update(rows, number, stale)
+            rows, done = self._update(rolled, number)
         self.step_number += 1
         if self._hints is not None and self.curriculum.epoch > epoch:
             self._hints.epoch_end()
@@ -221,7 +220,7 @@ class Trainer:
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
         figures = first | group_figures(rolled.made) | rolled.figures | leaning
-        figures |= {"rows": len(rows)} | self._state.figures()
+        figures |= {"rows": len(rows), "skipped_steps": self._skipped} | self._state.figures()
         sampled = self._counted.take()
         figures |= rollout_figures(self._maker.figures, sampled, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
@@ -233,6 +232,31 @@ class Trainer:
         }
         figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
         return StepReport(number + 1, figures, rolled.groups)
+
+    def _update(self, rolled: StepGroups, number: int) -> tuple[list[TrainRow], UpdateReport]:
+        """Train on a step's groups; a step whose every reply is cut is skipped and counted.
+
+        Raises:
+            ConfigError: too many steps in a row were skipped.
+        """
+        if rolled.is_graded:
+            self._skipped = 0
+            rows, stale = self._row_maker.rows(
+                rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
+            )
+            return rows, self.updater.update(rows, number, stale)
+        self._skipped += 1
+        rollout = self.config.rollout
+        told = (
+            f"step {number + 1}: 100 % of the replies were cut at rollout.max_tokens "
+            f"{rollout.max_tokens}, so nothing is trained ({self._skipped} in a row); raise it, "
+            "which a resumed run may do, or set rollout.on_truncated = 'grade'"
+        )
+        if self._skipped >= rollout.max_skipped_steps:
+            raise ConfigError(told)
+        if not self._rank:
+            log.warning("%s", told)
+        return [], UpdateReport()
 
     def evaluate(self) -> dict[str, Any]:
         """Ask the held-out tasks without hints; mean reward with an interval over tasks."""
@@ -293,6 +317,7 @@ class Trainer:
             "identity": run_state.identity_of(self.config, self._tasks),
             "hints": self._hints.state_dict() if self._hints is not None else {},
             "formulas": self._state.state_dict(),
+            "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
             "config": self.config.to_json(),
@@ -331,6 +356,7 @@ class Trainer:
         if self._hints is not None:
             self._hints.load_state_dict(state["hints"])
         self._state.load_state_dict(state["formulas"])
+        self._skipped = int(state["skipped"])
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])
