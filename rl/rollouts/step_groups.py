@@ -210,7 +210,7 @@ class StepSampler:
         first = failed[0].error if failed else ""
         everyone = distributed.gather_objects((len(failed), len(rollouts), first))
         total = sum(n for _, n, _ in everyone)
-        share = float(sum(n for n, _, _ in everyone)) / max(1, total)
+        share: float = sum(n for n, _, _ in everyone) / max(1, total)
         limit = self._config.rollout.max_unscored_share
         if share > limit or not total:
             cause = next((text for *_, text in everyone if text), "no rollouts")

@@ -81,3 +81,11 @@ def test_dars_keeps_its_signal_over_fifty_steps(schedule):
         history = history[-8 * 64 :]
     assert np.mean(mixed[-16:]) == pytest.approx(np.mean(mixed[:16]), abs=0.06)
     assert min(mixed) > 0.4
+
+
+def test_gdro_gives_most_to_one_half_and_spends_all():
+    history = [group("t0", 8, 8), group("t1", 4, 8), group("t2", 0, 8)]
+    counts = RolloutGdro()(tasks(3), history, 30)
+    assert sum(counts) == 30
+    assert counts[1] == max(counts)
+    assert min(counts) >= 2
