@@ -29,6 +29,10 @@ TESTS = "tests/rl/formulas/advantages/test_difficulty.py::"
     source="MathForge DGPO, released code AMAP-ML/MathForge",
     formula="G (R-mean)/(sum|R-mean|+eps) * n_mixed softmax(-mean/T) * tokens / tokens of mixed",
     certainty="code",
+    checked=(
+        "read in AMAP-ML/MathForge trl-0.20.0 grpo_trainer.py: MAD-like scale, softmax "
+        "temperature, token ratio"
+    ),
     test=TESTS + "test_dgpo_gives_every_mixed_group_the_same_total",
 )
 def dgpo(batch: RewardBatch, *, temperature: float = 2.0, eps: float = 1e-4) -> Floats:
@@ -87,6 +91,7 @@ _SEED_SOURCE = "SEED-GRPO (arXiv 2505.12346), summary; no code released"
     source=_SEED_SOURCE,
     formula="(R - mean) max(0, 1 - alpha SE / log G), SE semantic entropy of the answers",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_seed_shrinks_uncertain_groups",
     needs=("answers",),
 )
@@ -105,6 +110,7 @@ def seed_linear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     source=_SEED_SOURCE,
     formula="(R - mean) exp(-alpha SE / log G)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_seed_shrinks_uncertain_groups",
     needs=("answers",),
 )
@@ -119,6 +125,7 @@ def seed_exponential(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     source=_SEED_SOURCE,
     formula="(R - mean) max(0, 1 - alpha SE / log G)^power",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_seed_shrinks_uncertain_groups",
     needs=("answers",),
 )
@@ -133,6 +140,7 @@ def seed_focal(batch: RewardBatch, *, alpha: float = 1.0, power: float = 2.0) ->
     source="A-GRAE (Unveiling Implicit Advantage Symmetry), abstract",
     formula="grpo, positives times factor, groups times 2((1-t) p + t (1-p)), p mean, t progress",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_a_grae_damps_positives_and_crosses_over",
 )
 def a_grae(
@@ -196,6 +204,10 @@ def _track_quantiles(
     source="RiskPO, released code RTkenny/RiskPO (quantile tracking; recipe levels 0.2 and 0.8)",
     formula="((S-q_d)+ - (S-q_u)+ + q_d-q_u)/(u-d) and -(q_d-S)+/d, mixed 1 : w, S sum of a bundle",
     certainty="code",
+    checked=(
+        "read in RTkenny/RiskPO verl/trainer/ppo/core_algos.py: bundles, track/batch/mix, "
+        "std, credit; the upper-tail variant is left out"
+    ),
     test=TESTS + "test_riskpo_matches_the_mixed_value_at_risk",
     after_step=_track_quantiles,
 )

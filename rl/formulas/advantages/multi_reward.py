@@ -34,6 +34,9 @@ TESTS = "tests/rl/formulas/advantages/test_multi_reward.py::"
     source="GDPO, released code NVlabs/GDPO; TRL `normalize_then_sum`, verl",
     formula="whiten over the batch of sum_m w_m (r_m - group mean) / (group std + eps)",
     certainty="code",
+    checked=(
+        "read in NVlabs/GDPO trl-0.18.0-gdpo grpo_trainer.py: sample deviations, eps 1e-4 twice"
+    ),
     test=TESTS + "test_gdpo_tells_apart_what_a_sum_merges",
     needs=("parts",),
 )
@@ -61,6 +64,7 @@ def gdpo(batch: RewardBatch, *, eps: float = 1e-4, **weights: float) -> Floats:
     source="DVAO, abstract and a summary that disagree; the abstract's direction",
     formula="sum_m w_m (r_m - mean)/std by group, w_m = prior_m var_m / sum(prior var), population",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_dvao_is_a_convex_mixture_by_variance",
     needs=("parts",),
 )
@@ -95,6 +99,7 @@ def _scaled_ranks(value_G: Floats) -> Floats:
     source="Average ranks (Wilcoxon, 1945)",
     formula="2 rank / (G-1) - 1 in each group, ties share their average rank",
     certainty="paper",
+    checked="by definition",
     test=TESTS + "test_ranks_are_centred_and_share_ties",
 )
 def rank(batch: RewardBatch) -> Floats:
@@ -112,6 +117,7 @@ def rank(batch: RewardBatch) -> Floats:
     source="G2RPO (quantile map to a normal), abstract",
     formula="standard normal quantile at (rank + 1/2) / G in each group",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_ranks_are_centred_and_share_ties",
 )
 def rank_normal(batch: RewardBatch) -> Floats:
@@ -171,6 +177,7 @@ def _winner(
     source="ArenaRL (tournament-based relative ranking), abstract",
     formula="2 rank / (G-1) - 1 by (tournament round reached, then reward)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_arena_rank_orders_by_round_and_then_reward",
     needs=("extra:round_R",),
 )
@@ -196,6 +203,7 @@ def arena_rank(batch: RewardBatch) -> Floats:
     source="HRPO of Dr. Zero, abstract (not MasHost's HRPO)",
     formula="R - mean over all rollouts of the batch with the same class",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_hop_baseline_shares_a_mean_by_class",
     needs=("extra:class_R",),
 )

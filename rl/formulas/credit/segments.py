@@ -41,6 +41,7 @@ def _edges(batch: RewardBatch, entry: str, ends: Sequence[Hashable]) -> list[lis
     source="SALT, abstract and summary; no code released",
     formula="mean of the rollouts' advantages over those that share the step's edge",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_salt_neutralises_steps_that_good_and_bad_rollouts_share",
     needs=("steps", "states"),
 )
@@ -112,6 +113,10 @@ def _has_shared_node(batch: RewardBatch, edges: Sequence[Sequence[Edge]]) -> boo
     source="SPO-tree, released code AIFrameResearch/SPO (configuration level)",
     formula="V(node) - mean of its siblings' V, V = mean reward of the leaves below",
     certainty="code",
+    checked=(
+        "read in AIFrameResearch/SPO configs only; its trees are drawn by the sampler, here"
+        " a user's environment must share nodes"
+    ),
     test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
     needs=("steps", "states"),
 )
@@ -131,6 +136,7 @@ def spo_tree(batch: RewardBatch) -> Floats:
     source="PORTool, abstract and summary",
     formula="a (V(step) + bonus - mean siblings) + (1-a) (R - mean of the group)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
     needs=("steps", "states"),
 )
@@ -152,14 +158,18 @@ def portool(batch: RewardBatch, *, a: float = 0.5) -> Floats:
     source="SPO-chain, released code AIFrameResearch/SPO (configuration level)",
     formula="V(end of segment) - V(start), last end = R; only tokens with pi_old <= below",
     certainty="code",
+    checked=(
+        "read in AIFrameResearch/SPO math_episode_generator_with_mc_advantages.py: tokens "
+        "above 0.9 get 0; values come from the environment here"
+    ),
     test=TESTS + "test_spo_chain_telescopes_and_masks_sure_tokens",
     needs=("steps", "step_rewards", "logp_tokens"),
 )
-def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
+def spo_chain(batch: RewardBatch, *, below: float = 0.9) -> Floats:
     """Return segment advantages from values at the cuts: D.
 
     `step_R` numbers segments (turns), `step_reward_R` is the Monte Carlo value at each segment's
-    start. `below` 1 keeps every token.
+    start. Tokens of a probability above `below` get 0, as in the release; 1 keeps every token.
     """
     values = required(batch.step_reward_R, "spo_chain", "step_reward_R")
     ends = zip(values, batch.reward_R.tolist(), strict=True)

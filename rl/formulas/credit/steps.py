@@ -97,6 +97,10 @@ def clusters_of(
     source="GiGPO (arXiv 2505.10978), released code verl-agent as ported to alibaba/ROLL",
     formula="A_episode + w A_step; A_step normalises discounted returns over equal states",
     certainty="code",
+    checked=(
+        "read in alibaba/ROLL pipeline/agentic/utils.py: sample deviation; a lone state "
+        "gets no step part; verl-agent's scripts centre only (scaled 0)"
+    ),
     test=TESTS + "test_gigpo_adds_the_step_part_of_equal_states",
     needs=("steps", "states"),
     uses=("step_rewards",),
@@ -122,6 +126,9 @@ def gigpo(
     source="HGPO, released (anonymous) code CazeroZ/hgpo, re-derived",
     formula="sum_k (k+1)^a A_k / sum_k (k+1)^a, A_k: return - mean at k + 1 equal states",
     certainty="code",
+    checked=(
+        "its repository is not among the public snapshots; deviation, depth and default as noted"
+    ),
     test=TESTS + "test_hgpo_at_depth_zero_is_the_step_part_of_gigpo",
     needs=("steps", "states"),
     uses=("step_rewards",),
@@ -178,6 +185,10 @@ def hgpo(
     source="IGPO, released code GuoqingWang1/IGPO, centred by turn instead of by token offset",
     formula="sum_(s>=t) gamma^(s-t) r_s minus its mean over the group at turn t",
     certainty="code",
+    checked=(
+        "read in GuoqingWang1/IGPO verl/trainer/ppo/core_algos.py: centred, not divided; "
+        "there at token positions, and a return stops at masked tokens"
+    ),
     test=TESTS + "test_igpo_centres_returns_at_equal_turns",
     needs=("steps", "step_rewards"),
 )
@@ -201,6 +212,7 @@ def igpo(batch: RewardBatch, *, gamma: float = 1.0) -> Floats:
     source="A2TGPO, abstract (nearly complete)",
     formula="sum_(s>=t) gamma^(s-t) z_s / sqrt(T-t+1), z over the group at equal turns",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_a2tgpo_scales_by_the_root_of_the_terms",
     needs=("steps", "step_rewards"),
 )
@@ -228,6 +240,7 @@ def a2tgpo(batch: RewardBatch, *, gamma: float = 1.0, eps: float = 1e-6) -> Floa
     source="MAPO (mixed advantage), abstract (nearly complete)",
     formula="a z(return, group at turn t) + (1-a) z(return, whole batch)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_mapo_meets_its_two_extremes",
     needs=("steps", "step_rewards"),
 )
@@ -251,6 +264,7 @@ def mapo(batch: RewardBatch, *, a: float = 0.5, gamma: float = 1.0, eps: float =
     source="IterResearch / EAPO, abstract (nearly complete)",
     formula="z over all rounds of the group of gamma^(T-t) R",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_eapo_discounts_by_the_distance_to_the_end",
     needs=("steps",),
 )

@@ -26,6 +26,7 @@ TESTS = "tests/rl/formulas/losses/test_regression.py::"
     source="Bounded Ratio RL, GBPO (arXiv 2604.18578), abstract and summary",
     formula="|A| (r - (1 + eps sign A))^2 / (2 eps)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_gbpo_rests_at_the_bound_and_starts_as_policy_gradient",
     needs=("ratio",),
 )
@@ -55,6 +56,7 @@ def _dual_ascent(
     source="R2VPO (ratio-variance regularised policy optimisation), abstract",
     formula="-r A + eta ((r-1)^2 - delta)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_r2vpo_matches_its_lagrangian_and_its_dual_step",
     needs=("every_row", "ratio"),
     after_step=_dual_ascent,
@@ -79,6 +81,7 @@ def r2vpo(
     source="DRO (arXiv 2405.19107); verl",
     formula="-(A log pi - beta/2 (log r)^2)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dro_rests_where_the_log_ratio_is_the_scaled_advantage",
     needs=("every_row", "ratio"),
 )
@@ -93,6 +96,10 @@ def dro(batch: TokenBatch, *, beta: float = 0.1) -> torch.Tensor:
     source="prime-rl's default loss",
     formula="-mask r A + kappa (log r)^2, mask of dppo_tv",
     certainty="code",
+    checked=(
+        "read in PrimeIntellect-ai/prime-rl trainer/rl/loss.py: equal mask, 0.2, kl_tau "
+        "1e-3; its ratio is to the sampler's log-probs, ours to the step's start"
+    ),
     test=TESTS + "test_prime_default_adds_the_square_to_a_masked_ratio",
     needs=("every_row", "ratio"),
 )
@@ -111,6 +118,9 @@ def prime_default(
     source="ROVER (Random Policy Valuation is Enough), released code",
     formula="(rho log r - sg(A + rho next_gap))^2, next_gap: mean of next position's log r",
     certainty="code",
+    checked=(
+        "read in tinnerhrhe/ROVER Math/verl/workers/actor/dp_actor.py: target A + rho next gap"
+    ),
     test=TESTS + "test_rover_regresses_to_the_next_states_uniform_value",
     needs=("every_row", "next_gap", "ratio"),
 )
@@ -134,6 +144,7 @@ def rover(
     source="SPPO (Self-Play Preference Optimization), abstract; formula recalled",
     formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2 (advantage win_rate)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
     needs=("sequence", "every_row", "ratio"),
     aggregation="row_sum",

@@ -33,6 +33,10 @@ TESTS = "tests/rl/formulas/rewards/test_group.py::"
     source="Rewarding the Unlikely, released code AndreHe02/rewarding-unlikely-release",
     formula="R (1 - beta rank/G), rank 0 … G-1 by log pi_old per token, likeliest highest",
     certainty="code",
+    checked=(
+        "read in AndreHe02/rewarding-unlikely-release ray_lean_trainer.py: rank_penalty "
+        "0.25, ranks over G; rewards below 0 shrink too, as there"
+    ),
     test=TESTS + "test_unlikeliness_scales_by_rank_of_likelihood",
     needs=("logp",),
 )
@@ -54,6 +58,7 @@ def unlikeliness(batch: RewardBatch, *, beta: float = 0.25) -> Floats:
     source="Multi-objective GRPO (arXiv 2503.21819), abstract: a plain weighted sum",
     formula="sum_m weight_m part_m",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_weighted_sum_and_staged_combine_parts",
     needs=("parts",),
 )
@@ -73,6 +78,7 @@ def weighted_sum(batch: RewardBatch, **weights: float) -> Floats:
     source="PRS (Progressive Reward Shaping), abstract",
     formula="sum of parts in order, stopping after the first part below its threshold",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_weighted_sum_and_staged_combine_parts",
     needs=("parts",),
 )
@@ -94,6 +100,7 @@ def staged(batch: RewardBatch, *, threshold: float = 1.0) -> Floats:
     source="Datarus-R1, abstract",
     formula="a part_structure + (1-a) part_content, a falls along half a cosine",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_structure_to_content_moves_from_one_part_to_the_other",
     needs=("parts",),
 )
@@ -119,6 +126,7 @@ def structure_to_content(
     source="own: a price a call",
     formula="R - cost max(0, calls - free)",
     certainty="own",
+    checked="a rule of ours",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
     needs=("extra:tool_calls_R",),
 )
@@ -135,6 +143,7 @@ def tool_cost(batch: RewardBatch, *, cost: float = 0.05, free: float = 0.0) -> F
     source="GiGPO's invalid-action penalty; verl-agent as ported to alibaba/ROLL",
     formula="R - penalty * invalid actions",
     certainty="code",
+    checked="verl-agent's penalty as noted; alibaba/ROLL gives it inside its environments",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
     needs=("extra:invalid_R",),
 )
@@ -153,6 +162,7 @@ def invalid_actions(batch: RewardBatch, *, penalty: float = 0.1) -> Floats:
     source="OTC-PO (Optimal Tool Calls), abstract; formula recalled",
     formula="R alpha sin(pi f/(2n)), f = 2mn/(m+n); n = 0: cos(pi m/(2m+c)); n least if right",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_otc_is_largest_at_the_least_number_of_calls",
     needs=("extra:tool_calls_R",),
 )
@@ -188,6 +198,7 @@ def otc(batch: RewardBatch, *, alpha: float = 1.0, c: float = 1.0, right: float 
     source="G-RA (gated rewards), abstract",
     formula="R + [R >= tau] scale sum of step rewards",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_gated_steps_open_with_the_outcome",
     needs=("step_rewards",),
 )
@@ -207,6 +218,7 @@ def gated_steps(batch: RewardBatch, *, tau: float = 1.0, scale: float = 1.0) -> 
     source="PEAR (phase entropy), abstract; formula recalled",
     formula="R (1 - clip(mean entropy of thinking - alpha mean entropy of answer, 0, 1))",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_pear_falls_with_the_entropy_of_thinking",
     needs=("extra:think_entropy_R", "extra:answer_entropy_R"),
 )
@@ -232,6 +244,7 @@ def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     source="FAPO, released code yyDing1/FAPO",
     formula="1 right and sound, 0 right but flawed, -1 wrong",
     certainty="code",
+    checked="read in yyDing1/FAPO fapo/fapo_reasoning/reward_fn.py: 1, 0, -1",
     test=TESTS + "test_fapo_turns_against_flawed_answers_as_sound_ones_spread",
     needs=("extra:flawed_R",),
 )
@@ -255,6 +268,10 @@ _TARGET, _CAP, _GAIN = (0.35, 0.5, 0.65), (1.0, 1.0, 1.2), (0.6, 0.8, 1.0)
     source="ARES, released code shawn0728/ARES (its reward is called AEPO there)",
     formula="R + s(count - target) by bucket: Huber penalties when right, sigmoid gains when wrong",
     certainty="code",
+    checked=(
+        "read in shawn0728/ARES examples/reward_function/aepo.py: margins, kappas, caps "
+        "equal; its KL weight by bucket is not here"
+    ),
     test=TESTS + "test_ares_matches_the_hand_computed_buckets",
     needs=("extra:trigger_count_R",),
 )

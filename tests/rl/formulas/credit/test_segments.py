@@ -67,9 +67,9 @@ def test_spo_chain_telescopes_and_masks_sure_tokens() -> None:
         step_reward_R=[np.array([0.25, 0.5, 0.25]), np.array([0.25])],
         logp_D=np.log([0.5, 0.95, 0.6, 0.7, 0.99, 0.2]),
     )
-    found = rows_of(batch, spo_chain(batch))
+    found = rows_of(batch, spo_chain(batch, below=1.0))
     assert found == [pytest.approx((0.25, 0.25, -0.25, 0.75)), pytest.approx((-0.25, -0.25))]
     # one value a segment: they sum to R − V(start); a single segment is the whole rollout's
     assert found[0][0] + found[0][2] + found[0][3] == pytest.approx(1.0 - 0.25)
-    masked = spo_chain(batch, below=0.9)
+    masked = spo_chain(batch)
     assert masked.tolist() == pytest.approx([0.25, 0.0, -0.25, 0.75, 0.0, -0.25])
