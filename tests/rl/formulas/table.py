@@ -49,11 +49,12 @@ model is loaded:
 
 A column's source is `task:KEY` or `rollout:KEY` (of the metadata), `part:NAME` (of the score),
 `length`, `entropy` or `logp` (means over the tokens). `answers` are compared as
-`loss.answer_pattern` finds them. A column `step_rewards` never holds the rollout's outcome: credits
-add it to the last step, so that an environment pays for steps and the verifier for the result.
-An entry may *use* a need: it takes what is there and does without elsewhere. Options called `step`, `steps`, `progress` and `max_tokens` are
-filled in. `logp` is log π at the rollout's temperature, `extra:score_norm_R` the norm of ∇log π by
-the logits. For a loop of your own:
+`loss.answer_pattern` finds them. A column `step_rewards` never holds the rollout's outcome:
+credits add it to the last step, so that an environment pays for steps and the verifier for the
+result. An entry may *use* a need: it takes what is there and does without elsewhere. Options
+called `step`, `steps`, `progress` and `max_tokens` are filled in. `logp` is log π at the
+rollout's temperature, `extra:score_norm_R` the norm of ∇log π by the logits. For a loop of your
+own:
 
 ```python
 from dataclasses import replace
@@ -72,10 +73,10 @@ that another library calls so (which depends on how a batch is cut, and is not o
 `token_mean` counts the tokens of the whole optimiser batch, never of a micro-batch.
 
 A loss of a whole row repeats its value on the row's tokens; `row_mean` then gives the mean over
-rows, and is what such a loss takes where `loss.aggregation` is empty (column *aggregation*). `clip_cov` and `kl_cov` take their statistics by group instead of by micro-batch, so that
-cutting the batch differently changes nothing. `mc_grpo` divides by the standard deviation: the
-released median deviation is 0 for binary rewards in every odd group.
-"""
+rows, and is what such a loss takes where `loss.aggregation` is empty (column *aggregation*).
+`clip_cov` and `kl_cov` take their statistics by group instead of by micro-batch, so that cutting
+the batch differently changes nothing. `mc_grpo` divides by the standard deviation: the released
+median deviation is 0 for binary rewards in every odd group."""
 
 TITLES = {
     "losses": "Losses (`rl/formulas/losses`): one value per token",
@@ -123,9 +124,10 @@ def rendered() -> str:
         parts.append(
             f"\n## {TITLES[kind]}\n\n{len(registry)} entries, {sure} not approximations.\n"
         )
-        parts.append(
-            "| name | formula | in TOML | options | needs | aggregation | how sure | source | checked |"
+        heads = (
+            "name | formula | in TOML | options | needs | aggregation | how sure | source | checked"
         )
+        parts.append(f"| {heads} |")
         parts.append("|---|---|---|---|---|---|---|---|---|")
         for name, e in registry.items():
             cells = [
