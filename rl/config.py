@@ -99,8 +99,14 @@ class LossConfig(Section):
     in the last box, else the last number, else the whole text."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the k3 estimate of KL(policy ‖ start)."""
+    kl_end: float | None = Field(default=None, ge=0)
+    """Weight at the last step, reached in a line from `kl` (GRPO-D of OThink-MR1, abstract: an
+    approximation); empty keeps it. Where the weight is 0 no reference pass is made."""
     entropy: float = 0.0
     """Weight of an entropy bonus."""
+    entropy_target: float | None = Field(default=None, gt=0)
+    """Nats a token; the bonus is on in steps whose last batch had a mean entropy below it
+    (Confucius3-Math, abstract: an approximation). Empty keeps it on."""
     log_entropy: bool = False
     skip_zero_advantage: bool = True
     """Leave rows without a gradient out of the forward; exact, since they still count in the

@@ -74,6 +74,8 @@ def supplied(choice: FormulaChoice) -> set[str]:
     kind = choice.verifier
     if kind in ("weighted", "function"):
         found.add("parts")
+    if kind == "arena":
+        found.add("extra:round_R")
     if choice.temperature == 1.0:
         found |= {"behaviour", "extra:ratio_R"}
     if choice.is_multi_turn:
@@ -108,6 +110,8 @@ def advice(need: str) -> str:
         return "leave [hints] out: the greedy rollout is asked without hints"
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"
+    if need == "extra:round_R":
+        return "use a verifier of kind 'arena', or name a column, features.round_R = 'part:NAME'"
     if need == "extra:planning_D":
         return "list the planning phrases in credit.phrases"
     name = need.removeprefix("extra:")

@@ -17,6 +17,8 @@ class FormulaState:
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, float]] = {}
+        self.mean_entropy = 0.0
+        """Of the last batch's tokens, nats, where a bonus depends on it."""
 
     def options(self, entry: Entry) -> dict[str, float]:
         """Return what an entry's function is given besides its options."""
@@ -42,8 +44,10 @@ class FormulaState:
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         """Return the state as JSON."""
-        return {name: dict(state) for name, state in self._of.items()}
+        whole = {name: dict(state) for name, state in self._of.items()}
+        return whole | ({"entropy": {"mean": self.mean_entropy}} if self.mean_entropy else {})
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, float]]) -> None:
         """Restore what `state_dict` returned."""
-        self._of = {name: dict(values) for name, values in state.items()}
+        self._of = {name: dict(values) for name, values in state.items() if name != "entropy"}
+        self.mean_entropy = state.get("entropy", {}).get("mean", 0.0)

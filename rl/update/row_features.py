@@ -154,6 +154,8 @@ def _column(
         return float(g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout))))
     if name == "invalid_R":
         return float(g.rollout.metadata.get("invalid_actions", 0))
+    if name == "round_R":
+        return _named(name, "part:round", g, s)
     if name == "context_R":
         return float(contexts[g.row.index])
     if name in ("think_entropy_R", "answer_entropy_R"):

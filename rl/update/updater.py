@@ -80,6 +80,7 @@ class Updater:
         self._engine = engine
         self._rank, self._world = distributed.world()
         self._score_seconds = 0.0
+        self._kl = config.loss.kl
         self.model = self._trained_model()
         self.weights = self._make_weights()
         o = config.optimiser
@@ -96,7 +97,8 @@ class Updater:
         )
         self._loss = lookup(LOSSES, "loss", config.loss.name)
         self._loss_needs = frozenset(self._loss.needs)
-        keeps_reference = config.loss.kl or "reference" in self._loss_needs
+        loss = config.loss
+        keeps_reference = loss.kl or loss.kl_end or "reference" in self._loss_needs
         self._reference = frozen_copy(self.model) if keeps_reference else None
 
     def update(
@@ -113,6 +115,7 @@ class Updater:
         Raises:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
+        self._kl = self._kl_at(number)
         o, settings = self._config.optimiser, self.settings
         self._score_seconds = 0.0
         self.weights.clear()  # a sampler may have used the memory
@@ -138,6 +141,7 @@ class Updater:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
             done.results.append(result)
+            self._note_entropy(result)
             if distributed.most_over_ranks(result.trained_tokens):
                 done.norms.append(self._move(lr, number))
             # else nothing to learn from: not even momentum moves the weights
@@ -148,7 +152,7 @@ class Updater:
         self, rows: list[TrainRow], reuses: bool, stale: frozenset[int]
     ) -> list[TrainRow]:
         """Add the reference's log-probs and, where the ratio is not 1 throughout, log π_old."""
-        if self._reference is not None:
+        if self._reference is not None and (self._kl or "reference" in self._loss_needs):
             reference = self.score(rows, self._reference)
             rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
         if not reuses and not distributed.most_over_ranks(len(stale)):
@@ -168,6 +172,27 @@ class Updater:
             return r.engine_logp
 
         return [replace(r, old_logp=at_start(r)) for r in rows]
+
+    def _kl_at(self, number: int) -> float:
+        """The weight of the KL term in step `number`, from 0."""
+        loss, last = self._config.loss, max(1, self._config.optimiser.steps)
+        if loss.kl_end is None:
+            return loss.kl
+        return loss.kl + (loss.kl_end - loss.kl) * min(1.0, number / last)
+
+    @property
+    def _wants_entropy(self) -> bool:
+        """False while the mean entropy of a token is not below the target."""
+        target = self._config.loss.entropy_target
+        return target is None or self._state.mean_entropy < target
+
+    def _note_entropy(self, result: UpdateResult) -> None:
+        if self._config.loss.entropy_target is None:
+            return
+        both = distributed.gather_objects((result.entropy_sum, result.trained_tokens))
+        tokens = sum(n for _, n in both)
+        if tokens:
+            self._state.mean_entropy = sum(h for h, _ in both) / tokens
 
     def _move(self, lr: float, number: int) -> float:
         norm = self.optimiser.step(lr)
@@ -196,9 +221,9 @@ class Updater:
             loss=loss.name,
             options={**loss.options, **self._state.options(self._loss), **carried},
             aggregation=aggregation_of(self._config.formulas),
-            kl=loss.kl,
-            entropy=loss.entropy,
-            log_entropy=loss.log_entropy,
+            kl=self._kl,
+            entropy=loss.entropy if self._wants_entropy else 0.0,
+            log_entropy=loss.log_entropy or loss.entropy_target is not None,
             skip_zero_advantage=loss.skip_zero_advantage,
             temperature=self._config.rollout.temperature,
             max_tokens=self._config.rollout.max_tokens,

@@ -6,7 +6,6 @@ NAME (1 unless given). Does not know how parts are judged. Sources are named at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -133,44 +132,6 @@ def rank_normal(batch: RewardBatch) -> Floats:
     return advantage_R
 
 
-def tournament(strength_G: Floats, better: Callable[[int, int], bool]) -> list[int]:
-    """Return the round that each rollout reached in a seeded single elimination.
-
-    Args:
-        strength_G: a quick score of each rollout, for seeding: the strongest meet last, and a
-            field that is no power of two gives its first rounds' byes to them.
-        better: (i, j) to whether rollout i beats rollout j; called exactly G − 1 times.
-
-    >>> tournament(np.array([0.1, 0.9, 0.5, 0.3]), lambda i, j: i > j)
-    [0, 1, 0, 2]
-    """
-    size = len(strength_G)
-    seeds = [int(i) for i in np.argsort(-strength_G, kind="stable")]
-    slots = 1
-    while slots < size:
-        slots *= 2
-    order = [0]
-    while len(order) < slots:  # the usual bracket: seed k meets seed (field − 1 − k)
-        order = [s for k in order for s in (k, 2 * len(order) - 1 - k)]
-    field: list[int | None] = [seeds[k] if k < size else None for k in order]
-    reached = [0] * size
-    while len(field) > 1:
-        field = [_winner(field[i], field[i + 1], better, reached) for i in range(0, len(field), 2)]
-    return reached
-
-
-def _winner(
-    one: int | None, two: int | None, better: Callable[[int, int], bool], reached: list[int]
-) -> int | None:
-    if one is None or two is None:
-        won = two if one is None else one
-    else:
-        won = one if better(one, two) else two
-    if won is not None:
-        reached[won] += 1
-    return won
-
-
 @register(
     SEVERAL_ADVANTAGES,
     "arena_rank",
@@ -182,7 +143,7 @@ def _winner(
     needs=("extra:round_R",),
 )
 def arena_rank(batch: RewardBatch) -> Floats:
-    """Return centred ranks of a tournament, `extra["round_R"]` (see `tournament`): R.
+    """Return centred ranks of a tournament, `extra["round_R"]` (verifier `arena`): R.
 
     Approximation: the map from ranks to advantages and the seeding are unknown; linear ranks, ties
     of a round broken by reward.

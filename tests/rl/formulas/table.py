@@ -42,6 +42,7 @@ model is loaded:
 | `step_rewards` | `multi_turn.environment`, or a verifier function with parts `step_0`, … |
 | `parts` | a verifier of kind `weighted` or `function` |
 | `behaviour`, `extra:ratio_R` | `rollout.temperature = 1`, where samplers tell log-probs |
+| `extra:round_R` | a verifier of kind `arena` |
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
 | `extra:planning_D` | `credit.phrases` |

@@ -218,6 +218,42 @@ def test_a_step_size_that_a_formula_asks_for_shortens_the_step(tmp_path: Path) -
     assert torch.allclose(moved(0.5), plain / 2, atol=1e-6)
 
 
+def test_the_weight_of_kl_falls_in_a_line_and_at_zero_no_reference_is_scored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.1 to 0 over 10 steps: step 5 uses .05, and the pass over the start ends with the weight."""
+    config = tiny_config(tmp_path, loss={"kl": 0.1, "kl_end": 0.0}, optimiser={"steps": 10})
+    updater = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens()).updater
+    scored: list[Any] = []
+    plain = updater.score
+    monkeypatch.setattr(updater, "score", lambda *a, **k: scored.append(a) or plain(*a, **k))
+    rows = [TrainRow(r, 1.0 if r.index % 2 else -1.0, group=0) for r in random_rows(1, 4)]
+    seen = {}
+    for number in (0, 5, 10):
+        scored.clear()
+        updater.update(rows, number)
+        seen[number] = updater.settings.kl, len(scored)
+    assert seen == {0: (0.1, 1), 5: (pytest.approx(0.05), 1), 10: (pytest.approx(0.0), 0)}
+
+
+def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> None:
+    """The first batch is under any target, since nothing was seen yet; later ones are over 1e-9."""
+
+    def weights(**loss: Any) -> list[torch.Tensor]:
+        config = tiny_config(tmp_path, loss=loss)
+        trainer = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens())
+        trainer._state.mean_entropy = 1.0
+        for _ in range(2):
+            trainer.step()
+        return [p.detach().clone() for p in trainer._model.decoder.parameters()]
+
+    plain = weights()
+    gated = weights(entropy=0.1, entropy_target=1e-9)
+    assert all(torch.equal(a, b) for a, b in zip(plain, gated, strict=True))
+    felt = weights(entropy=0.1, entropy_target=99.0)
+    assert any(not torch.equal(a, b) for a, b in zip(plain, felt, strict=True))
+
+
 def alternatives(default: Any) -> list[Any]:
     """Other values of an option."""
     if isinstance(default, str):
