@@ -186,15 +186,17 @@ def _bundles(batch: RewardBatch, size: int) -> list[_Bundle]:
 def _track_quantiles(
     state: Mapping[str, float], batch: RewardBatch, options: Mapping[str, Any]
 ) -> dict[str, float]:
-    """Start at the batch's quantiles of all paper scores, then follow the pinball loss's slope."""
+    """Start where the options say, else at the batch's quantiles of all paper scores; then follow
+    the pinball loss's slope."""
     score_J = np.concatenate([b.score_J for b in _bundles(batch, int(options.get("bundle", 5)))])
     found = {}
     for name, level in (("q_low", options.get("d", 0.2)), ("q_high", options.get("u", 0.8))):
-        if name not in state:
+        now = state.get(name, options.get(name))
+        if now is None:
             found[name] = float(np.quantile(score_J, level))
         else:
-            below = float(np.mean(score_J < state[name]))
-            found[name] = state[name] + options.get("lr", 0.1) * (level - below)
+            below = float(np.mean(score_J < now))
+            found[name] = now + options.get("lr", 0.1) * (level - below)
     return found
 
 
