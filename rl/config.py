@@ -308,6 +308,7 @@ class TrainConfig(Section):
         o = self.optimiser
         return requirements.FormulaChoice(
             loss=self.loss.name,
+            names_loss=bool(self.loss.model_fields_set & {"name", "options"}),
             loss_options=self.loss.options,
             aggregation=self.loss.aggregation,
             advantage=self.loss.advantage,

@@ -116,9 +116,8 @@ class Trainer:
         parts: TrainerParts | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
-        if not distributed.world()[0] and config.loss.model_fields_set & {"name", "options"}:
-            for remark in remarks(config.formulas):
-                log.warning("%s", remark)
+        for remark in remarks(config.formulas) if not distributed.world()[0] else ():
+            log.warning("%s", remark)
         self.config = config
         self.step_number = 0
         self._skipped = 0

@@ -39,6 +39,8 @@ class FormulaChoice:
     """What a run chooses from the registries, and what of its settings meets their needs."""
 
     loss: str = "clip"
+    names_loss: bool = False
+    """The loss or an option of it was chosen, not left at the default."""
     loss_options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = ""
     """Empty takes the loss's own."""
@@ -150,14 +152,25 @@ def remarks(choice: FormulaChoice) -> list[str]:
     """Return, a line each, what of the choice has no effect in this run."""
     found = []
     entry = lookup(LOSSES, "loss", choice.loss)
-    if "ratio" in entry.needs and "behaviour" not in entry.needs and not choice.is_reused:
+    has_ratio = "ratio" in entry.needs and "behaviour" not in entry.needs
+    if choice.names_loss and has_ratio and not choice.is_reused:
         found.append(
             f"loss {choice.loss!r}: with one update per batch and no replay the ratio of trained "
             "to sampling weights is 1 throughout, so its clips, caps and gates do nothing and the "
             "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
             "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
         )
+    found += [_PARTIAL[e.name] for _, e, _ in chosen(choice) if e.name in _PARTIAL]
     return found
+
+
+_PARTIAL = {
+    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its distillation into the bare prompt "
+    "is a plan of `tfgrpo escalate` (distil = 'nudge'), not of this run",
+    "a2tgpo": "credit 'a2tgpo' trains on the step rewards alone, since how the paper mixes in the "
+    "outcome is unknown: the verifier's reward has no effect; credit 'mapo' has both",
+}
+"""Entries of which a run has a part only, and what it lacks."""
 
 
 def _check_columns(choice: FormulaChoice) -> None:

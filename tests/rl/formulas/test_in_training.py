@@ -140,6 +140,16 @@ def test_no_remark_where_a_ratio_moves_or_none_is_there(
     assert remarks(tiny_config(tmp_path, **sections).formulas) == []
 
 
+def test_entries_of_which_a_run_has_a_part_say_what_is_missing(tmp_path: Path) -> None:
+    nudge = {"loss": {"advantage": "nudge"}, "hints": {"name": "sage"}}
+    (told,) = remarks(tiny_config(tmp_path, **nudge).formulas)
+    assert "NudgeRL's advantage alone" in told
+    steps = {"environment": "a:B", "max_tokens": 50}
+    (told,) = remarks(tiny_config(tmp_path, credit={"name": "a2tgpo"}, multi_turn=steps).formulas)
+    assert "the verifier's reward has no effect" in told
+    assert remarks(tiny_config(tmp_path).formulas) == []
+
+
 def test_an_outlier_that_no_group_can_have_is_refused(tmp_path: Path) -> None:
     """Of G lengths none lies √(G − 1) population deviations above the mean: 1.73 for 4."""
     with pytest.raises(ConfigError, match=r"k = 2 and rollout.group_size 4: .* the most is 1.73"):
