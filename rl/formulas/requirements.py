@@ -165,8 +165,8 @@ def remarks(choice: FormulaChoice) -> list[str]:
 
 
 _PARTIAL = {
-    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its distillation into the bare prompt "
-    "is a plan of `tfgrpo escalate` (distil = 'nudge'), not of this run",
+    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its distillation into the bare "
+    "prompt is a plan of `tfgrpo escalate` (distil = 'nudge'), not of this run",
     "a2tgpo": "credit 'a2tgpo' trains on the step rewards alone, since how the paper mixes in the "
     "outcome is unknown: the verifier's reward has no effect; credit 'mapo' has both",
 }
