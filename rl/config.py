@@ -70,6 +70,12 @@ class RolloutConfig(Section):
     on_truncated: Literal["grade", "exclude"] = "grade"
     """Judge a reply that hit its limit, or leave it out of its group."""
     verifier_timeout_s: float = Field(default=120.0, gt=0)
+    max_skipped_steps: int = Field(default=5, ge=1)
+    """Steps in a row whose every reply is cut at its limit, and which are skipped, before the run
+    stops."""
+    max_unscored_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of a step's rollouts that could not be scored (a verifier, judge or environment that
+    failed) above which the run stops with the first cause."""
     mismatch_mean: float = Field(default=0.1, gt=0)
     """Mean |Δ log-prob| between generator and trainer, nats, beyond which training stops.
     bfloat16 logits alone give 0.01 to 0.04 (measured on an H100)."""
@@ -82,19 +88,25 @@ class LossConfig(Section):
     """What is minimised."""
 
     name: str = "clip"
-    options: dict[str, float] = {}
+    options: dict[str, float | str] = {}
     aggregation: str = ""
     """How token losses become one number; empty takes the loss's own (`token_mean` for most)."""
     advantage: str = "grpo"
     """An advantage a rollout; see [credit] for advantages a token."""
-    advantage_options: dict[str, float] = {}
+    advantage_options: dict[str, float | str] = {}
     answer_pattern: str = ""
     """Finds the final answer in a reply, for entries that need `answers`; empty takes what stands
     in the last box, else the last number, else the whole text."""
     kl: float = Field(default=0.0, ge=0)
     """Weight of the k3 estimate of KL(policy ‖ start)."""
+    kl_end: float | None = Field(default=None, ge=0)
+    """Weight at the last step, reached in a line from `kl` (GRPO-D of OThink-MR1, abstract: an
+    approximation); empty keeps it. Where the weight is 0 no reference pass is made."""
     entropy: float = 0.0
     """Weight of an entropy bonus."""
+    entropy_target: float | None = Field(default=None, gt=0)
+    """Nats a token; the bonus is on in steps whose last batch had a mean entropy below it
+    (Confucius3-Math, abstract: an approximation). Empty keeps it on."""
     log_entropy: bool = False
     skip_zero_advantage: bool = True
     """Leave rows without a gradient out of the forward; exact, since they still count in the
@@ -106,7 +118,7 @@ class RewardsConfig(Section):
 
     names: tuple[str, ...] = ()
     """Entries of the registry, applied in this order."""
-    options: dict[str, dict[str, float]] = {}
+    options: dict[str, dict[str, float | str]] = {}
     """Options of each, by its name."""
 
 
@@ -114,7 +126,7 @@ class CreditConfig(Section):
     """Advantages finer than a rollout; takes the place of `loss.advantage`."""
 
     name: str = ""
-    options: dict[str, float] = {}
+    options: dict[str, float | str] = {}
     state: Literal["", "observation", "history"] = ""
     """When two steps start from the same state: equal last observation, or all tokens so far equal.
     Empty takes what the entry means: `history` for trees, else `observation`."""
@@ -179,7 +191,7 @@ class CurriculumConfig(Section):
     rest_epochs: int = Field(default=0, ge=0)
     """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
     allocate: str = ""
-    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `gdro`, or
+    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
     `module:name` of a class whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"
@@ -296,6 +308,7 @@ class TrainConfig(Section):
         o = self.optimiser
         return requirements.FormulaChoice(
             loss=self.loss.name,
+            names_loss=bool(self.loss.model_fields_set & {"name", "options"}),
             loss_options=self.loss.options,
             aggregation=self.loss.aggregation,
             advantage=self.loss.advantage,
@@ -311,6 +324,7 @@ class TrainConfig(Section):
             has_environment=bool(played.environment),
             has_hints=bool(self.hints),
             has_phrases=bool(self.credit.phrases),
+            group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
             is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.replay > 0,

@@ -22,6 +22,7 @@ _FREE = {
     "run": ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker"),
     "optimiser": ("steps",),
     "tasks": ("path", "held_out"),
+    "rollout": ("max_tokens", "max_skipped_steps", "max_unscored_share", "verifier_timeout_s"),
 }
 """Settings that a resumed run may change."""
 

@@ -10,6 +10,7 @@ differs elsewhere is named in the registries.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.requirements import remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
@@ -43,15 +45,19 @@ from tfgrpo.rl.rollouts.factory import (
     train_sampling,
 )
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepSampler
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepSampler
+from tfgrpo.rl.update.accumulate import TrainRow
+from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
-from tfgrpo.rl.update.updater import Updater
+from tfgrpo.rl.update.updater import Updater, UpdateReport
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
 __all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
+
+log = logging.getLogger(__name__)
 
 _UPDATE_ROOM = (
     "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
@@ -110,8 +116,11 @@ class Trainer:
         parts: TrainerParts | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
+        for remark in remarks(config.formulas) if not distributed.world()[0] else ():
+            log.warning("%s", remark)
         self.config = config
         self.step_number = 0
+        self._skipped = 0
         parts = parts or TrainerParts()
         self._model = model
         self._tasks = list(tasks)
@@ -138,13 +147,14 @@ class Trainer:
         self._replay = (
             Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         )
-        self.updater = Updater(config, model.decoder, parts.generator)
+        self._state = FormulaState()
+        self.updater = Updater(config, model.decoder, parts.generator, self._state)
         self.optimiser = self.updater.optimiser
         self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
-        self._row_maker = RowMaker(config, model.decoder, model.text_of)
+        self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
         self._roller = StepSampler(
             config,
             self._maker,
@@ -201,10 +211,7 @@ class Trainer:
             _determinism(self.config.run.deterministic),
         ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
-            rows, stale = self._row_maker.rows(
-                rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
-            )
-            done = self.updater.update(rows, number, stale)
+            rows, done = self._update(rolled, number)
         self.step_number += 1
         if self._hints is not None and self.curriculum.epoch > epoch:
             self._hints.epoch_end()
@@ -212,7 +219,7 @@ class Trainer:
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
         figures = first | group_figures(rolled.made) | rolled.figures | leaning
-        figures["rows"] = len(rows)
+        figures |= {"rows": len(rows), "skipped_steps": self._skipped} | self._state.figures()
         sampled = self._counted.take()
         figures |= rollout_figures(self._maker.figures, sampled, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
@@ -224,6 +231,31 @@ class Trainer:
         }
         figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
         return StepReport(number + 1, figures, rolled.groups)
+
+    def _update(self, rolled: StepGroups, number: int) -> tuple[list[TrainRow], UpdateReport]:
+        """Train on a step's groups; a step whose every reply is cut is skipped and counted.
+
+        Raises:
+            ConfigError: too many steps in a row were skipped.
+        """
+        if rolled.is_graded:
+            self._skipped = 0
+            rows, stale = self._row_maker.rows(
+                rolled.groups, number, baselines=rolled.baselines, replayed=rolled.replayed
+            )
+            return rows, self.updater.update(rows, number, stale)
+        self._skipped += 1
+        rollout = self.config.rollout
+        told = (
+            f"step {number + 1}: 100 % of the replies were cut at rollout.max_tokens "
+            f"{rollout.max_tokens}, so nothing is trained ({self._skipped} in a row); raise it, "
+            "which a resumed run may do, or set rollout.on_truncated = 'grade'"
+        )
+        if self._skipped >= rollout.max_skipped_steps:
+            raise ConfigError(told)
+        if not self._rank:
+            log.warning("%s", told)
+        return [], UpdateReport()
 
     def evaluate(self) -> dict[str, Any]:
         """Ask the held-out tasks without hints; mean reward with an interval over tasks."""
@@ -283,6 +315,8 @@ class Trainer:
         state = {
             "identity": run_state.identity_of(self.config, self._tasks),
             "hints": self._hints.state_dict() if self._hints is not None else {},
+            "formulas": self._state.state_dict(),
+            "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
             "config": self.config.to_json(),
@@ -320,6 +354,8 @@ class Trainer:
             return False
         if self._hints is not None:
             self._hints.load_state_dict(state["hints"])
+        self._state.load_state_dict(state["formulas"])
+        self._skipped = int(state["skipped"])
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])

@@ -159,14 +159,16 @@ def _cut(counts: Sequence[int], budget: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Dars:
-    """Extra rollouts for hard tasks until their summed |advantage| matches a task at one half
+    """Larger groups for hard tasks, until their summed |advantage| matches a task at one half
     (approximation).
 
-    A group of N rollouts at rate a has Σ|A| = 2N√(a(1−a)) with the population deviation. `equal`
-    raises tasks below one half to that of one half; `hard` to 2(1 − a) times it. Easy tasks get
-    nothing extra, never-solved ones the cap. Source: DARS, abstract; both schedules recalled.
+    Every task gets `base` rollouts. A group of N rollouts at rate a has Σ|A| = 2N√(a(1−a)) with the
+    population deviation; `equal` raises tasks below one half to a group of `base` at one half,
+    `hard` to 2(1 − a) times it. Easy and new tasks get nothing extra, never-solved ones the cap.
+    Source: DARS, abstract; both schedules recalled, rates are those of the history.
     """
 
+    base: int = 4
     cap: int = 32
     schedule: Literal["equal", "hard"] = "equal"
     success_at: float | None = None
@@ -174,21 +176,25 @@ class Dars:
     def __call__(
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
     ) -> list[int]:
-        """Return rollouts on top of those in the history; scaled down to the budget."""
+        """Return group sizes; extras are scaled down to the budget, and where it does not cover
+        `base` each, it is split evenly."""
         check_budget(budget)
+        left = budget - self.base * len(tasks)
+        if left < 0:
+            return uniform(len(tasks), budget)
         k, n = seen_counts(tasks, history, self.success_at, 1.0)
         extra = np.array([self._extra(a, b) for a, b in zip(k, n, strict=True)], dtype=float)
-        if extra.sum() > budget:
-            extra = np.floor(extra * budget / extra.sum())
-        return [int(e) for e in extra]
+        if extra.sum() > left:
+            extra = np.floor(extra * left / extra.sum())
+        return [self.base + int(e) for e in extra]
 
     def _extra(self, k: float, n: float) -> int:
         if n == 0 or k / n >= 0.5:
             return 0
         a = k / n
-        target = n if self.schedule == "equal" else n * 2 * (1 - a)
+        target = self.base if self.schedule == "equal" else self.base * 2 * (1 - a)
         needed = math.inf if a == 0 else target / (2 * math.sqrt(a * (1 - a)))
-        return max(math.ceil(min(needed, self.cap) - n - 1e-9), 0)
+        return max(math.ceil(min(needed, self.cap) - self.base - 1e-9), 0)
 
 
 @dataclass(frozen=True, slots=True)

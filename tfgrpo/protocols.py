@@ -260,6 +260,19 @@ class Verifier(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupVerifier(Verifier, Protocol):
+    """A verifier whose scores of a group's rollouts depend on each other, such as a tournament.
+
+    Contract: as `Verifier`; `score_group` returns one score per rollout, in order, and `score`
+    judges a rollout alone.
+    """
+
+    async def score_group(self, rollouts: Sequence[Rollout], task: Task) -> list[Score]:
+        """Return a score for each rollout of one task."""
+        ...
+
+
 class Allocator(Protocol):
     """How many rollouts each task gets: any callable of this shape.
 

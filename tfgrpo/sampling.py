@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,8 +30,8 @@ from tfgrpo.errors import (
     VerifierError,
     boundary,
 )
-from tfgrpo.protocols import GroupPolicy, Policy, Recorder, Verifier
-from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
+from tfgrpo.protocols import GroupPolicy, GroupVerifier, Policy, Recorder, Verifier
+from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, group_id_of
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -445,21 +445,85 @@ async def judge(
         return rollout
     if rollout.is_truncated and on_truncated == "exclude":
         return rollout.failed("truncated", "the reply hit its token limit")
-    scope = CallScope("judge", task.task_id, rollout.rollout_id, rollout.sample_index)
-    where = f"verifier {verifier.verifier_id!r} on rollout {rollout.rollout_id!r}"
+
+    async def alone() -> list[Score]:
+        return [await verifier.score(rollout, task)]
+
+    return (await _scored([rollout], verifier, alone, timeout_s, raises_fatal))[0]
+
+
+async def judge_group(
+    rollouts: Sequence[Rollout],
+    task: Task,
+    verifier: Verifier,
+    *,
+    timeout_s: float = 120.0,
+    on_truncated: OnTruncated = "grade",
+    raises_fatal: bool = True,
+) -> list[Rollout]:
+    """Return the rollouts of one task as `judge` would, in order.
+
+    A `GroupVerifier` scores together those that have no outcome yet, within `timeout_s` for each of
+    them; where it fails, all of them are `verifier_failed`.
+    """
+
+    async def one(rollout: Rollout) -> Rollout:
+        return await judge(
+            rollout,
+            task,
+            verifier,
+            timeout_s=timeout_s,
+            on_truncated=on_truncated,
+            raises_fatal=raises_fatal,
+        )
+
+    if not isinstance(verifier, GroupVerifier):
+        return list(await asyncio.gather(*map(one, rollouts)))
+    cut = on_truncated == "exclude"
+    open_ones = [r for r in rollouts if r.outcome == "ungraded" and not (cut and r.is_truncated)]
+    if not open_ones:
+        return [await one(r) for r in rollouts]
+    together: GroupVerifier = verifier
+
+    async def scores() -> list[Score]:
+        return await together.score_group(open_ones, task)
+
+    limit = timeout_s * len(open_ones)
+    made = await _scored(open_ones, verifier, scores, limit, raises_fatal)
+    by_id = {r.rollout_id: r for r in made}
+    return [by_id.get(r.rollout_id) or await one(r) for r in rollouts]
+
+
+async def _scored(
+    rollouts: Sequence[Rollout],
+    verifier: Verifier,
+    scores: Callable[[], Awaitable[list[Score]]],
+    timeout_s: float,
+    raises_fatal: bool,
+) -> list[Rollout]:
+    """The rollouts with their scores, or all as `verifier_failed` with the one cause."""
+    first = rollouts[0]
+    scope = CallScope("judge", first.task_id, first.rollout_id, first.sample_index)
+    where = f"verifier {verifier.verifier_id!r} on rollout {first.rollout_id!r}"
     try:
         async with asyncio.timeout(timeout_s):
             with call_scope(scope), boundary(VerifierError, where):
-                return rollout.graded(await verifier.score(rollout, task))
+                found = await scores()
+                if len(found) != len(rollouts):
+                    raise VerifierError(
+                        f"{where}: {len(found)} scores for {len(rollouts)} rollouts"
+                    )
+                return [r.graded(score) for r, score in zip(rollouts, found, strict=True)]
     except TimeoutError:
-        return rollout.failed("verifier_failed", f"{where}: no score within {timeout_s:g} s")
+        error = f"{where}: no score within {timeout_s:g} s"
     except VerifierError as exc:
-        return rollout.failed("verifier_failed", str(exc))
+        error = str(exc)
     except TfgrpoError as exc:
         is_fatal = raises_fatal and getattr(exc, "is_fatal", False)
         if is_fatal or not isinstance(exc, (ProviderError, PolicyError)):
             raise
-        return rollout.failed("verifier_failed", f"{where}: {exc}")
+        error = f"{where}: {exc}"
+    return [r.failed("verifier_failed", error) for r in rollouts]
 
 
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")

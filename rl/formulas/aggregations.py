@@ -24,6 +24,7 @@ TESTS = "tests/rl/formulas/test_aggregations.py::"
     source="DAPO (arXiv 2503.14476, section 3.3); TRL `dapo`, verl `token-mean` counted globally",
     formula="sum of all token losses / number of loss-bearing tokens in the optimiser batch",
     certainty="code",
+    checked="run beside TRL and verl on equal inputs (test_trl_peer, test_verl_peer)",
     test=TESTS + "test_every_aggregation_matches_brute_force",
 )
 def token_mean(length_R: Ints, *, max_tokens: int) -> Floats:
@@ -38,6 +39,7 @@ def token_mean(length_R: Ints, *, max_tokens: int) -> Floats:
     source="GRPO (arXiv 2402.03300, eq. 3); TRL `grpo`, verl `seq-mean-token-mean`",
     formula="mean over rows of the mean of their token losses",
     certainty="code",
+    checked="run beside TRL and verl on equal inputs (test_trl_peer, test_verl_peer)",
     test=TESTS + "test_every_aggregation_matches_brute_force",
 )
 def row_mean(length_R: Ints, *, max_tokens: int) -> Floats:
@@ -52,6 +54,7 @@ def row_mean(length_R: Ints, *, max_tokens: int) -> Floats:
     source="verl `seq-mean-token-sum`",
     formula="mean over rows of the sum of their token losses",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_every_aggregation_matches_brute_force",
 )
 def row_sum(length_R: Ints, *, max_tokens: int) -> Floats:
@@ -66,6 +69,7 @@ def row_sum(length_R: Ints, *, max_tokens: int) -> Floats:
     source="Dr. GRPO (arXiv 2503.20783); TRL `dr_grpo`, verl `seq-mean-token-sum-norm`",
     formula="sum of all token losses / (rows * longest completion allowed)",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_every_aggregation_matches_brute_force",
 )
 def fixed_length(length_R: Ints, *, max_tokens: int) -> Floats:
@@ -79,6 +83,7 @@ def fixed_length(length_R: Ints, *, max_tokens: int) -> Floats:
     source="verl `token-sum`",
     formula="sum of all token losses",
     certainty="code",
+    checked="verl's token-sum by its definition",
     test=TESTS + "test_every_aggregation_matches_brute_force",
 )
 def token_sum(length_R: Ints, *, max_tokens: int) -> Floats:

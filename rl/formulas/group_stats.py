@@ -76,6 +76,20 @@ def column(batch: RewardBatch, entry: str, name: str) -> Floats:
     return required(batch.extra.get(name), entry, f"extra[{name!r}]")
 
 
+def refuse_negative(batch: RewardBatch, entry: str) -> None:
+    """Refuse rewards below 0.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    least = float(batch.reward_R.min(initial=0.0))
+    if least < 0:
+        raise ConfigError(
+            f"{entry!r} multiplies rewards by a factor from 0 to 1, which would raise the reward "
+            f"{least:g} of a wrong answer: let the verifier give 0 for it"
+        )
+
+
 def part_weights(batch: RewardBatch, entry: str, options: dict[str, float]) -> Floats:
     """Return the weight of each named part: M.
 

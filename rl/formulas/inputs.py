@@ -60,6 +60,15 @@ class TokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class RatioFacts:
+    """Statistics of π/π_old over the tokens of one optimiser batch, before its update."""
+
+    variance: float
+    """Mean of (r − 1)²."""
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class RewardBatch:
     """Input of an advantage estimator; it returns `advantage_R`, or `advantage_D` where it says so.
 
@@ -85,7 +94,7 @@ class RewardBatch:
     state_keys_R: Sequence[Sequence[Hashable]] | None = None
     """Per row: a key of the state before each step, for estimators that anchor on equal states."""
     step_reward_R: Sequence[Floats] | None = None
-    """Per row: reward of each step."""
+    """Per row: reward of each step, the rollout's outcome (`reward_R`) not in it."""
     answer_R: Sequence[Hashable] | None = None
     """Per row: the final answer's equivalence class, for semantic entropy."""
     baseline_R: Floats | None = None

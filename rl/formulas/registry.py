@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar, Unpack, get_args
 
 from tfgrpo.errors import ConfigError
 
@@ -48,6 +48,21 @@ used, and one update per batch leaves the ratio at 1). An advantage, a reward or
 optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 
 
+AfterStep = Callable[[Mapping[str, float], Any, Mapping[str, Any]], dict[str, float]]
+"""(state, what the step saw, options) to the next step's state. A step sees the `RewardBatch` for
+an advantage, a reward or a credit, and `RatioFacts` for a loss."""
+
+
+class Provenance(TypedDict):
+    """Where an entry's formula comes from and what proves it."""
+
+    source: str
+    formula: str
+    certainty: Certainty
+    test: str
+    checked: NotRequired[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One named function."""
@@ -61,10 +76,16 @@ class Entry:
     certainty: Certainty
     test: str
     """`path::test_name` of the closed-form test."""
+    checked: str = ""
+    """What the function was compared with, and what differs."""
     needs: tuple[str, ...] = ()
     """What the trainer must supply or do, see `NEEDS`."""
+    uses: tuple[str, ...] = ()
+    """Needs that it takes where they are there and does without elsewhere."""
     aggregation: str = ""
-    """Of a loss: the aggregation that its paper or release uses, taken where none is set."""
+    """The aggregation that its paper or release uses, taken where none is set."""
+    after_step: AfterStep | None = None
+    """For a function with state between steps, which it gets as options."""
 
     @property
     def is_approximation(self) -> bool:
@@ -79,12 +100,11 @@ def register(
     registry: dict[str, Entry],
     name: str,
     *,
-    source: str,
-    formula: str,
-    certainty: Certainty,
-    test: str,
     needs: tuple[str, ...] = (),
+    uses: tuple[str, ...] = (),
     aggregation: str = "",
+    after_step: AfterStep | None = None,
+    **texts: Unpack[Provenance],
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
 
@@ -93,19 +113,27 @@ def register(
     """
     if name in registry:
         raise ValueError(f"{name!r} is registered twice")
-    for field, text in (("source", source), ("formula", formula), ("test", test)):
-        if not text.strip():
+    for field in ("source", "formula", "test"):
+        if not str(texts.get(field, "")).strip():
             raise ValueError(f"entry {name!r} has no {field}")
-    if "::" not in test:
-        raise ValueError(f"entry {name!r}: test {test!r} must read 'path::test_name'")
-    if certainty not in get_args(Certainty):
-        raise ValueError(f"entry {name!r}: certainty {certainty!r} is none of {Certainty}")
-    unknown = sorted(n for n in needs if n.partition(":")[0] not in NEEDS)
+    if "::" not in texts["test"]:
+        raise ValueError(f"entry {name!r}: test {texts['test']!r} must read 'path::test_name'")
+    if texts["certainty"] not in get_args(Certainty):
+        raise ValueError(f"entry {name!r}: certainty {texts['certainty']!r} is none of {Certainty}")
+    unknown = sorted(n for n in (*needs, *uses) if n.partition(":")[0] not in NEEDS)
     if unknown:
         raise ValueError(f"entry {name!r} needs {unknown}; known are {NEEDS}")
 
     def keep(fn: Fn) -> Fn:
-        registry[name] = Entry(name, fn, source, formula, certainty, test, needs, aggregation)
+        registry[name] = Entry(
+            name=name,
+            fn=fn,
+            needs=needs,
+            uses=uses,
+            aggregation=aggregation,
+            after_step=after_step,
+            **texts,
+        )
         return fn
 
     return keep
@@ -162,14 +190,14 @@ def check_needs(
 
 
 def check_options(
-    entry: Entry, kind: str, given: Collection[str], filled: Collection[str] = ()
+    entry: Entry, kind: str, given: Mapping[str, Any], filled: Collection[str] = ()
 ) -> None:
     """Refuse options that an entry does not have, and name those that it cannot do without.
 
     Args:
         entry: what is about to be used.
         kind: what it is, for the message.
-        given: names of the options.
+        given: the options.
         filled: options that the caller fills in where they are not given.
 
     Raises:
@@ -183,6 +211,12 @@ def check_options(
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
             raise ConfigError(f"{kind} {entry.name!r} has no option {name!r}; {hint}")
+    for p in parameters:
+        if p.name in given and isinstance(given[p.name], str) != isinstance(p.default, str):
+            wanted = "a word" if isinstance(p.default, str) else "a number"
+            raise ConfigError(
+                f"{kind} {entry.name!r}: option {p.name!r} is {given[p.name]!r}; give {wanted}"
+            )
     bare = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     missing = [n for n in bare if n not in given and n not in filled]
     if missing:

@@ -8,9 +8,11 @@ written, nor how a need is met (`update.row_features` does). Source: own.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
@@ -37,17 +39,19 @@ class FormulaChoice:
     """What a run chooses from the registries, and what of its settings meets their needs."""
 
     loss: str = "clip"
-    loss_options: Mapping[str, float] = field(default_factory=dict)
+    names_loss: bool = False
+    """The loss or an option of it was chosen, not left at the default."""
+    loss_options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = ""
     """Empty takes the loss's own."""
     advantage: str = "grpo"
-    advantage_options: Mapping[str, float] = field(default_factory=dict)
+    advantage_options: Mapping[str, Any] = field(default_factory=dict)
     rewards: tuple[str, ...] = ()
     """Applied in this order."""
-    reward_options: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    reward_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     credit: str = ""
     """Takes the place of the advantage."""
-    credit_options: Mapping[str, float] = field(default_factory=dict)
+    credit_options: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column to its source."""
     verifier: str = ""
@@ -57,6 +61,7 @@ class FormulaChoice:
     has_environment: bool = False
     has_hints: bool = False
     has_phrases: bool = False
+    group_size: int = 2
     steps: int = 1
     max_tokens: int = 1
     """Of a rollout."""
@@ -71,6 +76,8 @@ def supplied(choice: FormulaChoice) -> set[str]:
     kind = choice.verifier
     if kind in ("weighted", "function"):
         found.add("parts")
+    if kind == "arena":
+        found.add("extra:round_R")
     if choice.temperature == 1.0:
         found |= {"behaviour", "extra:ratio_R"}
     if choice.is_multi_turn:
@@ -105,6 +112,8 @@ def advice(need: str) -> str:
         return "leave [hints] out: the greedy rollout is asked without hints"
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"
+    if need == "extra:round_R":
+        return "use a verifier of kind 'arena', or name a column, features.round_R = 'part:NAME'"
     if need == "extra:planning_D":
         return "list the planning phrases in credit.phrases"
     name = need.removeprefix("extra:")
@@ -130,6 +139,38 @@ def check(choice: FormulaChoice) -> None:
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
     check_options(entry, "loss", choice.loss_options)
+    k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
+    if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
+        raise ConfigError(
+            f"reward 'length_outlier' with k = {k:g} and rollout.group_size {choice.group_size}: "
+            f"no length lies {k:g} population deviations above the mean of so few, the most is "
+            f"{bound:.2f}; lower rewards.options.length_outlier.k or raise the group size"
+        )
+
+
+def remarks(choice: FormulaChoice) -> list[str]:
+    """Return, a line each, what of the choice has no effect in this run."""
+    found = []
+    entry = lookup(LOSSES, "loss", choice.loss)
+    has_ratio = "ratio" in entry.needs and "behaviour" not in entry.needs
+    if choice.names_loss and has_ratio and not choice.is_reused:
+        found.append(
+            f"loss {choice.loss!r}: with one update per batch and no replay the ratio of trained "
+            "to sampling weights is 1 throughout, so its clips, caps and gates do nothing and the "
+            "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
+            "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
+        )
+    found += [_PARTIAL[e.name] for _, e, _ in chosen(choice) if e.name in _PARTIAL]
+    return found
+
+
+_PARTIAL = {
+    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its distillation into the bare "
+    "prompt is a plan of `tfgrpo escalate` (distil = 'nudge'), not of this run",
+    "a2tgpo": "credit 'a2tgpo' trains on the step rewards alone, since how the paper mixes in the "
+    "outcome is unknown: the verifier's reward has no effect; credit 'mapo' has both",
+}
+"""Entries of which a run has a part only, and what it lacks."""
 
 
 def _check_columns(choice: FormulaChoice) -> None:
@@ -146,7 +187,7 @@ def _check_columns(choice: FormulaChoice) -> None:
             )
 
 
-def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, float]]]:
+def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, Any]]]:
     """Yield (kind, entry, options) of what makes the advantages, in the order of use."""
     for name in choice.rewards:
         yield "reward", lookup(REWARDS, "reward", name), choice.reward_options.get(name, {})
@@ -159,20 +200,26 @@ def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, flo
 
 def needs_of(choice: FormulaChoice) -> set[str]:
     """Return what the chosen rewards and the advantage or credit ask for, columns' needs too."""
+    have = supplied(choice)
     found = {need for _, entry, _ in chosen(choice) for need in entry.needs}
+    found |= {
+        f"maybe:{need}" for _, entry, _ in chosen(choice) for need in entry.uses if need in have
+    }
     found |= {"entropy_tokens" for s in choice.columns.values() if s == "entropy"}
     found |= {"logp_tokens" for s in choice.columns.values() if s == "logp"}
     return found
 
 
 def aggregation_of(choice: FormulaChoice) -> str:
-    """Return the aggregation: the one set, else the loss's own."""
-    return choice.aggregation or lookup(LOSSES, "loss", choice.loss).aggregation or "token_mean"
+    """Return the aggregation: the one set, else the loss's own, else the credit's own."""
+    own = [lookup(LOSSES, "loss", choice.loss).aggregation]
+    own += [entry.aggregation for _, entry, _ in chosen(choice)]
+    return choice.aggregation or next((name for name in own if name), "token_mean")
 
 
 def filled(
-    entry: Entry, options: Mapping[str, float], choice: FormulaChoice, step: int
-) -> dict[str, float]:
+    entry: Entry, options: Mapping[str, Any], choice: FormulaChoice, step: int
+) -> dict[str, Any]:
     """Return the options with the run's own step, progress in [0, 1] and token limit."""
     values = {
         "step": step,

@@ -18,15 +18,15 @@ from typing import Any
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.errors import ConfigError, PolicyError, boundary
 from tfgrpo.messages import Message
-from tfgrpo.policies.attempt import cause_of
-from tfgrpo.protocols import Generated, Generator, HintScheduler, Sampling, Verifier
+from tfgrpo.policies.attempt import one_line
+from tfgrpo.protocols import Generated, Generator, GroupVerifier, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, sizes_of
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
 from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, TurnModel, play
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
-from tfgrpo.sampling import judge
+from tfgrpo.sampling import OnTruncated, judge_group
 
 MakeEnvironment = Callable[[Task], TurnEnvironment]
 
@@ -117,7 +117,7 @@ class Judging:
     """What a finished rollout is judged by."""
 
     verifier: Verifier
-    on_truncated: str = "grade"
+    on_truncated: OnTruncated = "grade"
     """`grade` or `exclude`."""
     timeout_s: float = 120.0
     """Wall time of one verification."""
@@ -190,6 +190,8 @@ class MultiTurnMaker:
                     for i in range(sizes[task.task_id])
                 )
             )
+            if isinstance(self._judging.verifier, GroupVerifier):
+                played = await self._judged(played, task)
             return RolloutGroup(
                 group_id, task, tuple(played), policy_id=self._policy_id, metadata={"play": True}
             )
@@ -228,13 +230,23 @@ class MultiTurnMaker:
         self.figures.rollouts += 1
         self.figures.prompt_tokens += len(prompt)
         self.figures.completion_tokens += sum(len(s.token_ids or ()) for s in made.steps)
-        if made.is_truncated and self._judging.on_truncated == "exclude":
-            self.figures.dropped_rollouts += 1
-            return made.failed("truncated", "the rollout hit its limit of turns or tokens")
+        if isinstance(self._judging.verifier, GroupVerifier):
+            return made  # judged beside its siblings
+        return (await self._judged([made], task))[0]
+
+    async def _judged(self, played: Sequence[Rollout], task: Task) -> list[Rollout]:
         started = time.monotonic()
-        graded = await judge(made, task, self._judging.verifier, timeout_s=self._judging.timeout_s)
+        judged = await judge_group(
+            played,
+            task,
+            self._judging.verifier,
+            timeout_s=self._judging.timeout_s,
+            on_truncated=self._judging.on_truncated,
+            raises_fatal=False,
+        )
         self.figures.verify_seconds += time.monotonic() - started
-        return graded
+        self.figures.dropped_rollouts += sum(r.outcome == "truncated" for r in judged)
+        return judged
 
     def _text(self, ids: Sequence[int]) -> str:
         """The turn's text; a made-up observation at its end is no part of it."""

@@ -27,7 +27,7 @@ from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.sampling import judge
+from tfgrpo.sampling import OnTruncated, judge_group
 
 PROMPTS_KEPT = 8192
 """Prompts whose token ids are remembered."""
@@ -169,7 +169,7 @@ class SingleTurnMaker:
         sampling: Sampling,
         *,
         policy_id: str,
-        on_truncated: str = "grade",
+        on_truncated: OnTruncated = "grade",
         verifier_timeout_s: float = 120.0,
     ) -> None:
         self._generator = generator
@@ -279,15 +279,16 @@ class SingleTurnMaker:
         )
 
     async def _judge_all(self, attempts: Sequence[Rollout], task: Task) -> list[Rollout]:
-        return list(await asyncio.gather(*(self._judge(a, task) for a in attempts)))
-
-    async def _judge(self, attempt: Rollout, task: Task) -> Rollout:
-        if attempt.is_truncated and self._on_truncated == "exclude":
-            self.figures.dropped_rollouts += 1
-            return attempt.failed("truncated", "the reply hit its token limit")
-        return await judge(
-            attempt, task, self._verifier, timeout_s=self._timeout_s, raises_fatal=False
+        judged = await judge_group(
+            attempts,
+            task,
+            self._verifier,
+            timeout_s=self._timeout_s,
+            on_truncated=self._on_truncated,
+            raises_fatal=False,
         )
+        self.figures.dropped_rollouts += sum(r.outcome == "truncated" for r in judged)
+        return judged
 
 
 class _Call:

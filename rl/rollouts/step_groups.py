@@ -61,6 +61,8 @@ class StepGroups:
     """All that were rolled for the step, those left out too."""
     replayed: frozenset[str] = frozenset()
     """Ids of rollouts that older weights sampled."""
+    is_graded: bool = True
+    """False where no process has a graded rollout: nothing can be trained."""
     baselines: Mapping[str, float] = field(default_factory=dict)
     """Reward of a greedy rollout, by task id."""
     figures: dict[str, Any] = field(default_factory=dict)
@@ -166,7 +168,7 @@ class StepSampler:
         """Return the groups of a step, counted from 0.
 
         Raises:
-            VerifierError: none of the rollouts could be graded.
+            VerifierError: too many of the rollouts could not be graded.
             ConfigError: the allocator gave nothing.
         """
         seed = derive_seed(self._config.run.seed, "step", step)
@@ -190,22 +192,34 @@ class StepSampler:
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             _add(tally.spent, self._maker.figures)
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
-        self._check(step, tally)
+        unscored = self._check(step, tally)
         self._maker.figures = tally.spent
-        return StepGroups(tally.kept, tally.made, figures=tally.figures() if most > 1 else {})
+        figures = {"unscored_share": unscored} | (tally.figures() if most > 1 else {})
+        return StepGroups(tally.kept, tally.made, is_graded=tally.is_graded, figures=figures)
 
-    def _check(self, step: int, tally: _Tally) -> None:
+    def _check(self, step: int, tally: _Tally) -> float:
+        """Return the share of rollouts without a score, cut ones apart; refuse one that is too
+        large."""
         if not tally.taken:
             raise ConfigError(
                 f"step {step + 1}: the curriculum gave no task a rollout; look at "
                 "curriculum.allocate and its options"
             )
-        if not tally.is_graded:
-            errors = [r.error for g in tally.made for r in g.rollouts if r.error]
+        rollouts = [r for g in tally.made for r in g.rollouts]
+        failed = [r for r in rollouts if r.outcome not in ("graded", "truncated")]
+        first = failed[0].error if failed else ""
+        everyone = distributed.gather_objects((len(failed), len(rollouts), first))
+        total = sum(n for _, n, _ in everyone)
+        share: float = sum(n for n, _, _ in everyone) / max(1, total)
+        limit = self._config.rollout.max_unscored_share
+        if share > limit or not total:
+            cause = next((text for *_, text in everyone if text), "no rollouts")
+            what = "none" if share == 1 or not total else f"only {1 - share:.0%}"
             raise VerifierError(
-                f"step {step + 1}: none of the rollouts could be graded; the first cause: "
-                f"{errors[0] if errors else 'no rollouts'}"
+                f"step {step + 1}: {what} of the rollouts could be graded; the first cause: {cause}"
+                + ("" if share == 1 else f" (rollout.max_unscored_share is {limit:g})")
             )
+        return share
 
     def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
         if self._make_groups is not None:

@@ -33,7 +33,7 @@ class UpdateSettings:
     """What is minimised and how the batch is cut."""
 
     loss: str = "clip"
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "token_mean"
     kl: float = 0.0
     entropy: float = 0.0

@@ -121,11 +121,11 @@ def _facts(g: Graded, s: FeatureSources, contexts: Mapping[int, int]) -> RowFeat
         facts.entropy_T = s.measured.entropy[i]
     if "token_ids" in needs:
         facts.token_T = g.token_ids
-    if needs & {"steps", "states", "step_rewards"}:
+    if needs & {"steps", "states", "step_rewards", "maybe:step_rewards"}:
         facts.step_T = step_numbers(g.rollout)
     if "states" in needs:
         facts.states = state_keys(g.rollout, by_history=s.by_history)
-    if "step_rewards" in needs:
+    if "step_rewards" in needs or ("maybe:step_rewards" in needs and has_step_rewards(g.rollout)):
         facts.step_rewards = step_rewards(g.rollout)
     if "answers" in needs:
         facts.answer = answer_class(g.rollout.answer, s.answer_pattern)
@@ -154,6 +154,8 @@ def _column(
         return float(g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout))))
     if name == "invalid_R":
         return float(g.rollout.metadata.get("invalid_actions", 0))
+    if name == "round_R":
+        return _named(name, "part:round", g, s)
     if name == "context_R":
         return float(contexts[g.row.index])
     if name in ("think_entropy_R", "answer_entropy_R"):
@@ -222,9 +224,15 @@ def state_keys(rollout: Rollout, *, by_history: bool) -> tuple[Hashable, ...]:
     return ("start", *(digest(texts, 16) for texts in seen))
 
 
+def has_step_rewards(rollout: Rollout) -> bool:
+    """True where an environment or a score gives a reward per step."""
+    parts = {} if rollout.score is None else rollout.score.parts
+    return "step_rewards" in rollout.metadata or "step_0" in parts
+
+
 def step_rewards(rollout: Rollout) -> tuple[float, ...]:
-    """Return a reward a step: the environment's (`step_rewards` in the metadata), else the score's
-    parts `step_0`, `step_1`, ….
+    """Return a reward per step, the outcome not in it: the environment's (`step_rewards` in the
+    metadata), else the score's parts `step_0`, `step_1`, ….
 
     Raises:
         ConfigError: neither is there for every step.
@@ -310,7 +318,9 @@ def batch_of(everyone: Sequence[tuple[Sequence[RowFeatures], int]]) -> RewardBat
     offsets = np.cumsum([0, *(n for _, n in everyone)])
     rows = [r for part, _ in everyone for r in part]
     groups = [r.group + int(o) for (p, _), o in zip(everyone, offsets, strict=False) for r in p]
-    names = sorted({name for r in rows for name in r.parts})
+    # in a score's own order; rows with most parts first, since a verifier may stop early
+    fullest = sorted(rows, key=lambda r: -len(r.parts))
+    names = list(dict.fromkeys(name for r in fullest for name in r.parts))
 
     def each(name: str) -> list[Any] | None:
         values = [getattr(r, name) for r in rows]

@@ -22,6 +22,7 @@ from tfgrpo.rl.hint_notes import by_baseline
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import TrainRow, score_rows
+from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_shaping import shaped
 from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rl.update.row_features import (
@@ -67,9 +68,17 @@ class RowMaker:
         config: all settings.
         decoder: the weights that sampled, for log-probs and entropies where an entry needs them.
         text_of: token ids to text.
+        state: of the formulas; None starts one.
     """
 
-    def __init__(self, config: TrainConfig, decoder: Decoder, text_of: TextOf) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        decoder: Decoder,
+        text_of: TextOf,
+        state: FormulaState | None = None,
+    ) -> None:
+        self._state = state or FormulaState()
         self._config = config
         self._decoder = decoder
         self._text_of = text_of
@@ -96,7 +105,7 @@ class RowMaker:
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
         start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
-        batch, advantage = estimate(batch_of(everyone), self._config.formulas, step)
+        batch, advantage = estimate(batch_of(everyone), self._config.formulas, step, self._state)
         advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
         rewards = batch.reward_R[start : start + len(graded)].tolist()
         rows = [
@@ -157,16 +166,21 @@ class RowMaker:
         )
 
 
-def estimate(batch: RewardBatch, choice: FormulaChoice, step: int) -> tuple[RewardBatch, Floats]:
-    """Reshape the rewards and take the advantages; return both.
+def estimate(
+    batch: RewardBatch, choice: FormulaChoice, step: int, state: FormulaState | None = None
+) -> tuple[RewardBatch, Floats]:
+    """Reshape the rewards and take the advantages; return both, and move the formulas' state.
 
     Raises:
         ConfigError: an entry gave a number that is not finite.
     """
     if not len(batch.reward_R):
         return batch, np.zeros(0)
+    state = state or FormulaState()
     for kind, entry, options in chosen(choice):
-        found: Floats = entry.fn(batch, **filled(entry, options, choice, step))
+        own = state.options(entry)
+        found: Floats = entry.fn(batch, **filled(entry, options, choice, step) | own)
+        state.advance(entry, batch, options)
         if not np.isfinite(found).all():
             raise ConfigError(
                 f"step {step + 1}: {kind} {entry.name!r} gave {found[~np.isfinite(found)][0]}; "

@@ -19,6 +19,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Generator
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.inputs import RatioFacts
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
 from tfgrpo.rl.formulas.requirements import aggregation_of
@@ -34,6 +35,7 @@ from tfgrpo.rl.update.accumulate import (
     score_rows,
     token_weights,
 )
+from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.logprob_mismatch import (
     Mismatch,
     MismatchLimits,
@@ -62,14 +64,23 @@ class Updater:
         config: all settings.
         decoder: the weights that sample; trained in place on one process.
         engine: another maker of tokens, told the new weights after each update.
+        state: of the formulas; None starts one.
     """
 
-    def __init__(self, config: TrainConfig, decoder: Decoder, engine: Generator | None) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        decoder: Decoder,
+        engine: Generator | None,
+        state: FormulaState | None = None,
+    ) -> None:
+        self._state = state or FormulaState()
         self._config = config
         self._decoder = decoder
         self._engine = engine
         self._rank, self._world = distributed.world()
         self._score_seconds = 0.0
+        self._kl = config.loss.kl
         self.model = self._trained_model()
         self.weights = self._make_weights()
         o = config.optimiser
@@ -84,8 +95,10 @@ class Updater:
                 moments=getattr(torch, o.moments),
             ),
         )
-        self._loss_needs = frozenset(lookup(LOSSES, "loss", config.loss.name).needs)
-        keeps_reference = config.loss.kl or "reference" in self._loss_needs
+        self._loss = lookup(LOSSES, "loss", config.loss.name)
+        self._loss_needs = frozenset(self._loss.needs)
+        loss = config.loss
+        keeps_reference = loss.kl or loss.kl_end or "reference" in self._loss_needs
         self._reference = frozen_copy(self.model) if keeps_reference else None
 
     def update(
@@ -102,6 +115,7 @@ class Updater:
         Raises:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
+        self._kl = self._kl_at(number)
         o, settings = self._config.optimiser, self.settings
         self._score_seconds = 0.0
         self.weights.clear()  # a sampler may have used the memory
@@ -114,15 +128,20 @@ class Updater:
         parts = _split(rows, o.updates_per_epoch)
         gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
+        lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
             if gaps is not None:
                 part = gaps.added(part)
+            settings = self.settings
             result = accumulate(self.model, part, settings, self._token_weights(part, settings))
+            if self._loss.after_step is not None:
+                self._state.advance(self._loss, ratio_facts(part, result), settings.options)
             if turn == 0 and settings.temperature == 1.0:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
             done.results.append(result)
+            self._note_entropy(result)
             if distributed.most_over_ranks(result.trained_tokens):
                 done.norms.append(self._move(lr, number))
             # else nothing to learn from: not even momentum moves the weights
@@ -133,7 +152,7 @@ class Updater:
         self, rows: list[TrainRow], reuses: bool, stale: frozenset[int]
     ) -> list[TrainRow]:
         """Add the reference's log-probs and, where the ratio is not 1 throughout, log π_old."""
-        if self._reference is not None:
+        if self._reference is not None and (self._kl or "reference" in self._loss_needs):
             reference = self.score(rows, self._reference)
             rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
         if not reuses and not distributed.most_over_ranks(len(stale)):
@@ -153,6 +172,27 @@ class Updater:
             return r.engine_logp
 
         return [replace(r, old_logp=at_start(r)) for r in rows]
+
+    def _kl_at(self, number: int) -> float:
+        """The weight of the KL term in step `number`, from 0."""
+        loss, last = self._config.loss, max(1, self._config.optimiser.steps)
+        if loss.kl_end is None:
+            return loss.kl
+        return loss.kl + (loss.kl_end - loss.kl) * min(1.0, number / last)
+
+    @property
+    def _wants_entropy(self) -> bool:
+        """False while the mean entropy of a token is not below the target."""
+        target = self._config.loss.entropy_target
+        return target is None or self._state.mean_entropy < target
+
+    def _note_entropy(self, result: UpdateResult) -> None:
+        if self._config.loss.entropy_target is None:
+            return
+        both = distributed.gather_objects((result.entropy_sum, result.trained_tokens))
+        tokens = sum(n for _, n in both)
+        if tokens:
+            self._state.mean_entropy = sum(h for h, _ in both) / tokens
 
     def _move(self, lr: float, number: int) -> float:
         norm = self.optimiser.step(lr)
@@ -179,11 +219,11 @@ class Updater:
         carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
         return UpdateSettings(
             loss=loss.name,
-            options={**loss.options, **carried},
+            options={**loss.options, **self._state.options(self._loss), **carried},
             aggregation=aggregation_of(self._config.formulas),
-            kl=loss.kl,
-            entropy=loss.entropy,
-            log_entropy=loss.log_entropy,
+            kl=self._kl,
+            entropy=loss.entropy if self._wants_entropy else 0.0,
+            log_entropy=loss.log_entropy or loss.entropy_target is not None,
             skip_zero_advantage=loss.skip_zero_advantage,
             temperature=self._config.rollout.temperature,
             max_tokens=self._config.rollout.max_tokens,
@@ -310,6 +350,20 @@ class _Gaps:
         own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
         gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
         return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
+
+
+def ratio_facts(part: Sequence[TrainRow], result: UpdateResult) -> RatioFacts:
+    """Return the statistics of π/π_old over all processes' tokens of an optimiser batch."""
+    gaps = [
+        np.subtract(result.logp[r.row.index], r.old_logp)
+        for r in part
+        if r.old_logp is not None and r.row.index in result.logp
+    ]
+    ratio_D = np.exp(np.concatenate(gaps)) if gaps else np.zeros(0)
+    mine = float(((ratio_D - 1) ** 2).sum()), result.trained_tokens
+    both = distributed.gather_objects(mine)
+    tokens = sum(n for _, n in both)
+    return RatioFacts(sum(s for s, _ in both) / max(1, tokens), tokens)
 
 
 def like(decoder: Decoder, dtype: torch.dtype) -> Decoder:

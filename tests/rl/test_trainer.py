@@ -446,3 +446,61 @@ def test_a_providers_failure_inside_a_verifier_ends_no_training_step(
     failed = [r for g in report.groups for r in g.rollouts if r.score is None]
     assert all("answered 401" in r.error for r in failed)
     assert report.figures["rows"] == 9
+
+
+def weights_of(trainer: Trainer) -> dict[str, str]:
+    return {n: checkpoint.bits(p) for n, p in trainer._model.decoder.named_parameters()}
+
+
+def cut_config(folder: Path, **rollout) -> TrainConfig:
+    """Replies never end by themselves and are left out where they are cut."""
+    always = {"ignore_eos": True, "on_truncated": "exclude", "max_skipped_steps": 3}
+    return tiny_config(folder, rollout=always | rollout)
+
+
+def test_a_step_whose_every_reply_is_cut_moves_nothing_and_is_counted(tmp_path, caplog) -> None:
+    trainer = make(cut_config(tmp_path))
+    before, moments = weights_of(trainer), fingerprint(trainer)
+    with caplog.at_level("WARNING", "tfgrpo.rl.trainer"):
+        reports = [trainer.step() for _ in range(2)]
+    assert weights_of(trainer) == before and fingerprint(trainer) == moments
+    assert [r.figures["skipped_steps"] for r in reports] == [1, 2]
+    assert all(r.figures["truncated_share"] == 1.0 for r in reports)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == 2 and "step 1: 100 % of the replies were cut" in told[0]
+    with pytest.raises(ConfigError, match=r"3 in a row\); raise it, which a resumed run may do"):
+        trainer.step()
+
+
+def test_the_advice_after_cut_replies_may_be_followed_on_resume(tmp_path) -> None:
+    """A run that was skipping goes on with longer replies, the count of skipped steps with it."""
+    first = make(cut_config(tmp_path))
+    first.step()
+    first.save()
+    second = make(cut_config(tmp_path, max_tokens=12, max_skipped_steps=9))
+    assert second.resume() and second._skipped == 1
+    assert second.step().figures["skipped_steps"] == 2
+    graded = make(cut_config(tmp_path, max_tokens=12, ignore_eos=False))
+    with pytest.raises(StoreError, match="other settings"):
+        graded.resume()
+
+
+class Sometimes(EvenTokens):
+    """Fails for the first `n` of each four replies."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        if rollout.sample_index < self._n:
+            raise RuntimeError("the sandbox is gone")
+        return await super().score(rollout, task)
+
+
+def test_a_run_stops_with_the_first_cause_where_most_replies_cannot_be_scored(tmp_path) -> None:
+    half = make(tiny_config(tmp_path), verifier=Sometimes(2)).step()
+    assert half.figures["unscored_share"] == 0.5
+    with pytest.raises(VerifierError, match=r"only 25% of the rollouts .* the sandbox is gone"):
+        make(tiny_config(tmp_path), verifier=Sometimes(3)).step()
+    lax = tiny_config(tmp_path, rollout={"max_unscored_share": 0.75})
+    assert make(lax, verifier=Sometimes(3)).step().figures["unscored_share"] == 0.75

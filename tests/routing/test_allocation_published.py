@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.routing.worlds import group, tasks
+from tfgrpo.routing.allocation import uniform
 from tfgrpo.routing.allocation_published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
 
 
@@ -45,10 +47,10 @@ def test_xrpo_spends_the_budget_and_leaves_settled_tasks_alone():
 
 def test_dars_raises_hard_tasks_to_the_advantage_of_one_half():
     history = [group("t0", 4, 8), group("t1", 2, 8), group("t2", 0, 8), group("t3", 7, 8)]
-    counts = Dars(cap=32)(tasks(4), history, 1000)
-    assert counts[0] == counts[3] == 0
-    assert counts[2] == 32 - 8
-    n = 8 + counts[1]
+    counts = Dars(base=8, cap=32)(tasks(5), history, 1000)
+    assert counts[0] == counts[3] == counts[4] == 8  # easy and new tasks are trained too
+    assert counts[2] == 32
+    n = counts[1]
 
     def total(a, n):
         rewards = np.array([1.0] * round(a * n * 1000) + [0.0] * round((1 - a) * n * 1000))
@@ -56,8 +58,29 @@ def test_dars_raises_hard_tasks_to_the_advantage_of_one_half():
         return np.abs(z).sum() / 1000
 
     assert total(0.25, n) >= total(0.5, 8) > total(0.25, n - 1)
-    assert Dars(schedule="hard")(tasks(4), history, 1000)[1] > counts[1]
-    assert sum(Dars()(tasks(4), history, 5)) <= 5
+    assert Dars(base=8, schedule="hard")(tasks(5), history, 1000)[1] > counts[1]
+    assert Dars()(tasks(4), history, 5) == uniform(4, 5)
+
+
+@pytest.mark.parametrize("schedule", ["equal", "hard"])
+def test_dars_keeps_its_signal_over_fifty_steps(schedule):
+    """64 tasks of rates .05 to .95, 16 a step: every step still rolls every task that it is given,
+    and mixed groups stay as many as in the first steps."""
+    rng = np.random.default_rng(3)
+    rates = np.linspace(0.05, 0.95, 64)
+    every, history, mixed = tasks(64), [], []
+    for step in range(50):
+        drawn = [(16 * step + 5 * i) % 64 for i in range(16)]
+        sizes = Dars(schedule=schedule)([every[i] for i in drawn], history, 128)
+        assert min(sizes) >= 4 and sum(sizes) <= 128
+        solved = [int(rng.binomial(n, rates[i])) for i, n in zip(drawn, sizes, strict=True)]
+        mixed.append(np.mean([0 < k < n for k, n in zip(solved, sizes, strict=True)]))
+        history += [
+            group(every[i].task_id, k, n) for i, k, n in zip(drawn, solved, sizes, strict=True)
+        ]
+        history = history[-8 * 64 :]
+    assert np.mean(mixed[-16:]) == pytest.approx(np.mean(mixed[:16]), abs=0.06)
+    assert min(mixed) > 0.4
 
 
 def test_gdro_gives_most_to_one_half_and_spends_all():

@@ -27,6 +27,7 @@ ALLOCATORS: Mapping[str, str] = {
     "sgpo": "tfgrpo.routing.allocation_published:Sgpo",
     "vade": "tfgrpo.routing.allocation_published:Vade",
     "xrpo": "tfgrpo.routing.allocation_published:Xrpo",
+    "dars": "tfgrpo.routing.allocation_published:Dars",
     "gdro": "tfgrpo.routing.allocation_published:RolloutGdro",
 }
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""

@@ -4,6 +4,7 @@ Each judges by `async score(rollout, task)` and checks references by `check_task
 is spent. What cannot be judged raises `VerifierError`: it is never a reward of 0.
 """
 
+from tfgrpo.verifiers.arena import Arena
 from tfgrpo.verifiers.code import Code
 from tfgrpo.verifiers.exact import Exact, Regex
 from tfgrpo.verifiers.factory import make_verifier
@@ -15,6 +16,7 @@ from tfgrpo.verifiers.numeric import Numeric
 from tfgrpo.verifiers.tool_calls import ToolCalls
 
 __all__ = [
+    "Arena",
     "Code",
     "Exact",
     "FunctionVerifier",

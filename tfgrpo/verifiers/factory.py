@@ -16,6 +16,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Limits, Sampling, ToolSpec, Verifier
 from tfgrpo.runtime.import_string import load_object
+from tfgrpo.verifiers.arena import Arena
 from tfgrpo.verifiers.code import Code
 from tfgrpo.verifiers.exact import Exact, Regex
 from tfgrpo.verifiers.function import FunctionVerifier, Weighted
@@ -37,20 +38,22 @@ _PLAIN: dict[str, Callable[..., Verifier]] = {
     "math": Math,
     "code": Code,
 }
-_KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted")
+_KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted", "arena")
 
 
 def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = None) -> Verifier:
     """Return the verifier that settings describe.
 
     `kind` is one of exact, numeric, regex, json_schema, math, code, judge, function, tool_calls,
-    weighted; the other keys are the keyword arguments of that class. A text is a kind without
-    settings. Further keys:
+    weighted, arena; the other keys are the keyword arguments of that class. A text is a kind
+    without settings. Further keys:
 
     * `judge`: `rubric`, `lm` (a spec; may be left out where `open_lm` knows a default), `options`
       (of the LM), `sampling` and `limits` as tables.
     * `function`: `function` = "module:name".
     * `tool_calls`: `tools` = a list of "module:name".
+    * `arena`: `base` = the settings of a verifier, and those of a judge; compares the answers of a
+      whole group in pairs.
     * `weighted`: `parts` = name to the settings of a verifier, each with a `weight` (default 1).
 
     Args:
@@ -76,27 +79,47 @@ def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = N
         return _tool_calls(settings)
     if kind == "weighted":
         return _weighted(settings, open_lm)
+    if kind == "arena":
+        return _arena(settings, open_lm)
     raise ConfigError(f"verifier.kind is {kind!r}; allowed are {', '.join(_KINDS)}")
 
 
 def _judge(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
+    lm, checked = _asking(Judge, "judge", settings, open_lm)
+    return Judge(lm, **checked)
+
+
+def _arena(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
+    base = settings.pop("base", None)
+    if base is None:
+        raise ConfigError("verifier 'arena': name the verifier that seeds it, as base = {kind = …}")
+    lm, checked = _asking(Arena, "arena", {"base": None, **settings}, open_lm)
+    checked.pop("base")
+    return Arena(make_verifier(base, open_lm=open_lm), lm, **checked)
+
+
+def _asking(
+    made: Callable[..., Verifier], kind: str, settings: dict[str, Any], open_lm: OpenLM | None
+) -> tuple[LM, dict[str, Any]]:
+    """The LM that a verifier asks, and its other settings, checked."""
     spec, options = settings.pop("lm", None), settings.pop("options", {})
     for name, hint in (("sampling", Sampling), ("limits", Limits)):
         if name in settings:
             table = settings[name]
             if not isinstance(table, Mapping):
-                raise ConfigError(f"verifier 'judge': {name} is {table!r:.80}; give a table")
-            settings[name] = hint(**_checked(hint, dict(table), f"verifier 'judge', {name}"))
+                raise ConfigError(f"verifier {kind!r}: {name} is {table!r:.80}; give a table")
+            settings[name] = hint(**_checked(hint, dict(table), f"verifier {kind!r}, {name}"))
     if open_lm is None:
         if not spec:
-            raise ConfigError("verifier 'judge': name the judge's model, such as lm = 'openai:...'")
+            raise ConfigError(
+                f"verifier {kind!r}: name the judge's model, such as lm = 'openai:...'"
+            )
         from tfgrpo.lm import open_lm as default  # backends are loaded only where one is asked for
 
         open_lm = default
-    checked = _checked(Judge, {"lm": None, **settings}, "verifier 'judge'", given={"lm"})
+    checked = _checked(made, {"lm": None, **settings}, f"verifier {kind!r}", given={"lm", "base"})
     checked.pop("lm", None)
-    lm = open_lm(spec, **options) if spec else open_lm(**options)
-    return Judge(lm, **checked)
+    return (open_lm(spec, **options) if spec else open_lm(**options)), checked
 
 
 def _function(settings: dict[str, Any]) -> Verifier:

@@ -35,6 +35,9 @@ TESTS = "tests/rl/formulas/advantages/test_group.py::"
     source="GRPO (arXiv 2402.03300, section 4.1.2); TRL, verl and most trainers",
     formula="(R - mean) / (std + eps) in each group, std with ddof",
     certainty="code",
+    checked=(
+        "run beside verl's core_algos.py on equal inputs (test_verl_peer); sample deviation in both"
+    ),
     test=TESTS + "test_grpo_matches_hand_computed_groups",
 )
 def grpo(batch: RewardBatch, *, eps: float = 1e-4, ddof: float = 1) -> Floats:
@@ -51,6 +54,7 @@ def grpo(batch: RewardBatch, *, eps: float = 1e-4, ddof: float = 1) -> Floats:
     source="Dr. GRPO (arXiv 2503.20783); TRL scale_rewards=none, verl, prime-rl's default",
     formula="R - mean in each group",
     certainty="code",
+    checked="TRL scale_rewards none; by definition",
     test=TESTS + "test_dr_grpo_and_rloo_match_their_definitions",
 )
 def dr_grpo(batch: RewardBatch) -> Floats:
@@ -64,6 +68,7 @@ def dr_grpo(batch: RewardBatch) -> Floats:
     source="RLOO (arXiv 2402.14740); verl, OpenRLHF, SkyRL, Trinity",
     formula="R - mean of the others in the group = G/(G-1) (R - mean)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dr_grpo_and_rloo_match_their_definitions",
 )
 def rloo(batch: RewardBatch) -> Floats:
@@ -77,6 +82,7 @@ def rloo(batch: RewardBatch) -> Floats:
     source="TRL scale_rewards=batch (arXiv 2508.08221)",
     formula="(R - group mean) / (std of all rewards of the batch + eps)",
     certainty="code",
+    checked="TRL scale_rewards batch, as noted",
     test=TESTS + "test_batch_std_divides_by_the_deviation_of_all_rewards",
 )
 def batch_std(batch: RewardBatch, *, eps: float = 1e-4, ddof: float = 1) -> Floats:
@@ -105,6 +111,7 @@ def whitened(value_R: Floats, length_R: Ints, eps: float = 1e-8) -> Floats:
     source="REINFORCE++ (arXiv 2501.03262); verl, OpenRLHF, SkyRL (outcome reward, no discount)",
     formula="(R - mean) / std over all loss-bearing tokens of the batch, no group baseline",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_reinforce_pp_whitens_over_tokens",
 )
 def reinforce_pp(batch: RewardBatch) -> Floats:
@@ -118,6 +125,7 @@ def reinforce_pp(batch: RewardBatch) -> Floats:
     source="REINFORCE++-baseline (arXiv 2501.03262); verl, OpenRLHF",
     formula="whiten over tokens of (R - group mean)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_reinforce_pp_whitens_over_tokens",
 )
 def reinforce_pp_baseline(batch: RewardBatch) -> Floats:
@@ -135,6 +143,7 @@ def reinforce_pp_baseline(batch: RewardBatch) -> Floats:
     source="ReMax (arXiv 2310.10505); verl, Trinity",
     formula="R - reward of the greedy rollout of the same task",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_remax_subtracts_the_greedy_reward",
     needs=("baseline",),
 )
@@ -150,6 +159,7 @@ def remax(batch: RewardBatch) -> Floats:
     source="OPO (arXiv 2505.23585); verl",
     formula="R - sum(length R) / sum(length) in each group",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_opo_weighs_the_baseline_by_length",
 )
 def opo(batch: RewardBatch) -> Floats:
@@ -168,6 +178,7 @@ def opo(batch: RewardBatch) -> Floats:
     source="GPG (arXiv 2504.02546); verl",
     formula="rollouts / rollouts of non-zero reward in the batch * (R - group mean) / f_norm",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_gpg_scales_by_the_share_of_non_zero_rewards",
 )
 def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> Floats:
@@ -182,6 +193,10 @@ def gpg(batch: RewardBatch, *, f_norm: float = 1.0) -> Floats:
     source="MaxRL; prime-rl, SkyRL",
     formula="(R - mean) / mean in each group; 0 where the mean is not above 0",
     certainty="code",
+    checked=(
+        "read in PrimeIntellect-ai/prime-rl orchestrator/algo/max_rl.py: (R - mean)/mean, 0"
+        " where the mean is not above 0"
+    ),
     test=TESTS + "test_maxrl_divides_by_the_success_rate",
 )
 def maxrl(batch: RewardBatch) -> Floats:
@@ -200,6 +215,7 @@ def maxrl(batch: RewardBatch) -> Floats:
     source="Pass@k estimator (arXiv 2503.19595); verl `grpo_passk`",
     formula="best rollout only: (largest R - second largest R) / (std + eps)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_pass_at_k_credits_the_single_best_rollout",
 )
 def pass_at_k(batch: RewardBatch, *, eps: float = 1e-6, ddof: float = 1) -> Floats:
@@ -220,6 +236,10 @@ def pass_at_k(batch: RewardBatch, *, eps: float = 1e-6, ddof: float = 1) -> Floa
     source="BNPO (arXiv 2506.02864), released code changyi7231/BNPO; not TRL's aggregation `bnpo`",
     formula="(R - p) / Beta(p; max(1,1+a/3), max(1,1+b/3)), p group mean, Beta(a,b) fits all p",
     certainty="code",
+    checked=(
+        "read in changyi7231/BNPO recipe/bnpo/src/bnpo_ray_trainer.py: sample variance, "
+        "clamps, weight at most 1e6; one group there is fixed 1 and 1"
+    ),
     test=TESTS + "test_bnpo_matches_the_beta_density",
 )
 def bnpo(
@@ -258,7 +278,7 @@ def _beta_parameters(rates_P: Floats, fallback: float) -> tuple[float, float]:
     """BNPO's α and β from the moments of the success rates."""
     if is_flat(rates_P):
         return fallback, fallback
-    mean, variance = mean_of(rates_P), deviation_of(rates_P, 0) ** 2
+    mean, variance = mean_of(rates_P), deviation_of(rates_P) ** 2  # torch var: n - 1
     strength = mean * (1 - mean) / variance - 1
     return max(1.0, 1 + mean * strength / 3), max(1.0, 1 + (1 - mean) * strength / 3)
 
@@ -269,6 +289,10 @@ def _beta_parameters(rates_P: Floats, fallback: float) -> tuple[float, float]:
     source="NGRPO (arXiv 2509.18851), released code nangongrui-ngr/NGRPO",
     formula="(R - mean) / (std + eps), mean and std over the group and k virtual rewards r_max",
     certainty="code",
+    checked=(
+        "read in nangongrui-ngr/NGRPO verl/trainer/ppo/core_algos.py: max_reward 1, one "
+        "virtual, torch.std"
+    ),
     test=TESTS + "test_ngrpo_matches_the_published_values",
 )
 def ngrpo(
@@ -294,6 +318,10 @@ def ngrpo(
     source="MC-GRPO, released code lotusroot-kim/MC-GRPO, its scale mended",
     formula="(R - median) / (std + eps) in each group (the release divides by the MAD)",
     certainty="code",
+    checked=(
+        "read in lotusroot-kim/MC-GRPO grpo_trainer_gsm.py: median of an odd group; divides"
+        " by MAD + 1e-3, here by the deviation"
+    ),
     test=TESTS + "test_mc_grpo_keeps_binary_rewards_finite",
 )
 def mc_grpo(
@@ -329,6 +357,7 @@ def mc_grpo(
     source="Bounded Ratio RL, GBPO (arXiv 2604.18578), abstract and summary",
     formula="R - median in each group",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_median_centred_and_win_rate_match_hand_computed_groups",
 )
 def median_centred(batch: RewardBatch) -> Floats:
@@ -345,6 +374,7 @@ def median_centred(batch: RewardBatch) -> Floats:
     source="SPPO (Self-Play Preference Optimization), abstract; formula recalled",
     formula="mean over siblings j of [R_i > R_j] + 1/2 [R_i = R_j], minus 1/2",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_median_centred_and_win_rate_match_hand_computed_groups",
 )
 def win_rate(batch: RewardBatch) -> Floats:

@@ -6,7 +6,6 @@ NAME (1 unless given). Does not know how parts are judged. Sources are named at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import NormalDist
 
 import numpy as np
@@ -34,6 +33,9 @@ TESTS = "tests/rl/formulas/advantages/test_multi_reward.py::"
     source="GDPO, released code NVlabs/GDPO; TRL `normalize_then_sum`, verl",
     formula="whiten over the batch of sum_m w_m (r_m - group mean) / (group std + eps)",
     certainty="code",
+    checked=(
+        "read in NVlabs/GDPO trl-0.18.0-gdpo grpo_trainer.py: sample deviations, eps 1e-4 twice"
+    ),
     test=TESTS + "test_gdpo_tells_apart_what_a_sum_merges",
     needs=("parts",),
 )
@@ -61,6 +63,7 @@ def gdpo(batch: RewardBatch, *, eps: float = 1e-4, **weights: float) -> Floats:
     source="DVAO, abstract and a summary that disagree; the abstract's direction",
     formula="sum_m w_m (r_m - mean)/std by group, w_m = prior_m var_m / sum(prior var), population",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_dvao_is_a_convex_mixture_by_variance",
     needs=("parts",),
 )
@@ -95,6 +98,7 @@ def _scaled_ranks(value_G: Floats) -> Floats:
     source="Average ranks (Wilcoxon, 1945)",
     formula="2 rank / (G-1) - 1 in each group, ties share their average rank",
     certainty="paper",
+    checked="by definition",
     test=TESTS + "test_ranks_are_centred_and_share_ties",
 )
 def rank(batch: RewardBatch) -> Floats:
@@ -112,6 +116,7 @@ def rank(batch: RewardBatch) -> Floats:
     source="G2RPO (quantile map to a normal), abstract",
     formula="standard normal quantile at (rank + 1/2) / G in each group",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_ranks_are_centred_and_share_ties",
 )
 def rank_normal(batch: RewardBatch) -> Floats:
@@ -127,55 +132,18 @@ def rank_normal(batch: RewardBatch) -> Floats:
     return advantage_R
 
 
-def tournament(strength_G: Floats, better: Callable[[int, int], bool]) -> list[int]:
-    """Return the round that each rollout reached in a seeded single elimination.
-
-    Args:
-        strength_G: a quick score of each rollout, for seeding: the strongest meet last, and a
-            field that is no power of two gives its first rounds' byes to them.
-        better: (i, j) to whether rollout i beats rollout j; called exactly G − 1 times.
-
-    >>> tournament(np.array([0.1, 0.9, 0.5, 0.3]), lambda i, j: i > j)
-    [0, 1, 0, 2]
-    """
-    size = len(strength_G)
-    seeds = [int(i) for i in np.argsort(-strength_G, kind="stable")]
-    slots = 1
-    while slots < size:
-        slots *= 2
-    order = [0]
-    while len(order) < slots:  # the usual bracket: seed k meets seed (field − 1 − k)
-        order = [s for k in order for s in (k, 2 * len(order) - 1 - k)]
-    field: list[int | None] = [seeds[k] if k < size else None for k in order]
-    reached = [0] * size
-    while len(field) > 1:
-        field = [_winner(field[i], field[i + 1], better, reached) for i in range(0, len(field), 2)]
-    return reached
-
-
-def _winner(
-    one: int | None, two: int | None, better: Callable[[int, int], bool], reached: list[int]
-) -> int | None:
-    if one is None or two is None:
-        won = two if one is None else one
-    else:
-        won = one if better(one, two) else two
-    if won is not None:
-        reached[won] += 1
-    return won
-
-
 @register(
     SEVERAL_ADVANTAGES,
     "arena_rank",
     source="ArenaRL (tournament-based relative ranking), abstract",
     formula="2 rank / (G-1) - 1 by (tournament round reached, then reward)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_arena_rank_orders_by_round_and_then_reward",
     needs=("extra:round_R",),
 )
 def arena_rank(batch: RewardBatch) -> Floats:
-    """Return centred ranks of a tournament, `extra["round_R"]` (see `tournament`): R.
+    """Return centred ranks of a tournament, `extra["round_R"]` (verifier `arena`): R.
 
     Approximation: the map from ranks to advantages and the seeding are unknown; linear ranks, ties
     of a round broken by reward.
@@ -196,6 +164,7 @@ def arena_rank(batch: RewardBatch) -> Floats:
     source="HRPO of Dr. Zero, abstract (not MasHost's HRPO)",
     formula="R - mean over all rollouts of the batch with the same class",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_hop_baseline_shares_a_mean_by_class",
     needs=("extra:class_R",),
 )

@@ -7,7 +7,9 @@ Does not know how such columns are measured. Sources are named at each entry.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,10 @@ TESTS = "tests/rl/formulas/advantages/test_weighted.py::"
     source="Rewarding the Unlikely, released code AndreHe02/rewarding-unlikely-release",
     formula="grpo of R (1 - beta rank/G), rank by log pi_old per token, likeliest highest",
     certainty="code",
+    checked=(
+        "read in AndreHe02/rewarding-unlikely-release ray_lean_trainer.py: equal, but ties "
+        "there are broken by order"
+    ),
     test=TESTS + "test_unlikeliness_prefers_the_rare_right_answer",
     needs=("logp",),
 )
@@ -52,6 +58,7 @@ def unlikeliness_grpo(batch: RewardBatch, *, beta: float = 0.25, eps: float = 1e
     source="XRPO, abstract and summary; novelty form recalled",
     formula="grpo; right answers + min(lam exp(group mean - own of log pi per token), cap |A|)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_xrpo_sharpens_right_answers_only",
     needs=("logp",),
 )
@@ -76,6 +83,7 @@ def xrpo(batch: RewardBatch, *, lam: float = 0.1, cap: float = 0.5, eps: float =
     source="ASPO (Understanding Tool-Integrated Reasoning), abstract; formula recalled",
     formula="grpo; right answers + clip(delta (mean - own of stat) / scale, -k|A|, k|A|)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_aspo_never_flips_a_sign_and_leaves_wrong_answers",
     needs=("extra:statistic_R",),
 )
@@ -103,6 +111,7 @@ def aspo(
     source="CANON (Conditional Advantage Estimation), abstract; combination recalled",
     formula="mu (R - mean of the other half) + (1-mu) (R - mean of the own half), halves by metric",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_canon_ignores_the_direction_of_its_metric",
     needs=("extra:metric_R",),
 )
@@ -133,6 +142,7 @@ def canon(batch: RewardBatch, *, mu: float = 0.5) -> Floats:
     source="DaGRPO, abstract and summary",
     formula="grpo; 0 for a rollout all of whose opposite-sign siblings are nearer than delta",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_dagrpo_silences_near_duplicates_of_opposite_label",
     needs=("extra:score_R",),
 )
@@ -158,6 +168,7 @@ def dagrpo(batch: RewardBatch, *, delta: float = 0.1, eps: float = 1e-4) -> Floa
     source="D3S (Learning More with Less), abstract",
     formula="grpo; only the `keep` rollouts of each group whose advantages vary most, others 0",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_d3s_keeps_the_subset_of_largest_variance",
 )
 def d3s(batch: RewardBatch, *, keep: float = 4, eps: float = 1e-4) -> Floats:
@@ -189,6 +200,7 @@ def d3s(batch: RewardBatch, *, keep: float = 4, eps: float = 1e-4) -> Floats:
     source="NudgeRL, released code tally0818/NudgeRL",
     formula="z of (R - mean_c) + lam (mean_c - mean), or R - mean without context; population z",
     certainty="code",
+    checked="read in tally0818/NudgeRL src/train/NudgeRLTrainer.py: equal, population deviation",
     test=TESTS + "test_nudge_matches_its_two_levels",
     needs=("extra:context_R",),
 )
@@ -221,6 +233,10 @@ def nudge(batch: RewardBatch, *, lam: float = 0.1, eps: float = 1e-4) -> Floats:
     source="OPMD; Trinity-RFT opmd_advantage (log-average-exp baseline)",
     formula="R - tau log mean exp(R / tau) in each group",
     certainty="code",
+    checked=(
+        "read in shiweijiezero/R3L opmd_advantage.py (logavgexp): equal; a group of one "
+        "keeps its reward there, gets 0 here"
+    ),
     test=TESTS + "test_opmd_soft_and_asymre_move_the_baseline",
 )
 def opmd_soft(batch: RewardBatch, *, tau: float = 1.0) -> Floats:
@@ -241,6 +257,7 @@ def opmd_soft(batch: RewardBatch, *, tau: float = 1.0) -> Floats:
     source="AsymRE (arXiv 2506.20520); Trinity-RFT asymre_advantage",
     formula="R - (mean + shift) in each group, shift -0.1",
     certainty="code",
+    checked="read in shiweijiezero/R3L asymre_advantage.py: shift -0.1",
     test=TESTS + "test_opmd_soft_and_asymre_move_the_baseline",
 )
 def asymre_baseline(batch: RewardBatch, *, shift: float = -0.1) -> Floats:
@@ -257,6 +274,9 @@ def asymre_baseline(batch: RewardBatch, *, shift: float = -0.1) -> Floats:
     source="R3L, released code shiweijiezero/R3L",
     formula="1 where R is full, 3 (R - mean) where that is positive, else R - mean",
     certainty="code",
+    checked=(
+        "read in shiweijiezero/R3L multi_step_grpo_advantage.py: alpha 3, reward >= 1 gives 1"
+    ),
     test=TESTS + "test_r3l_amplifies_positives",
 )
 def r3l(batch: RewardBatch, *, r_max: float = 1.0, amplification: float = 3.0) -> Floats:
@@ -269,21 +289,39 @@ def r3l(batch: RewardBatch, *, r_max: float = 1.0, amplification: float = 3.0) -
     return np.where(batch.reward_R >= r_max - 1e-9, 1.0, amplified_R)
 
 
+def _lr_scale(
+    state: Mapping[str, float], batch: RewardBatch, options: Mapping[str, Any]
+) -> dict[str, float]:
+    """√(min(1, (ESS/rollouts)/base)), ESS = (Σw)²/Σw² of the rollouts' ratios."""
+    del state
+    ratio_R = column(batch, "vcpo", "ratio_R")
+    total = math.fsum(ratio_R**2)
+    share = math.fsum(ratio_R) ** 2 / total / len(ratio_R) if total else 0.0
+    return {"lr_scale": math.sqrt(min(1.0, share / options.get("base", 1.0)))}
+
+
 @register(
     WEIGHTED_ADVANTAGES,
     "vcpo",
     source="VCPO (arXiv 2602.17616), released code mit-han-lab/vcpo",
-    formula="(R - sum(w^2 g^2 R)/sum(w^2 g^2)) / (std + eps) in each group",
+    formula="(R - sum(w^2 g^2 R)/sum(w^2 g^2)) / population std in each group",
     certainty="code",
+    checked=(
+        "read in mit-han-lab/vcpo recipe/fully_async_policy/staleness_utils.py: W = g^2 "
+        "ratio^2, population std; g is a logit-gradient proxy here"
+    ),
     test=TESTS + "test_vcpo_baseline_has_the_least_variance",
     needs=("extra:ratio_R", "extra:score_norm_R"),
+    after_step=_lr_scale,
 )
-def vcpo(batch: RewardBatch, *, scaled: float = 1, eps: float = 1e-6) -> Floats:
+def vcpo(batch: RewardBatch, *, scaled: float = 1, base: float = 1.0) -> Floats:
     """Return rewards above the minimum-variance off-policy baseline: R.
 
     `extra["ratio_R"]` is π/π_behaviour of the whole rollout, `extra["score_norm_R"]` the norm of
-    its score ∇log π (or of its last layer's, a proxy). `scaled` 0 leaves out the division.
+    its score ∇log π (or of its last layer's, a proxy). `scaled` 0 leaves out the division. The
+    step's learning rate is multiplied by √(min(1, ESS share/`base`)), the state `lr_scale`.
     """
+    del base  # of `_lr_scale`
     ratio_R = column(batch, "vcpo", "ratio_R")
     norm_R = column(batch, "vcpo", "score_norm_R")
     advantage_R = np.zeros(len(batch.reward_R))
@@ -294,18 +332,5 @@ def vcpo(batch: RewardBatch, *, scaled: float = 1, eps: float = 1e-6) -> Floats:
         if is_flat(rewards_G) or total == 0:
             continue
         gap_G = rewards_G - math.fsum(weight_G * rewards_G) / total
-        advantage_R[rows] = gap_G / (deviation_of(rewards_G) + eps) if scaled else gap_G
+        advantage_R[rows] = gap_G / deviation_of(rewards_G, 0) if scaled else gap_G
     return advantage_R
-
-
-def vcpo_lr_scale(ratio_R: Floats, *, base: float = 1.0) -> float:
-    """Return VCPO's factor of the learning rate, √(min(1, (ESS/rollouts)/base)).
-
-    ESS = (Σw)²/Σw² of the whole rollouts' ratios.
-
-    >>> vcpo_lr_scale(np.ones(4)), vcpo_lr_scale(np.array([1.0, 0.0, 0.0, 0.0]))
-    (1.0, 0.5)
-    """
-    total = float((ratio_R**2).sum())
-    share = float(ratio_R.sum()) ** 2 / total / len(ratio_R) if total else 0.0
-    return math.sqrt(min(1.0, share / base))

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit.steps import Place, clusters_of, spread
 from tfgrpo.rl.formulas.group_stats import mean_of
@@ -40,6 +41,7 @@ def _edges(batch: RewardBatch, entry: str, ends: Sequence[Hashable]) -> list[lis
     source="SALT, abstract and summary; no code released",
     formula="mean of the rollouts' advantages over those that share the step's edge",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_salt_neutralises_steps_that_good_and_bad_rollouts_share",
     needs=("steps", "states"),
 )
@@ -79,6 +81,12 @@ def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], di
         rows = np.array(sorted({row for row, _ in places}))
         worth[group, edge] = mean_of(batch.reward_R[rows])
         forks[group, edge[0]].append(worth[group, edge])
+    if not _has_shared_node(batch, edges):
+        raise ConfigError(
+            f"{entry!r} compares the branches of a tree, and no two rollouts of a group share more "
+            "than their prompt: every step after the first would get 0. Use environments whose "
+            "state_keys name tree nodes, or a credit for separate rollouts, such as gigpo"
+        )
     own: dict[Place, float] = {}
     fork: dict[Place, float] = {}
     for (group, edge), places in through.items():
@@ -88,12 +96,27 @@ def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], di
     return own, fork
 
 
+def _has_shared_node(batch: RewardBatch, edges: Sequence[Sequence[Edge]]) -> bool:
+    """True where two rollouts of a group pass one node below the root, or no node is there."""
+    seen: set[tuple[int, Hashable]] = set()
+    for row, row_edges in enumerate(edges):
+        nodes = {(int(batch.group_R[row]), edge[0]) for edge in row_edges[1:]}
+        if nodes & seen:
+            return True
+        seen |= nodes
+    return not seen
+
+
 @register(
     SEGMENT_CREDIT,
     "spo_tree",
     source="SPO-tree, released code AIFrameResearch/SPO (configuration level)",
     formula="V(node) - mean of its siblings' V, V = mean reward of the leaves below",
     certainty="code",
+    checked=(
+        "read in AIFrameResearch/SPO configs only; its trees are drawn by the sampler, here"
+        " a user's environment must share nodes"
+    ),
     test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
     needs=("steps", "states"),
 )
@@ -113,6 +136,7 @@ def spo_tree(batch: RewardBatch) -> Floats:
     source="PORTool, abstract and summary",
     formula="a (V(step) + bonus - mean siblings) + (1-a) (R - mean of the group)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_spo_tree_and_portool_match_a_small_tree",
     needs=("steps", "states"),
 )
@@ -134,14 +158,18 @@ def portool(batch: RewardBatch, *, a: float = 0.5) -> Floats:
     source="SPO-chain, released code AIFrameResearch/SPO (configuration level)",
     formula="V(end of segment) - V(start), last end = R; only tokens with pi_old <= below",
     certainty="code",
+    checked=(
+        "read in AIFrameResearch/SPO math_episode_generator_with_mc_advantages.py: tokens "
+        "above 0.9 get 0; values come from the environment here"
+    ),
     test=TESTS + "test_spo_chain_telescopes_and_masks_sure_tokens",
     needs=("steps", "step_rewards", "logp_tokens"),
 )
-def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
+def spo_chain(batch: RewardBatch, *, below: float = 0.9) -> Floats:
     """Return segment advantages from values at the cuts: D.
 
-    `step_R` numbers segments, `step_reward_R` is the Monte Carlo value at each segment's start
-    (see `cut_points` for where to cut). `below` 1 keeps every token.
+    `step_R` numbers segments (turns), `step_reward_R` is the Monte Carlo value at each segment's
+    start. Tokens of a probability above `below` get 0, as in the release; 1 keeps every token.
     """
     values = required(batch.step_reward_R, "spo_chain", "step_reward_R")
     ends = zip(values, batch.reward_R.tolist(), strict=True)
@@ -155,13 +183,3 @@ def spo_chain(batch: RewardBatch, *, below: float = 1.0) -> Floats:
         return advantage_D
     logp_D = required(batch.logp_D, "spo_chain", "logp_D")
     return np.where(np.exp(logp_D) <= below, advantage_D, 0.0)
-
-
-def cut_points(probability_T: Sequence[float], *, every: int = 5, below: float = 0.9) -> list[int]:
-    """Return where SPO-chain cuts: after every `every`-th token of probability under `below`.
-
-    >>> cut_points([0.5, 0.99, 0.5, 0.5, 0.5], every=2)
-    [3, 5]
-    """
-    unsure = [t for t, p in enumerate(probability_T) if p < below]
-    return [t + 1 for t in unsure[every - 1 :: every]]

@@ -35,17 +35,17 @@ def spread(batch: RewardBatch, entry: str, value: Mapping[Place, float]) -> Floa
 
 
 def discounted_returns(batch: RewardBatch, entry: str, gamma: float) -> list[Floats]:
-    """Return Σ_(s≥t) γ^(s−t) r_s of each step; without step rewards the outcome is the last's.
+    """Return Σ_(s≥t) γ^(s−t) r_s of each step: step rewards, and the outcome on top of the last's.
 
     The number of steps is that of `step_reward_R`, else of `state_keys_R`, else of `step_R`.
     """
     returns = []
     for row, reward in enumerate(batch.reward_R.tolist()):
         if batch.step_reward_R is not None:
-            reward_S = np.asarray(batch.step_reward_R[row], dtype=np.float64)
+            reward_S = np.array(batch.step_reward_R[row], dtype=np.float64)
         else:
             reward_S = np.zeros(_n_steps(batch, entry, row))
-            reward_S[-1:] = reward
+        reward_S[-1:] += reward
         total_S, total = np.zeros(len(reward_S)), 0.0
         for t in reversed(range(len(reward_S))):
             total = float(reward_S[t]) + gamma * total
@@ -62,7 +62,11 @@ def _n_steps(batch: RewardBatch, entry: str, row: int) -> int:
 
 
 def normalised(
-    clusters: Iterable[Sequence[Place]], returns: Sequence[Floats], scaled: bool, eps: float
+    clusters: Iterable[Sequence[Place]],
+    returns: Sequence[Floats],
+    scaled: bool,
+    eps: float,
+    ddof: float = 1,
 ) -> dict[Place, float]:
     """(return − mean)/(std + eps) in each cluster of places; singletons and flat ones give 0."""
     value: dict[Place, float] = {}
@@ -70,7 +74,7 @@ def normalised(
         return_S = np.array([returns[row][step] for row, step in places])
         flat = is_flat(return_S)
         mean = mean_of(return_S)
-        scale = deviation_of(return_S) + eps if scaled and not flat else 1.0
+        scale = deviation_of(return_S, ddof) + eps if scaled and not flat else 1.0
         for place, total in zip(places, return_S, strict=True):
             value[place] = 0.0 if flat else (float(total) - mean) / scale
     return value
@@ -93,8 +97,13 @@ def clusters_of(
     source="GiGPO (arXiv 2505.10978), released code verl-agent as ported to alibaba/ROLL",
     formula="A_episode + w A_step; A_step normalises discounted returns over equal states",
     certainty="code",
+    checked=(
+        "read in alibaba/ROLL pipeline/agentic/utils.py: sample deviation; a lone state "
+        "gets no step part; verl-agent's scripts centre only (scaled 0)"
+    ),
     test=TESTS + "test_gigpo_adds_the_step_part_of_equal_states",
     needs=("steps", "states"),
+    uses=("step_rewards",),
 )
 def gigpo(
     batch: RewardBatch, *, gamma: float = 0.95, w: float = 1.0, scaled: float = 1, eps: float = 1e-6
@@ -115,10 +124,14 @@ def gigpo(
     STEP_CREDIT,
     "hgpo",
     source="HGPO, released (anonymous) code CazeroZ/hgpo, re-derived",
-    formula="sum_k (k+1)^a A_k / sum_k (k+1)^a, A_k: equal state and k earlier states",
+    formula="sum_k (k+1)^a A_k / sum_k (k+1)^a, A_k: return - mean at k + 1 equal states",
     certainty="code",
+    checked=(
+        "its repository is not among the public snapshots; deviation, depth and default as noted"
+    ),
     test=TESTS + "test_hgpo_at_depth_zero_is_the_step_part_of_gigpo",
     needs=("steps", "states"),
+    uses=("step_rewards",),
 )
 def hgpo(
     batch: RewardBatch,
@@ -126,16 +139,16 @@ def hgpo(
     depth: float = 2,
     a: float = 1.0,
     gamma: float = 0.95,
-    scaled: float = 1,
+    scaled: float = 0,
     count_zeros: float = 0,
     episode: float = 0.0,
-    eps: float = 1e-6,
 ) -> Floats:
     """Return the mean of nested step advantages, deeper histories weighing more: D.
 
-    As released, terms that are 0 are left out of the weighted mean; `count_zeros` 1 keeps them.
-    `episode` weighs GRPO's rollout advantage on top (0: whether the final version has it is open).
-    Steps near the start have shorter histories, equal only to equally short ones.
+    As released, a layer only centres (`scaled` 1 divides by the population deviation), a step has
+    no layer deeper than its number of earlier steps, and terms that are 0 are left out of the
+    weighted mean (`count_zeros` 1 keeps them). `episode` weighs GRPO's rollout advantage on top (0:
+    whether the final version has it is open).
     """
     keys = required(batch.state_keys_R, "hgpo", "state_keys_R")
     returns = discounted_returns(batch, "hgpo", gamma)
@@ -143,15 +156,17 @@ def hgpo(
     below: dict[Place, float] = defaultdict(float)
     for k in range(int(depth) + 1):
         histories = [
-            [tuple(row_keys[max(0, t - k) : t + 1]) for t in range(len(row_keys))]
+            [tuple(row_keys[t - k : t + 1]) if t >= k else None for t in range(len(row_keys))]
             for row_keys in keys
         ]
-        layer = normalised(clusters_of(batch, histories).values(), returns, bool(scaled), eps)
+        clusters = clusters_of(batch, histories)
+        same = [places for (_, history), places in clusters.items() if history is not None]
+        layer = normalised(same, returns, bool(scaled), 1e-9, ddof=0)
         for place, value in layer.items():
             if value or count_zeros:
                 top[place] += (k + 1) ** a * value
                 below[place] += (k + 1) ** a
-    episode_R = grpo(batch, eps=eps) * episode if episode else np.zeros(len(batch.reward_R))
+    episode_R = grpo(batch) * episode if episode else np.zeros(len(batch.reward_R))
     return spread(
         batch,
         "hgpo",
@@ -170,14 +185,18 @@ def hgpo(
     source="IGPO, released code GuoqingWang1/IGPO, centred by turn instead of by token offset",
     formula="sum_(s>=t) gamma^(s-t) r_s minus its mean over the group at turn t",
     certainty="code",
+    checked=(
+        "read in GuoqingWang1/IGPO verl/trainer/ppo/core_algos.py: centred, not divided; "
+        "there at token positions, and a return stops at masked tokens"
+    ),
     test=TESTS + "test_igpo_centres_returns_at_equal_turns",
     needs=("steps", "step_rewards"),
 )
 def igpo(batch: RewardBatch, *, gamma: float = 1.0) -> Floats:
     """Return turn returns above their siblings' at the same turn: D.
 
-    `step_reward_R` holds each turn's gain of the true answer's probability and the outcome as the
-    last turn's (see `information_gains`). The release centres at equal token positions, which
+    `step_reward_R` holds each turn's gain of the true answer's probability, 0 for the last turn,
+    whose reward is the outcome. The release centres at equal token positions, which
     compares different turns; and it does not divide by a deviation.
     """
     required(batch.step_reward_R, "igpo", "step_reward_R")
@@ -187,25 +206,13 @@ def igpo(batch: RewardBatch, *, gamma: float = 1.0) -> Floats:
     return spread(batch, "igpo", value)
 
 
-def information_gains(answer_probability_T: Sequence[float], outcome: float) -> Floats:
-    """Return IGPO's turn rewards from the true answer's probability before and after each turn.
-
-    Args:
-        answer_probability_T: before the first turn, then after each turn but the last.
-        outcome: reward of the last turn.
-
-    >>> information_gains([0.1, 0.3, 0.2], 1.0).round(6).tolist()
-    [0.2, -0.1, 1.0]
-    """
-    return np.array([*np.diff(np.asarray(answer_probability_T, dtype=np.float64)), outcome])
-
-
 @register(
     STEP_CREDIT,
     "a2tgpo",
     source="A2TGPO, abstract (nearly complete)",
     formula="sum_(s>=t) gamma^(s-t) z_s / sqrt(T-t+1), z over the group at equal turns",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_a2tgpo_scales_by_the_root_of_the_terms",
     needs=("steps", "step_rewards"),
 )
@@ -233,6 +240,7 @@ def a2tgpo(batch: RewardBatch, *, gamma: float = 1.0, eps: float = 1e-6) -> Floa
     source="MAPO (mixed advantage), abstract (nearly complete)",
     formula="a z(return, group at turn t) + (1-a) z(return, whole batch)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_mapo_meets_its_two_extremes",
     needs=("steps", "step_rewards"),
 )
@@ -256,6 +264,7 @@ def mapo(batch: RewardBatch, *, a: float = 0.5, gamma: float = 1.0, eps: float =
     source="IterResearch / EAPO, abstract (nearly complete)",
     formula="z over all rounds of the group of gamma^(T-t) R",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_eapo_discounts_by_the_distance_to_the_end",
     needs=("steps",),
 )

@@ -38,6 +38,7 @@ def tokens_of(batch: RewardBatch, value_D: NDArray[Any]) -> list[NDArray[Any]]:
     source="REINFORCE++ (arXiv 2501.03262) with token discount; verl",
     formula="whiten over all tokens of gamma^(tokens left) R",
     certainty="code",
+    checked="verl's discounted return by its definition",
     test=TESTS + "test_discounted_whitens_the_discounted_return",
 )
 def discounted(batch: RewardBatch, *, gamma: float = 0.99, eps: float = 1e-8) -> Floats:
@@ -62,6 +63,7 @@ def discounted(batch: RewardBatch, *, gamma: float = 0.99, eps: float = 1e-8) ->
     source="OTB (arXiv 2602.07078); verl optimal_token_baseline",
     formula="R - sum_i R_i W_it / sum_i W_it over the group at token t, W = cumsum(1-2pi+sum pi^2)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_optimal_token_baseline_weighs_by_realised_energy",
     needs=("logp_tokens", "extra:sum_square_D"),
 )
@@ -93,26 +95,35 @@ def optimal_token_baseline(
     return np.concatenate(value) if value else np.zeros(0)
 
 
-def _conflicts(ids: list[NDArray[Any]], row: int, others: list[int]) -> NDArray[np.bool_]:
-    """Where a row's token equals another row's at the same place from the start or the end: T."""
+def _shared_runs(
+    ids: list[NDArray[Any]], row: int, others: list[int]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Unbroken runs, from the first token and up to the last, of tokens that some other row has at
+    the same place counted from that end: 2 × T."""
     own_T = ids[row]
-    found_T = np.zeros(len(own_T), dtype=bool)
-    for other in others:
-        n = min(len(own_T), len(ids[other]))
-        found_T[:n] |= own_T[:n] == ids[other][:n]
-        if n:
-            found_T[-n:] |= own_T[-n:] == ids[other][-n:]
-    return found_T
+    runs = []
+    for way in (1, -1):
+        met_T = np.zeros(len(own_T), dtype=bool)
+        for other in others:
+            n = min(len(own_T), len(ids[other]))
+            met_T[:n] |= own_T[::way][:n] == ids[other][::way][:n]
+        runs.append(np.cumprod(met_T).astype(bool)[::way])
+    return runs[0], runs[1]
 
 
 @register(
     TOKEN_CREDIT,
     "gtpo_trajectory",
     source="GTPO (trajectory, arXiv 2508.03772), released code; not the other GTPO, 2508.04349",
-    formula="w (A - gamma mean H), w = 0 (A < 0) or 2 (A > 0) on shared tokens; 0 if mean H > ln 2",
+    formula="w (A - gamma mean H) / n; w = 0 (A < 0) or 2 (A > 0) a shared run; 0 if mean H > ln 2",
     certainty="code",
+    checked=(
+        "read in winstonsmith1897/GTPO gtpo/gtpo_training.py: cumprod runs over the group, "
+        "weights 2 and 0, divided by conflicts"
+    ),
     test=TESTS + "test_gtpo_trajectory_spares_tokens_that_both_kinds_share",
     needs=("token_ids", "entropy_tokens"),
+    aggregation="row_mean",
 )
 def gtpo_trajectory(
     batch: RewardBatch,
@@ -122,11 +133,13 @@ def gtpo_trajectory(
     limit: float = math.log(2),
     eps: float = 1e-4,
 ) -> Floats:
-    """Return advantages that leave shared tokens alone in wrong rollouts and double them in right.
+    """Return advantages that leave shared ends alone in wrong rollouts and double them in right: D.
 
-    A conflict token equals, at the same position from the start or from the end, a token of a
-    sibling whose advantage has the opposite sign. Rollouts of mean entropy above `limit` nats are
-    dropped. No KL and no reference model belong to it: D.
+    A shared token equals, at the same place from the start, a token of a sibling whose advantage
+    has the opposite sign, and so do all tokens before it; likewise from the end. A token of both
+    runs gets both weights (4 in a right rollout). A row is divided by its number n of shared
+    tokens, at least 1. Rollouts of mean entropy above `limit` nats are dropped. No KL and no
+    reference model belong to it.
     """
     ids = tokens_of(batch, required(batch.token_D, "gtpo_trajectory", "token_D"))
     entropy_D = required(batch.entropy_D, "gtpo_trajectory", "entropy_D")
@@ -139,9 +152,11 @@ def gtpo_trajectory(
             if sign == 0 or mean_R[row] > limit:
                 continue
             others = [r for r in rows if np.sign(advantage_R[r]) == -sign]
-            shared_T = _conflicts(ids, row, others)
-            weight_T = np.where(shared_T, amplify if sign > 0 else 0.0, 1.0)
-            value[row] = weight_T * (advantage_R[row] - gamma * mean_R[row])
+            head_T, tail_T = _shared_runs(ids, row, others)
+            factor = amplify if sign > 0 else 0.0
+            weight_T = np.where(head_T, factor, 1.0) * np.where(tail_T, factor, 1.0)
+            shared = max(1, int((head_T | tail_T).sum()))
+            value[row] = weight_T * (advantage_R[row] - gamma * mean_R[row]) / shared
     return np.concatenate(value) if value else np.zeros(0)
 
 
@@ -151,6 +166,10 @@ def gtpo_trajectory(
     source="DCPO, distribution-centric, released code 597358816/DCPO, guarded against no positives",
     formula="(1-a) A + a [positive] exp(logp_T - logp), a = x/(1+x), x = min(|H*-H|, cap)/share",
     certainty="code",
+    checked=(
+        "read in 597358816/DCPO verl/trainer/ray_trainer.py: equal; without positives it "
+        "divides by 0 there"
+    ),
     test=TESTS + "test_dcpo_distribution_mixes_in_the_tempered_ratio",
     needs=("logp_tokens", "entropy_tokens", "extra:tempered_logp_D"),
 )
@@ -187,6 +206,7 @@ def dcpo_distribution(
     source="High-entropy minority tokens (arXiv 2506.01939); TRL top_entropy_quantile",
     formula="A on tokens whose entropy is in the top share of the batch, else 0",
     certainty="code",
+    checked="TRL's top_entropy_quantile, as noted; over the batch here",
     test=TESTS + "test_top_entropy_keeps_the_uncertain_share",
     needs=("entropy_tokens",),
 )
@@ -205,6 +225,7 @@ def top_entropy(batch: RewardBatch, *, share: float = 0.2, eps: float = 1e-4) ->
     source="D3S token level (Learning More with Less), abstract",
     formula="A on the `share` of tokens of largest |A| H, else 0",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_largest_signal_ranks_by_advantage_times_entropy",
     needs=("entropy_tokens",),
 )
@@ -229,6 +250,7 @@ def largest_signal(batch: RewardBatch, *, share: float = 0.5, eps: float = 1e-4)
     source="HICRA (Emergent Hierarchical Reasoning), abstract; formula recalled",
     formula="A + alpha |A| on planning tokens",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_hicra_moves_planning_tokens_up",
     needs=("extra:planning_D",),
 )
@@ -248,6 +270,7 @@ def hicra(batch: RewardBatch, *, alpha: float = 0.2, eps: float = 1e-4) -> Float
     source="Temporal scheduling (Not only where, But when), abstract",
     formula="A w, w = 1 + k on tokens of the first `head` share of their row, scaled to mean 1",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_temporal_fades_to_plain_advantages",
 )
 def temporal(

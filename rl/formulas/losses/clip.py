@@ -46,6 +46,7 @@ def group_of_tokens(batch: TokenBatch, entry: str) -> torch.Tensor:
     source="PPO (arXiv 1707.06347, eq. 7), GRPO (arXiv 2402.03300); verl, TRL and most trainers",
     formula="-min(r A, clip(r, 1-eps_low, 1+eps_high) A)",
     certainty="code",
+    checked="run beside TRL and verl on equal inputs (test_trl_peer, test_verl_peer)",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
     needs=("ratio",),
 )
@@ -65,6 +66,7 @@ def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> t
     source="DAPO (arXiv 2503.14476, eq. 10); TRL, verl",
     formula="clip with eps_high above eps_low: 0.2 and 0.28; aggregate with token_mean",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
     needs=("ratio",),
 )
@@ -80,6 +82,7 @@ def dapo(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.28) -> 
     source="Dual-clip PPO (arXiv 1912.09729); verl and SkyRL `clip_ratio_c`",
     formula="clip; where A < 0 the loss is at most -c A",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dual_clip_bounds_the_loss_of_negative_advantages",
     needs=("ratio",),
 )
@@ -101,6 +104,7 @@ def dual_clip(
     source="INTELLECT-2 two-sided clip (arXiv 2505.07291); TRL `delta`",
     formula="-min(min(r, delta) A, clip(r, 1-eps_low, 1+eps_high) A)",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_delta_clip_caps_the_ratio_in_the_plain_arm",
     needs=("ratio",),
 )
@@ -123,6 +127,7 @@ def delta_clip(
     source="Decoupled PPO (arXiv 2110.00641); AReaL, OpenRLHF's truncated sampling weights",
     formula="sg(min(exp(log pi_old - log pi_behaviour), cap)) * clip loss",
     certainty="code",
+    checked="the paper's rule; weight capped as in OpenRLHF; no peer run",
     test=TESTS + "test_decoupled_clip_weighs_by_the_capped_behaviour_ratio",
     needs=("behaviour", "ratio"),
 )
@@ -144,6 +149,7 @@ def decoupled_clip(
     source="ETR (arXiv 2601.03723), abstract",
     formula="clip with eps_i = eps0 (1 + k1 g(|A|)) (1 + k2 h(var)), g(x) = x/(1+x), h(v) = v/vmax",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_etr_widens_with_advantage_and_group_variance",
     needs=("group", "ratio"),
 )
@@ -183,6 +189,7 @@ def _group_variance(batch: TokenBatch) -> torch.Tensor:
     source="DHPO, abstract: token and sequence ratios clipped apart, then mixed",
     formula="-min(m A, m' A): m = w r + (1-w) s, m' the same of both clipped, s = exp(mean log r)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_dhpo_is_clip_at_weight_one_and_gspo_at_weight_zero",
     needs=("sequence", "ratio"),
 )
@@ -231,6 +238,10 @@ def _covariance(batch: TokenBatch, entry: str) -> tuple[torch.Tensor, torch.Tens
     source="Clip-Cov (arXiv 2505.22617); verl and SkyRL `clip_cov`; statistics by group are ours",
     formula="clip; a random `share` of the unclipped tokens with low < cov < high gets no loss",
     certainty="code",
+    checked=(
+        "run beside verl's core_algos.py on equal inputs (test_verl_peer); statistics by "
+        "group, not by micro-batch"
+    ),
     test=TESTS + "test_clip_cov_silences_tokens_inside_the_bounds_only",
     needs=("group", "ratio"),
 )
@@ -273,6 +284,10 @@ def clip_cov(
     source="KL-Cov (arXiv 2505.22617); verl and SkyRL `kl_cov`; statistics by group are ours",
     formula="-r A; on the `share` of tokens of largest cov: + coef |log r|",
     certainty="code",
+    checked=(
+        "run beside verl's core_algos.py on equal inputs (test_verl_peer); statistics by "
+        "group, not by micro-batch"
+    ),
     test=TESTS + "test_kl_cov_penalises_the_tokens_of_largest_covariance",
     needs=("group", "ratio"),
 )
@@ -298,6 +313,9 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-4, coef: float = 1.0) -> torc
     source="LLDS (On GRPO Collapse in Search-R1), released code; response-level gate",
     formula="clip + lam gate max(0, log pi_old - log pi) where A >= 0; gate: sum log r of row < 0",
     certainty="code",
+    checked=(
+        "its repository is not among the public snapshots; the rule as noted, gate by row only"
+    ),
     test=TESTS + "test_llds_adds_nothing_unless_the_rows_likelihood_fell",
     needs=("sequence", "every_row", "ratio"),
 )

@@ -6,9 +6,12 @@ A row of advantage 0 usually has a gradient here, which `every_row` declares. r 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
-from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.inputs import RatioFacts, TokenBatch
 from tfgrpo.rl.formulas.losses.clip import log_ratio
 from tfgrpo.rl.formulas.losses.score import _outside_total_variation
 from tfgrpo.rl.formulas.registry import Entry, register, required
@@ -23,6 +26,7 @@ TESTS = "tests/rl/formulas/losses/test_regression.py::"
     source="Bounded Ratio RL, GBPO (arXiv 2604.18578), abstract and summary",
     formula="|A| (r - (1 + eps sign A))^2 / (2 eps)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_gbpo_rests_at_the_bound_and_starts_as_policy_gradient",
     needs=("ratio",),
 )
@@ -37,32 +41,38 @@ def gbpo(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     return batch.advantage_D.abs() * (log_ratio(batch).exp() - bound_D) ** 2 / (2 * eps)
 
 
+def _dual_ascent(
+    state: Mapping[str, float], seen: RatioFacts, options: Mapping[str, Any]
+) -> dict[str, float]:
+    """Projected ascent of the multiplier: max(0, eta + lr (mean (r − 1)² − delta))."""
+    eta = state.get("eta", options.get("eta", 1.0))
+    gap = seen.variance - options.get("delta", 0.01)
+    return {"eta": max(0.0, eta + options.get("lr", 1.0) * gap)}
+
+
 @register(
     REGRESSION_LOSSES,
     "r2vpo",
     source="R2VPO (ratio-variance regularised policy optimisation), abstract",
     formula="-r A + eta ((r-1)^2 - delta)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_r2vpo_matches_its_lagrangian_and_its_dual_step",
     needs=("every_row", "ratio"),
+    after_step=_dual_ascent,
 )
-def r2vpo(batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01) -> torch.Tensor:
+def r2vpo(
+    batch: TokenBatch, *, eta: float = 1.0, delta: float = 0.01, lr: float = 1.0
+) -> torch.Tensor:
     """Return the Lagrangian of the surrogate under a bound on the ratio's variance: D.
 
     Approximation: the constraint is the abstract's, the treatment of stale samples is unknown.
-    `eta` >= 0 is the multiplier, moved between batches by `r2vpo_dual_step`.
+    `eta` >= 0 is the multiplier's start; the state `eta` moves by `lr` (mean (r−1)² − `delta`)
+    after each optimiser batch.
     """
+    del lr  # of `_dual_ascent`
     ratio_D = log_ratio(batch).exp()
     return -ratio_D * batch.advantage_D + eta * ((ratio_D - 1) ** 2 - delta)
-
-
-def r2vpo_dual_step(eta: float, variance: float, *, delta: float = 0.01, lr: float = 1.0) -> float:
-    """Return the multiplier after one step of projected ascent.
-
-    >>> r2vpo_dual_step(1.0, 0.03, delta=0.01, lr=10), r2vpo_dual_step(0.1, 0.0, delta=0.5)
-    (1.2, 0.0)
-    """
-    return max(0.0, eta + lr * (variance - delta))
 
 
 @register(
@@ -71,6 +81,7 @@ def r2vpo_dual_step(eta: float, variance: float, *, delta: float = 0.01, lr: flo
     source="DRO (arXiv 2405.19107); verl",
     formula="-(A log pi - beta/2 (log r)^2)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dro_rests_where_the_log_ratio_is_the_scaled_advantage",
     needs=("every_row", "ratio"),
 )
@@ -85,6 +96,10 @@ def dro(batch: TokenBatch, *, beta: float = 0.1) -> torch.Tensor:
     source="prime-rl's default loss",
     formula="-mask r A + kappa (log r)^2, mask of dppo_tv",
     certainty="code",
+    checked=(
+        "read in PrimeIntellect-ai/prime-rl trainer/rl/loss.py: equal mask, 0.2, kl_tau "
+        "1e-3; its ratio is to the sampler's log-probs, ours to the step's start"
+    ),
     test=TESTS + "test_prime_default_adds_the_square_to_a_masked_ratio",
     needs=("every_row", "ratio"),
 )
@@ -101,8 +116,11 @@ def prime_default(
     REGRESSION_LOSSES,
     "rover",
     source="ROVER (Random Policy Valuation is Enough), released code",
-    formula="(rho log r - sg(A + next_gap))^2, next_gap: mean of next position's log r",
+    formula="(rho log r - sg(A + rho next_gap))^2, next_gap: mean of next position's log r",
     certainty="code",
+    checked=(
+        "read in tinnerhrhe/ROVER Math/verl/workers/actor/dp_actor.py: target A + rho next gap"
+    ),
     test=TESTS + "test_rover_regresses_to_the_next_states_uniform_value",
     needs=("every_row", "next_gap", "ratio"),
 )
@@ -116,7 +134,7 @@ def rover(
     pass over the old policy's whole distribution, so the caller must compute it.
     """
     gap_D = required(next_gap_D, "rover", "next_gap_D", "compute it from both policies' logits")
-    target_D = (batch.advantage_D + gap_D).detach()
+    target_D = (batch.advantage_D + rho * gap_D).detach()
     return (rho * log_ratio(batch) - target_D) ** 2
 
 
@@ -126,8 +144,10 @@ def rover(
     source="SPPO (Self-Play Preference Optimization), abstract; formula recalled",
     formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2 (advantage win_rate)",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
     needs=("sequence", "every_row", "ratio"),
+    aggregation="row_sum",
 )
 def sppo_square(batch: TokenBatch, *, eta: float = 1.0) -> torch.Tensor:
     """Return the squared error of a row's log-ratio against its win rate, spread on its tokens: D.

@@ -31,6 +31,7 @@ def _score(batch: TokenBatch, weight_D: torch.Tensor) -> torch.Tensor:
     source="REINFORCE (Williams, 1992); GPG's loss; verl, Trinity, ROLL, SkyRL, prime-rl",
     formula="-A log pi",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer) as gpg",
     test=TESTS + "test_reinforce_matches_the_closed_form",
 )
 def reinforce(batch: TokenBatch) -> torch.Tensor:
@@ -44,6 +45,7 @@ def reinforce(batch: TokenBatch) -> torch.Tensor:
     source="Importance-weighted REINFORCE; SkyRL, Trinity, tinker, prime-rl",
     formula="-sg(r) A log pi, the gradient of -r A",
     certainty="code",
+    checked="the gradient of r A, shown by test",
     test=TESTS + "test_importance_sampling_has_the_gradient_of_the_ratio",
     needs=("ratio",),
 )
@@ -58,6 +60,7 @@ def importance_sampling(batch: TokenBatch) -> torch.Tensor:
     source="CISPO (MiniMax-M1, arXiv 2506.13585); TRL, verl, SkyRL, Trinity, ROLL",
     formula="-sg(min(r, eps_max)) A log pi",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_cispo_and_dispo_match_their_four_regimes",
     needs=("ratio",),
 )
@@ -75,6 +78,7 @@ def cispo(batch: TokenBatch, *, eps_max: float = 5.0) -> torch.Tensor:
     source="DISPO, abstract: four bounds, by side and by correctness",
     formula="-sg(clip(r, low, high)) A log pi, own (low, high) for A > 0 and for A <= 0",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_cispo_and_dispo_match_their_four_regimes",
     needs=("ratio",),
 )
@@ -103,8 +107,10 @@ def dispo(
     source="SAPO (Qwen, 2025); TRL `sapo`, verl, SkyRL, AReaL, Trinity",
     formula="-A (4/tau) sigmoid(tau (r-1)), tau by the sign of A",
     certainty="code",
+    checked="run beside TRL and verl on equal inputs (test_trl_peer, test_verl_peer)",
     test=TESTS + "test_sapo_has_slope_one_on_policy_and_matches_the_sigmoid",
     needs=("ratio",),
+    aggregation="row_mean",
 )
 def sapo(
     batch: TokenBatch, *, tau_positive: float = 1.0, tau_negative: float = 1.05
@@ -121,6 +127,10 @@ def sapo(
     source="TOPR (arXiv 2503.14286); Trinity-RFT topr_policy_loss, ROLL",
     formula="A > threshold: -A log pi; else -sg(min(r, 1)) A log pi",
     certainty="code",
+    checked=(
+        "read in alibaba/ROLL agentic_actor_pg_worker.py: equal, but positives there are "
+        "those of reward > 0, here of A > threshold"
+    ),
     test=TESTS + "test_topr_tapers_negatives_only",
     needs=("ratio",),
 )
@@ -137,6 +147,7 @@ def topr(batch: TokenBatch, *, threshold: float = 0.0) -> torch.Tensor:
     source="OPMD; Trinity-RFT opmd_policy_loss",
     formula="-A log pi / (1 + tau); advantages dr_grpo or opmd_soft",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) opmd_policy_loss.py: equal",
     test=TESTS + "test_opmd_divides_reinforce_by_one_plus_tau",
 )
 def opmd(batch: TokenBatch, *, tau: float = 1.0) -> torch.Tensor:
@@ -150,6 +161,7 @@ def opmd(batch: TokenBatch, *, tau: float = 1.0) -> torch.Tensor:
     source="AsymRE (arXiv 2506.20520) as Trinity-RFT writes it in the REC family (forward KL)",
     formula="-A log pi - coef log pi: a baseline shifted by -coef",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) rec_policy_loss.py, forward-kl: equal",
     test=TESTS + "test_asymre_equals_reinforce_with_a_shifted_advantage",
     needs=("every_row",),
 )
@@ -174,6 +186,7 @@ def _rec(batch: TokenBatch, keep_D: torch.Tensor, importance: float, k2: float) 
     source="REC (Group-Relative REINFORCE Is Secretly Off-Policy); Trinity-RFT rec_policy_loss",
     formula="-w A log pi where (A >= 0 and r <= 1+eps_high) or (A <= 0 and r >= 1-eps_low)",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) rec_policy_loss.py; clip's gradient by test",
     test=TESTS + "test_rec_one_side_has_the_gradient_of_clip",
     needs=("ratio",),
 )
@@ -196,6 +209,7 @@ def rec_one_side(
     source="REC; Trinity-RFT rec_policy_loss, clip_mode two-side",
     formula="-w A log pi where 1-eps_low <= r <= 1+eps_high",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) rec_policy_loss.py: equal",
     test=TESTS + "test_rec_two_side_and_ring_keep_the_stated_tokens",
     needs=("ratio",),
 )
@@ -214,6 +228,7 @@ def rec_two_side(
     source="REC; Trinity-RFT rec_policy_loss, clip_mode ring",
     formula="two-side, or (A >= 0 and r <= 1-outer_low), or (A <= 0 and r >= 1+outer_high)",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) rec_policy_loss.py: equal",
     test=TESTS + "test_rec_two_side_and_ring_keep_the_stated_tokens",
     needs=("ratio",),
 )
@@ -240,6 +255,7 @@ def rec_ring(
     source="Kimi's OPMD in the REC family; Trinity-RFT rec_policy_loss, regularizer k2",
     formula="-A log pi + coef (log r)^2",
     certainty="code",
+    checked="read in shiweijiezero/R3L (a Trinity-RFT) rec_policy_loss.py: equal",
     test=TESTS + "test_rec_k2_pulls_back_to_the_old_policy",
     needs=("every_row", "ratio"),
 )
@@ -261,6 +277,7 @@ def _outside_total_variation(batch: TokenBatch, low: float, high: float) -> torc
     source="DPPO, binary total variation (arXiv 2602.04879); verl, SkyRL, prime-rl's default mask",
     formula="-sg(min(r, cap)) A log pi where pi-pi_old <= d_high (A > 0) or >= -d_low (A <= 0)",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dppo_masks_match_the_closed_forms",
     needs=("ratio",),
 )
@@ -278,6 +295,7 @@ def dppo_tv(
     source="DPPO, binary KL (arXiv 2602.04879); verl",
     formula="as dppo_tv with KL(Bern(pi_old) || Bern(pi)) <= d, or moved against the advantage",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dppo_masks_match_the_closed_forms",
     needs=("ratio",),
 )
@@ -301,6 +319,7 @@ def dppo_kl(
     source="MinPRO (A Step Back: Prefix Importance Ratio), abstract",
     formula="-sg(min(r_t min_(s<t) r_s, cap)) A log pi; the first token has its own ratio",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_minpro_uses_the_smallest_earlier_ratio",
     needs=("sequence", "ratio"),
 )

@@ -25,8 +25,10 @@ TESTS = "tests/rl/formulas/losses/test_sequence.py::"
     source="GSPO (arXiv 2507.18071); TRL `importance_sampling_level=sequence`, verl",
     formula="-min(s A, clip(s, 1-eps_low, 1+eps_high) A); aggregate with row_mean",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_gspo_matches_hand_computed_rows",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the surrogate clipped on the length-normalised row ratio: D."""
@@ -40,8 +42,10 @@ def gspo(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) ->
     source="GSPO-token (arXiv 2507.18071); verl",
     formula="clip on s_t = sg(s) pi / sg(pi): the values of gspo, the gradient of each token alone",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_gspo_token_has_the_values_of_gspo_and_token_gradients",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e-4) -> torch.Tensor:
     """Return the row-clipped surrogate with per-token gradients (advantages may vary): D."""
@@ -56,8 +60,10 @@ def gspo_token(batch: TokenBatch, *, eps_low: float = 3e-4, eps_high: float = 4e
     source="GMPO (arXiv 2507.20673); verl `geo_mean`, TRL experimental",
     formula="-A exp(mean_t q_t): q = min(log r, eps_high) if A > 0, max(log r, -eps_low) if < 0",
     certainty="code",
+    checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_gmpo_matches_the_clipped_geometric_mean",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> torch.Tensor:
     """Return the geometric-mean surrogate with log-ratios clipped on the harmful side: D.
@@ -80,8 +86,10 @@ def gmpo(batch: TokenBatch, *, eps_low: float = 0.4, eps_high: float = 0.4) -> t
     source="LUSPO; TRL loss type `luspo`",
     formula="row length * gspo loss; aggregate with row_mean",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_luspo_is_gspo_times_length",
     needs=("sequence", "ratio"),
+    aggregation="row_mean",
 )
 def luspo(batch: TokenBatch, *, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> torch.Tensor:
     """Return the row-clipped surrogate times the row's length: D."""
@@ -95,6 +103,7 @@ def luspo(batch: TokenBatch, *, eps_low: float = 2e-3, eps_high: float = 2.5e-3)
     source="VESPO; TRL loss type `vespo`",
     formula="-sg(phi(w)) A log pi, phi(w) = e^lam w^k e^(-lam w), w = exp(sum of row's log r)",
     certainty="code",
+    checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_vespo_weight_is_one_on_policy_and_follows_the_closed_form",
     needs=("sequence", "ratio"),
 )
@@ -126,8 +135,10 @@ def vespo(
     source="P3O (Pairwise PPO), abstract; formula recalled",
     formula="mean over pairs of a group of -1/2 (R1-R2)(lr1-lr2), lr = row sum of log r, clipped",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_p3o_matches_the_sum_over_pairs_and_ignores_a_reward_shift",
     needs=("sequence", "group", "every_row", "ratio"),
+    aggregation="row_mean",
 )
 def p3o(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     """Return each row's mean pair loss against its siblings, on every token: D.

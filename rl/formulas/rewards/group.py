@@ -17,6 +17,7 @@ from tfgrpo.rl.formulas.group_stats import (
     filled_groups,
     mean_of,
     part_weights,
+    refuse_negative,
 )
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
@@ -32,6 +33,10 @@ TESTS = "tests/rl/formulas/rewards/test_group.py::"
     source="Rewarding the Unlikely, released code AndreHe02/rewarding-unlikely-release",
     formula="R (1 - beta rank/G), rank 0 … G-1 by log pi_old per token, likeliest highest",
     certainty="code",
+    checked=(
+        "read in AndreHe02/rewarding-unlikely-release ray_lean_trainer.py: rank_penalty "
+        "0.25, ranks over G; rewards below 0 shrink too, as there"
+    ),
     test=TESTS + "test_unlikeliness_scales_by_rank_of_likelihood",
     needs=("logp",),
 )
@@ -53,6 +58,7 @@ def unlikeliness(batch: RewardBatch, *, beta: float = 0.25) -> Floats:
     source="Multi-objective GRPO (arXiv 2503.21819), abstract: a plain weighted sum",
     formula="sum_m weight_m part_m",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_weighted_sum_and_staged_combine_parts",
     needs=("parts",),
 )
@@ -72,6 +78,7 @@ def weighted_sum(batch: RewardBatch, **weights: float) -> Floats:
     source="PRS (Progressive Reward Shaping), abstract",
     formula="sum of parts in order, stopping after the first part below its threshold",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_weighted_sum_and_staged_combine_parts",
     needs=("parts",),
 )
@@ -93,6 +100,7 @@ def staged(batch: RewardBatch, *, threshold: float = 1.0) -> Floats:
     source="Datarus-R1, abstract",
     formula="a part_structure + (1-a) part_content, a falls along half a cosine",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_structure_to_content_moves_from_one_part_to_the_other",
     needs=("parts",),
 )
@@ -118,6 +126,7 @@ def structure_to_content(
     source="own: a price a call",
     formula="R - cost max(0, calls - free)",
     certainty="own",
+    checked="a rule of ours",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
     needs=("extra:tool_calls_R",),
 )
@@ -134,6 +143,7 @@ def tool_cost(batch: RewardBatch, *, cost: float = 0.05, free: float = 0.0) -> F
     source="GiGPO's invalid-action penalty; verl-agent as ported to alibaba/ROLL",
     formula="R - penalty * invalid actions",
     certainty="code",
+    checked="verl-agent's penalty as noted; alibaba/ROLL gives it inside its environments",
     test=TESTS + "test_tool_cost_and_invalid_actions_subtract_their_counts",
     needs=("extra:invalid_R",),
 )
@@ -152,6 +162,7 @@ def invalid_actions(batch: RewardBatch, *, penalty: float = 0.1) -> Floats:
     source="OTC-PO (Optimal Tool Calls), abstract; formula recalled",
     formula="R alpha sin(pi f/(2n)), f = 2mn/(m+n); n = 0: cos(pi m/(2m+c)); n least if right",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_otc_is_largest_at_the_least_number_of_calls",
     needs=("extra:tool_calls_R",),
 )
@@ -159,8 +170,12 @@ def otc(batch: RewardBatch, *, alpha: float = 1.0, c: float = 1.0, right: float 
     """Return rewards times a tool-efficiency term, `extra["tool_calls_R"]` calls m: R.
 
     Approximation: formula recalled. n is the least number of calls among the group's right
-    answers; a group without one keeps its rewards.
+    answers; a group without one keeps its rewards. Wrong answers are worth 0.
+
+    Raises:
+        ConfigError: a reward below 0, which a factor below 1 would raise.
     """
+    refuse_negative(batch, "otc")
     calls_R = column(batch, "otc", "tool_calls_R")
     reward_R = batch.reward_R.copy()
     for rows in filled_groups(batch):
@@ -183,6 +198,7 @@ def otc(batch: RewardBatch, *, alpha: float = 1.0, c: float = 1.0, right: float 
     source="G-RA (gated rewards), abstract",
     formula="R + [R >= tau] scale sum of step rewards",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_gated_steps_open_with_the_outcome",
     needs=("step_rewards",),
 )
@@ -202,6 +218,7 @@ def gated_steps(batch: RewardBatch, *, tau: float = 1.0, scale: float = 1.0) -> 
     source="PEAR (phase entropy), abstract; formula recalled",
     formula="R (1 - clip(mean entropy of thinking - alpha mean entropy of answer, 0, 1))",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_pear_falls_with_the_entropy_of_thinking",
     needs=("extra:think_entropy_R", "extra:answer_entropy_R"),
 )
@@ -210,7 +227,11 @@ def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
 
     Approximation: formula recalled. `extra["think_entropy_R"]` and `extra["answer_entropy_R"]` are
     means in nats, 0 for an absent phase.
+
+    Raises:
+        ConfigError: a reward below 0, which a factor below 1 would raise.
     """
+    refuse_negative(batch, "pear")
     think_R = column(batch, "pear", "think_entropy_R")
     answer_R = column(batch, "pear", "answer_entropy_R")
     result: Floats = batch.reward_R * (1 - np.clip(think_R - alpha * answer_R, 0.0, 1.0))
@@ -223,6 +244,7 @@ def pear(batch: RewardBatch, *, alpha: float = 1.0) -> Floats:
     source="FAPO, released code yyDing1/FAPO",
     formula="1 right and sound, 0 right but flawed, -1 wrong",
     certainty="code",
+    checked="read in yyDing1/FAPO fapo/fapo_reasoning/reward_fn.py: 1, 0, -1",
     test=TESTS + "test_fapo_turns_against_flawed_answers_as_sound_ones_spread",
     needs=("extra:flawed_R",),
 )
@@ -236,29 +258,6 @@ def fapo(batch: RewardBatch, *, right: float = 1.0) -> Floats:
     return np.where(batch.reward_R >= right, np.where(flawed_R, 0.0, 1.0), -1.0)
 
 
-def fapo_judge_reward(
-    flawed: bool, verdict: int | None, first_bad_step: int | None, n_steps: int
-) -> float:
-    """Return FAPO's reward of the judge itself.
-
-    Args:
-        flawed: is the answer flawed?
-        verdict: step index that the judge named, −1 for none, None for an unreadable reply.
-        first_bad_step: the true index, where flawed.
-        n_steps: steps of the answer.
-
-    >>> fapo_judge_reward(False, -1, None, 4), fapo_judge_reward(True, 3, 1, 4)
-    (1.0, 0.5)
-    >>> fapo_judge_reward(True, -1, 1, 4), fapo_judge_reward(True, None, 1, 4)
-    (-1.0, -1.0)
-    """
-    if verdict is None or flawed != (verdict >= 0):
-        return -1.0
-    if not flawed or first_bad_step is None:
-        return 1.0
-    return 1.0 - abs(verdict - first_bad_step) / max(1, n_steps)
-
-
 _MARGIN, _KAPPA, _TEMPERATURE = (0.15, 0.25, 0.35), (2.0, 3.0, 4.0), (2.0, 2.5, 3.0)
 _TARGET, _CAP, _GAIN = (0.35, 0.5, 0.65), (1.0, 1.0, 1.2), (0.6, 0.8, 1.0)
 
@@ -269,6 +268,10 @@ _TARGET, _CAP, _GAIN = (0.35, 0.5, 0.65), (1.0, 1.0, 1.2), (0.6, 0.8, 1.0)
     source="ARES, released code shawn0728/ARES (its reward is called AEPO there)",
     formula="R + s(count - target) by bucket: Huber penalties when right, sigmoid gains when wrong",
     certainty="code",
+    checked=(
+        "read in shawn0728/ARES examples/reward_function/aepo.py: margins, kappas, caps "
+        "equal; its KL weight by bucket is not here"
+    ),
     test=TESTS + "test_ares_matches_the_hand_computed_buckets",
     needs=("extra:trigger_count_R",),
 )

@@ -25,6 +25,7 @@ TESTS = "tests/rl/formulas/rewards/test_length.py::"
     source="DAPO soft overlong punishment (arXiv 2503.14476, eq. 13); verl",
     formula="R + min(0, (max_tokens - buffer - length) / buffer) * factor, at least R - factor",
     certainty="code",
+    checked="the paper's equation 13",
     test=TESTS + "test_overlong_soft_falls_linearly_inside_the_buffer",
 )
 def overlong_soft(
@@ -51,6 +52,7 @@ def overlong_soft(
     source="Kimi k1.5 length reward (arXiv 2501.12599, section 2.3.3)",
     formula="R + weight lam, lam = 1/2 - (length-min)/(max-min) if right, min(0, lam) if wrong",
     certainty="paper",
+    checked="the paper's section 2.3.3",
     test=TESTS + "test_length_in_group_rewards_the_short_and_never_the_wrong",
 )
 def length_in_group(batch: RewardBatch, *, weight: float = 1.0, right: float = 1.0) -> Floats:
@@ -75,6 +77,7 @@ def length_in_group(batch: RewardBatch, *, weight: float = 1.0, right: float = 1
     source="Cosine length reward (arXiv 2502.03373); open-r1 cosine_scaled_reward",
     formula="long + (short-long) (1 + cos(pi length/max)) / 2; right 1 to 0.5, wrong -1 to -0.5",
     certainty="code",
+    checked="open-r1's cosine_scaled_reward, as noted",
     test=TESTS + "test_length_cosine_meets_its_ends_and_middle",
 )
 def length_cosine(
@@ -103,6 +106,7 @@ def length_cosine(
     source="Training LMs to Reason Efficiently (arXiv 2502.04463)",
     formula="R (1 - alpha sigmoid((length - mean) / std)), mean and std over right siblings",
     certainty="paper",
+    checked="the paper's text",
     test=TESTS + "test_length_sigmoid_scales_right_answers",
 )
 def length_sigmoid(batch: RewardBatch, *, alpha: float = 0.2, right: float = 1.0) -> Floats:
@@ -128,6 +132,7 @@ def length_sigmoid(batch: RewardBatch, *, alpha: float = 0.2, right: float = 1.0
     source="L1-Exact (arXiv 2503.04697)",
     formula="R - alpha |target - length|",
     certainty="paper",
+    checked="the paper's text",
     test=TESTS + "test_length_target_penalises_both_sides",
     needs=("extra:target_R",),
 )
@@ -144,6 +149,7 @@ def length_target(batch: RewardBatch, *, alpha: float = 0.0003) -> Floats:
     source="DOT (Anti-Length Shift), abstract",
     formula="in groups all right: 0 where length > mean + k std, else R",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_length_outlier_touches_all_right_groups_only",
 )
 def length_outlier(batch: RewardBatch, *, k: float = 2.0, right: float = 1.0) -> Floats:
@@ -168,6 +174,7 @@ def length_outlier(batch: RewardBatch, *, k: float = 2.0, right: float = 1.0) ->
     source="HBPO (Hierarchical Budget Policy Optimization), abstract",
     formula="R - slope max(0, length - budget) / budget for right answers, at least floor",
     certainty="approximation",
+    checked="no released code was found; the abstract alone",
     test=TESTS + "test_length_budget_is_free_inside_the_budget",
     needs=("extra:budget_R",),
 )

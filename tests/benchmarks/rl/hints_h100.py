@@ -44,7 +44,7 @@ from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
-from tfgrpo.rl.trainer import Parts, Trainer, TrainerParts, load_parts
+from tfgrpo.rl.trainer import LoadedModel, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.statistics import paired_difference, seeds_difference
 
@@ -148,7 +148,7 @@ class Bench:
     def __init__(self, size: Size, folder: Path) -> None:
         self.size = size
         self.folder = folder
-        self.parts: Parts = load_parts(f"local:{model_folder('smollm2')}")
+        self.parts: LoadedModel = load_parts(f"local:{model_folder('smollm2')}")
         self._start: dict[str, torch.Tensor] = {}
         self.keep()
         self._raw = self._start

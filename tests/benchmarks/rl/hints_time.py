@@ -25,7 +25,7 @@ from tests.benchmarks.rl.rl_job import crc_parity, model_folder, questions
 from tfgrpo.hints import make_scheduler
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.trainer import Parts, Trainer, TrainerParts, load_parts
+from tfgrpo.rl.trainer import LoadedModel, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import Rollout, Score, Task
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -65,7 +65,14 @@ class NeedsHint:
 
 
 def run_arm(
-    arm: str, parts: Parts, sampler: GroupGenerator, *, skip: bool, steps: int, n: int, new: int
+    arm: str,
+    parts: LoadedModel,
+    sampler: GroupGenerator,
+    *,
+    skip: bool,
+    steps: int,
+    n: int,
+    new: int,
 ) -> dict[str, Any]:
     """Steps of one arm on the present weights."""
     gc.collect()  # an earlier trainer's gradients

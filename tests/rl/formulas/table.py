@@ -22,6 +22,10 @@ and `credit.name` (in place of the advantage), with options by keyword in `loss.
 *approximation* = our reading of an abstract, a summary or from memory, never a reproduction;
 *own* = a plain rule of ours.
 
+**Checked**: what the function was compared with, and what differs. *State*: numbers that move from
+step to step, in the checkpoint and in the log as `state_ENTRY_NAME` (RiskPO's quantiles, R2VPO's
+multiplier, VCPO's step size).
+
 **Needs**: what a function must be given besides log-probs, advantages, rewards and lengths. A
 missing input is an error that names it. `every_row`: rows of advantage 0 have a gradient too and
 are not skipped. `sequence`, `group`: the loss of a token depends on its whole row or group, which
@@ -33,10 +37,12 @@ model is loaded:
 
 | need | set |
 |---|---|
+| `ratio` (losses) | nothing; under one update per batch it is 1, and the run says so |
 | `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[multi_turn]`: several turns |
 | `step_rewards` | `multi_turn.environment`, or a verifier function with parts `step_0`, … |
 | `parts` | a verifier of kind `weighted` or `function` |
 | `behaviour`, `extra:ratio_R` | `rollout.temperature = 1`, where samplers tell log-probs |
+| `extra:round_R` | a verifier of kind `arena` |
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
 | `extra:planning_D` | `credit.phrases` |
@@ -44,9 +50,12 @@ model is loaded:
 
 A column's source is `task:KEY` or `rollout:KEY` (of the metadata), `part:NAME` (of the score),
 `length`, `entropy` or `logp` (means over the tokens). `answers` are compared as
-`loss.answer_pattern` finds them. Options called `step`, `steps`, `progress` and `max_tokens` are
-filled in. `logp` is log π at the rollout's temperature, `extra:score_norm_R` the norm of ∇log π by
-the logits. For a loop of your own:
+`loss.answer_pattern` finds them. A column `step_rewards` never holds the rollout's outcome:
+credits add it to the last step, so that an environment pays for steps and the verifier for the
+result. An entry may *use* a need: it takes what is there and does without elsewhere. Options
+called `step`, `steps`, `progress` and `max_tokens` are filled in. `logp` is log π at the
+rollout's temperature, `extra:score_norm_R` the norm of ∇log π by the logits. For a loop of your
+own:
 
 ```python
 from dataclasses import replace
@@ -65,18 +74,28 @@ that another library calls so (which depends on how a batch is cut, and is not o
 `token_mean` counts the tokens of the whole optimiser batch, never of a micro-batch.
 
 A loss of a whole row repeats its value on the row's tokens; `row_mean` then gives the mean over
-rows. `clip_cov` and `kl_cov` take their statistics by group instead of by micro-batch, so that
-cutting the batch differently changes nothing. `mc_grpo` divides by the standard deviation: the
-released median deviation is 0 for binary rewards in every odd group.
-"""
+rows, and is what such a loss takes where `loss.aggregation` is empty (column *aggregation*).
+`clip_cov` and `kl_cov` take their statistics by group instead of by micro-batch, so that cutting
+the batch differently changes nothing. `mc_grpo` divides by the standard deviation: the released
+median deviation is 0 for binary rewards in every odd group."""
 
 TITLES = {
-    "losses": "Losses (`rl/losses*.py`): one value a token",
-    "aggregations": "Aggregations (`rl/formulas/aggregations.py`): one weight a row",
-    "advantages": "Advantages (`rl/advantages*.py`): one value a rollout",
-    "rewards": "Rewards (`rl/rewards*.py`): new rewards, one a rollout",
-    "credit": "Credit (`rl/credit*.py`): one advantage a token",
+    "losses": "Losses (`rl/formulas/losses`): one value per token",
+    "aggregations": "Aggregations (`rl/formulas/aggregations.py`): one weight per row",
+    "advantages": "Advantages (`rl/formulas/advantages`): one value per rollout",
+    "rewards": "Rewards (`rl/formulas/rewards`): new rewards, one per rollout",
+    "credit": "Credit (`rl/formulas/credit`): one advantage per token",
 }
+
+
+KEYS = {
+    "losses": 'loss.name = "{}"',
+    "aggregations": 'loss.aggregation = "{}"',
+    "advantages": 'loss.advantage = "{}"',
+    "rewards": 'rewards.names = ["{}"]',
+    "credit": 'credit.name = "{}"',
+}
+"""How a run chooses an entry."""
 
 
 def options_of(entry: Entry) -> str:
@@ -106,16 +125,22 @@ def rendered() -> str:
         parts.append(
             f"\n## {TITLES[kind]}\n\n{len(registry)} entries, {sure} not approximations.\n"
         )
-        parts.append("| name | formula | options | needs | how sure | source |")
-        parts.append("|---|---|---|---|---|---|")
+        heads = (
+            "name | formula | in TOML | options | needs | aggregation | how sure | source | checked"
+        )
+        parts.append(f"| {heads} |")
+        parts.append("|---|---|---|---|---|---|---|---|---|")
         for name, e in registry.items():
             cells = [
                 f"`{name}`",
                 e.formula,
+                f"`{KEYS[kind].format(name)}`",
                 options_of(e),
-                ", ".join(e.needs),
-                e.certainty,
+                ", ".join([*e.needs, *(f"uses {need}" for need in e.uses)]),
+                e.aggregation,
+                e.certainty + (", state" if e.after_step else ""),
                 e.source,
+                e.checked,
             ]
             parts.append("| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |")
     return "\n".join(parts) + "\n"

@@ -54,6 +54,16 @@ def _names_called(entry: Entry, names: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
+def test_every_entry_says_what_it_was_checked_against(entry: Entry) -> None:
+    """A formula said to be read in code names the file, or says what was not to be had."""
+    assert entry.checked
+    if entry.is_approximation:
+        assert "read in" not in entry.checked and "run beside" not in entry.checked
+    if "read in" in entry.checked:
+        assert "/" in entry.checked.partition("read in")[2]
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_an_approximation_says_so_in_its_docstring_and_nothing_else_does(entry: Entry) -> None:
     text = entry.fn.__doc__ or ""
     assert text.strip(), f"{entry.name} has no docstring"

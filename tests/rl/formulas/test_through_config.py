@@ -34,6 +34,7 @@ COLUMNS = {
 OPTIONS = {
     "overlong_soft": {"buffer": 4.0},
     "d3s": {"keep": 2.0},
+    "length_outlier": {"k": 1.0},
     "seed_linear": {"alpha": 0.5},  # a random model's answers all differ, which alpha 1 takes for 0
     "seed_focal": {"alpha": 0.5},
     "gtpo_trajectory": {"limit": 9.0},  # and its entropy is near log V

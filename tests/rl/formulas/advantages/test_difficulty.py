@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import pytest
 from tests.rl.formulas.batches import rewards
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.difficulty import (
+    DIFFICULTY_ADVANTAGES,
     a_grae,
     dgpo,
-    pinball_step,
     riskpo,
     seed_exponential,
     seed_focal,
@@ -26,13 +27,19 @@ def test_dgpo_gives_every_mixed_group_the_same_total() -> None:
     quarter = rewards([1, 1, 0, 0, 0, 0, 0, 0])
     assert dgpo(quarter, eps=0).tolist() == pytest.approx([2, 2] + [-2 / 3] * 6)
     both = rewards([1, 1, 0, 0, 0, 0, 0, 0], [1] * 6 + [0] * 2, [1] * 8)
-    found = dgpo(both, eps=0, temperature=2.0)
+    found = dgpo(both, eps=0, temperature=2.0) * 2 / 3  # one of three groups is flat
     hard, easy = math.exp(-0.25 / 2), math.exp(-0.75 / 2)
     total = [np.abs(found[i : i + 8]).sum() for i in (0, 8, 16)]
     assert total == pytest.approx([8 * 2 * hard / (hard + easy), 8 * 2 * easy / (hard + easy), 0])
     assert total[0] + total[1] == pytest.approx(16)
     plain = [np.abs(grpo(rewards([1] * k + [0] * (8 - k)), eps=0, ddof=0)).sum() for k in (1, 4)]
     assert plain == pytest.approx([5.29, 8.0], abs=5e-3)  # what GRPO gives instead
+
+
+def test_dgpo_makes_up_for_the_tokens_of_flat_groups() -> None:
+    """One mixed group of two of equal length: all advantages are doubled."""
+    found = dgpo(rewards([1, 0, 0, 0], [1, 1, 1, 1]), eps=0)
+    assert found.tolist() == pytest.approx([4.0, *[-1.3333] * 3, *[0.0] * 4], abs=5e-5)
 
 
 def test_seed_shrinks_uncertain_groups() -> None:
@@ -85,14 +92,41 @@ def test_riskpo_matches_the_mixed_value_at_risk() -> None:
         expected = [risk(s, natural) for s in (2, 0, 2, 0, 1, 1, 1, 1)]
         found = riskpo(batch, natural_baseline=natural, **fixed)
         assert found.tolist() == pytest.approx(expected)
-    scores = [2.0, 0.0, 1.0, 1.0]
-    by_batch = {"q_low": np.quantile(scores, d), "q_high": np.quantile(scores, u)}
-    assert riskpo(batch, bundle=2).tolist() == pytest.approx(
-        riskpo(batch, bundle=2, **by_batch).tolist()
-    )
-    scaled = riskpo(batch, scaled=1, eps=0, **fixed)
-    spread = np.std([risk(s, True) for s in scores], ddof=1)
-    assert scaled[0] == pytest.approx(risk(2, True) / spread)
+
+
+ONE_BUNDLE = ([1, 0, 0, 0], [1, 1, 1, 0])
+"""Paper scores 2, 1, 1, 0 of sample deviation .8165; risks 0, −.2667, −.2667, −2.3333."""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [0, -0.2667, -0.2667, -2.3333] * 2),
+        ({"scaled": 1}, [0, -0.3266, -0.3266, -2.8577] * 2),
+        ({"scaled": 1, "credit": "std"}, [0, -0.6532, -0.6532, -5.7155] * 2),
+        # R − mean: .75 and .25 (sum 1), −.25 and .25 (sum 0: halves), …, −.25 and −.75 (sum −1)
+        ({"credit": "share"}, [0, -0.1333, -0.1333, -0.5833, 0, -0.1333, -0.1333, -1.75]),
+    ],
+)
+def test_riskpo_spreads_a_papers_risk_on_its_questions(
+    options: dict[str, Any], expected: list[float]
+) -> None:
+    found = riskpo(rewards(*ONE_BUNDLE), bundle=2, **options)
+    assert found.tolist() == pytest.approx(expected, abs=5e-5)
+
+
+def test_riskpo_without_a_history_takes_each_bundles_own_quantiles() -> None:
+    """Bundles of scores 2, 0, 0, 0 and 2, 2, 2, 0 give a failing paper −.5333 and −4.1333."""
+    batch = rewards([1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0])
+    found = riskpo(batch, bundle=2)
+    assert found[3] == pytest.approx(-0.5333, abs=5e-5)
+    assert found[11] == pytest.approx(-4.1333, abs=5e-5)
+    tracked = {"q_low": 0.0, "q_high": 2.0}
+    both = riskpo(batch, bundle=2, quantiles="mix", **tracked)
+    assert both[3] == pytest.approx((-(0.8 + 2) / 2 / 0.6) / 2.5)  # q 0 and 1.4, their own: 0, .8
+    assert riskpo(batch, bundle=2, quantiles="batch", **tracked).tolist() == found.tolist()
+    with pytest.raises(ConfigError, match="allowed are uniform, std, share and track, batch, mix"):
+        riskpo(batch, credit="score")
 
 
 def test_riskpo_without_tail_over_all_levels_is_affine_in_the_score() -> None:
@@ -110,8 +144,11 @@ def test_riskpo_gives_all_wrong_questions_a_signal_through_their_bundle() -> Non
 
 
 def test_a_tracked_quantile_converges_on_a_known_distribution() -> None:
-    draw = np.random.default_rng(1)
-    quantile = 0.0
-    for step in range(4000):
-        quantile = pinball_step(quantile, draw.normal(size=8), 0.8, lr=1.0 / (1 + step) ** 0.6)
-    assert quantile == pytest.approx(0.8416, abs=0.05)
+    """Level .8 of a standard normal is .8416."""
+    draw, state, seen = np.random.default_rng(1), {}, []
+    track = DIFFICULTY_ADVANTAGES["riskpo"].after_step
+    for _ in range(4000):
+        state = track(state, rewards(draw.normal(size=64)), {"bundle": 1, "lr": 0.05})
+        seen.append(state["q_high"])
+    assert np.mean(seen[500:]) == pytest.approx(0.8416, abs=0.05)
+    assert min(seen[500:]) > 0.6 and max(seen[500:]) < 1.1

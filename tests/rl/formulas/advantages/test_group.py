@@ -113,7 +113,7 @@ def test_pass_at_k_credits_the_single_best_rollout() -> None:
 def test_bnpo_matches_the_beta_density() -> None:
     batch = rewards([1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1])
     rates = np.array([0.25, 0.5, 0.75, 1.0])
-    strength = rates.mean() * (1 - rates.mean()) / rates.var() - 1
+    strength = rates.mean() * (1 - rates.mean()) / rates.var(ddof=1) - 1
     a = max(1, 1 + rates.mean() * strength / 3)
     b = max(1, 1 + (1 - rates.mean()) * strength / 3)
     assert a > 1 and b > 1  # so that the density counts
@@ -123,6 +123,12 @@ def test_bnpo_matches_the_beta_density() -> None:
         for r in group
     ]
     assert bnpo(batch).tolist() == pytest.approx(expected)
+
+
+def test_bnpo_takes_the_sample_variance_of_the_success_rates() -> None:
+    """Rates .25 and .75: variance .125, strength 1, both parameters 1.1667, density 1.0466."""
+    found = bnpo(rewards([1, 0, 0, 0], [1, 1, 1, 0])).tolist()
+    assert found == pytest.approx([0.7166, *[-0.2389] * 3, *[0.2389] * 3, -0.7166], abs=5e-5)
 
 
 def test_bnpo_is_reinforce_or_grpo_at_fixed_parameters() -> None:

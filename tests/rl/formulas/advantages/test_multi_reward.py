@@ -18,7 +18,6 @@ from tfgrpo.rl.formulas.advantages.multi_reward import (
     hop_baseline,
     rank,
     rank_normal,
-    tournament,
 )
 
 
@@ -93,35 +92,6 @@ def test_arena_rank_orders_by_round_and_then_reward() -> None:
     assert arena_rank(batch).tolist() == pytest.approx([-1 / 3, 1.0, -1.0, 1 / 3])
     tie = rewards([0.4, 0.1, 0.4, 0.9], extra={"round_R": rounds})
     assert arena_rank(tie).tolist() == pytest.approx([-2 / 3, 1.0, -2 / 3, 1 / 3])
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 11])
-def test_a_tournament_finds_the_best_in_one_comparison_less_than_its_size(size: int) -> None:
-    draw = np.random.default_rng(size)
-    true, quick = draw.permutation(size), draw.normal(size=size)
-    calls: list[tuple[int, int]] = []
-
-    def better(i: int, j: int) -> bool:
-        calls.append((i, j))
-        return bool(true[i] > true[j])
-
-    reached = tournament(quick, better)
-    assert len(calls) == size - 1
-    assert int(np.argmax(reached)) == int(np.argmax(true))
-    sides_swapped = tournament(quick, lambda i, j: not true[j] > true[i])
-    assert sides_swapped == reached  # a consistent judge is not misled by sides
-
-
-def test_a_tournament_lets_the_two_strongest_seeds_meet_last() -> None:
-    strength = np.array([0.5, 0.9, 0.1, 0.8, 0.3, 0.2, 0.4, 0.05])
-    pairs: list[set[int]] = []
-
-    def better(i: int, j: int) -> bool:
-        pairs.append({i, j})
-        return bool(strength[i] > strength[j])
-
-    tournament(strength, better)
-    assert pairs[-1] == {1, 3}
 
 
 def test_hop_baseline_shares_a_mean_by_class() -> None:

@@ -12,6 +12,7 @@ from tests.rl.formulas.batches import rewards
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.advantages.weighted import (
+    WEIGHTED_ADVANTAGES,
     aspo,
     asymre_baseline,
     canon,
@@ -22,7 +23,6 @@ from tfgrpo.rl.formulas.advantages.weighted import (
     r3l,
     unlikeliness_grpo,
     vcpo,
-    vcpo_lr_scale,
     xrpo,
 )
 
@@ -145,7 +145,21 @@ def test_vcpo_baseline_has_the_least_variance() -> None:
     assert found.tolist() == pytest.approx((batch.reward_R - base).tolist())
     for other in (base - 0.01, base + 0.01, 0.5):
         assert (energy * found**2).sum() < (energy * (batch.reward_R - other) ** 2).sum()
-    scaled = vcpo(batch, eps=0)
-    assert scaled.tolist() == pytest.approx((found / np.std([1, 0, 1, 0], ddof=1)).tolist())
-    assert vcpo_lr_scale(np.array([2.0, 0, 0, 0, 0, 0, 0, 0, 0])) == pytest.approx(1 / 3)
-    assert vcpo_lr_scale(np.array([1.0, 1.0]), base=0.5) == 1.0
+    typed = {"ratio_R": np.ones(4), "score_norm_R": np.ones(4)}
+    # b = .25, population deviation .4330
+    assert vcpo(rewards([1, 0, 0, 0], extra=typed)).tolist() == pytest.approx(
+        [1.7321, *[-0.5774] * 3], abs=5e-5
+    )
+
+
+def test_vcpo_asks_for_shorter_steps_where_few_rollouts_carry_the_weight() -> None:
+    step = WEIGHTED_ADVANTAGES["vcpo"].after_step
+    cases = [
+        ([1, 0, 0, 0], 1.0, 0.5),
+        ([1, 1, 1, 1], 1.0, 1.0),
+        ([2, *[0] * 8], 1.0, 1 / 3),
+        ([1, 1], 0.5, 1.0),
+    ]
+    for ratio, base, expected in cases:
+        batch = rewards([0] * len(ratio), extra={"ratio_R": np.array(ratio, dtype=float)})
+        assert step({}, batch, {"base": base}) == {"lr_scale": pytest.approx(expected)}

@@ -7,9 +7,10 @@ import pytest
 
 from tests.rl.formulas.batches import rewards
 from tests.rl.formulas.credit.test_steps import walks
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit import rows_of
-from tfgrpo.rl.formulas.credit.segments import cut_points, portool, salt, spo_chain, spo_tree
+from tfgrpo.rl.formulas.credit.segments import portool, salt, spo_chain, spo_tree
 
 
 def test_salt_neutralises_steps_that_good_and_bad_rollouts_share() -> None:
@@ -49,6 +50,15 @@ def test_spo_tree_and_portool_match_a_small_tree() -> None:
     assert spo_tree(only_child)[0] == spo_tree(only_child)[3] == 0.0
 
 
+def test_trees_are_refused_where_rollouts_share_no_more_than_the_prompt() -> None:
+    """Rewards 1, 0, 0, 1 over three turns of their own would give turns 2 and 3 exactly 0."""
+    apart = walks([1, 0, 0, 1], ["rab", "rcd", "ref", "rgh"])
+    for credit in (spo_tree, portool):
+        with pytest.raises(ConfigError, match="no two rollouts of a group share more than"):
+            credit(apart)
+    assert spo_tree(walks([1, 0], ["r", "r"])).tolist() == [0.5, -0.5]
+
+
 def test_spo_chain_telescopes_and_masks_sure_tokens() -> None:
     batch = rewards(
         [1.0, 0.0],
@@ -57,11 +67,9 @@ def test_spo_chain_telescopes_and_masks_sure_tokens() -> None:
         step_reward_R=[np.array([0.25, 0.5, 0.25]), np.array([0.25])],
         logp_D=np.log([0.5, 0.95, 0.6, 0.7, 0.99, 0.2]),
     )
-    found = rows_of(batch, spo_chain(batch))
+    found = rows_of(batch, spo_chain(batch, below=1.0))
     assert found == [pytest.approx((0.25, 0.25, -0.25, 0.75)), pytest.approx((-0.25, -0.25))]
     # one value a segment: they sum to R − V(start); a single segment is the whole rollout's
     assert found[0][0] + found[0][2] + found[0][3] == pytest.approx(1.0 - 0.25)
-    masked = spo_chain(batch, below=0.9)
+    masked = spo_chain(batch)
     assert masked.tolist() == pytest.approx([0.25, 0.0, -0.25, 0.75, 0.0, -0.25])
-    assert cut_points([0.5, 0.5, 0.99, 0.5], every=1) == [1, 2, 4]
-    assert cut_points([0.99] * 4) == []

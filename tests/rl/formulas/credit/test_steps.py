@@ -13,7 +13,7 @@ from tests.rl.formulas.batches import rewards
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit import rows_of
-from tfgrpo.rl.formulas.credit.steps import a2tgpo, eapo, gigpo, hgpo, igpo, information_gains, mapo
+from tfgrpo.rl.formulas.credit.steps import a2tgpo, eapo, gigpo, hgpo, igpo, mapo
 
 
 def walks(
@@ -77,8 +77,8 @@ def test_gigpo_prefers_the_better_return_from_one_state_and_groups_by_task() -> 
 
 def test_hgpo_at_depth_zero_is_the_step_part_of_gigpo() -> None:
     batch = walks([1.0, 0.0, 0.5], ["abc", "abd", "xbc"])
-    step_only = gigpo(batch, eps=0) - np.repeat(grpo(batch, eps=0), 3)
-    assert hgpo(batch, depth=0, eps=0).tolist() == pytest.approx(step_only.tolist())
+    step_only = gigpo(batch, scaled=0) - np.repeat(dr_grpo(batch), 3)
+    assert hgpo(batch, depth=0).tolist() == pytest.approx(step_only.tolist())
 
 
 def test_hgpo_weighs_deeper_histories_more() -> None:
@@ -97,9 +97,30 @@ def test_hgpo_weighs_deeper_histories_more() -> None:
     assert at_b.tolist() == pytest.approx([*expected, -0.2])
     counted = hgpo(uneven, count_zeros=1, **options)[1::2]
     assert counted.tolist() == pytest.approx([*expected, -0.2 / 3])
-    with_episode = hgpo(uneven, episode=1.0, eps=0, **options)[1::2]
-    rollout = grpo(uneven, eps=0)
+    with_episode = hgpo(uneven, episode=1.0, **options)[1::2]
+    rollout = grpo(uneven)
     assert with_episode.tolist() == pytest.approx((np.array([*expected, -0.2]) + rollout).tolist())
+
+
+def test_hgpo_scales_by_the_population_and_skips_histories_that_are_too_long() -> None:
+    """Two rollouts at one state with returns 1 and 0: ±1 scaled, ±½ as released."""
+    one = walks([1.0, 0.0], ["s", "s"])
+    assert hgpo(one, scaled=1).tolist() == pytest.approx([1.0, -1.0])
+    assert hgpo(one).tolist() == [0.5, -0.5]
+    # at the first step of three only layer 0 exists, whatever the depth
+    first = [hgpo(walks([1.0, 0.0], ["abc", "abd"]), depth=d, gamma=1.0)[0] for d in (0, 2)]
+    assert first == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("credit", [gigpo, hgpo])
+def test_step_rewards_come_on_top_of_the_outcome(credit: Any) -> None:
+    """Outcomes 1 and 0: step rewards of 0 change nothing, and the outcome stays without them."""
+    plain = walks([1.0, 0.0], ["s", "s"])
+    zero = walks([1.0, 0.0], ["s", "s"], steps=[[0.0], [0.0]])
+    assert credit(zero).tolist() == credit(plain).tolist()
+    assert gigpo(zero, eps=0).tolist() == pytest.approx([2 * 0.70711, -2 * 0.70711], abs=5e-5)
+    paid = walks([1.0, 0.0], ["ab", "ab"], steps=[[0.0, 0.0], [0.0, 3.0]])
+    assert credit(paid, scaled=0)[1] < 0 < credit(paid, scaled=0)[3]
 
 
 def test_hgpo_gives_zero_to_singletons() -> None:
@@ -108,16 +129,10 @@ def test_hgpo_gives_zero_to_singletons() -> None:
 
 def test_igpo_centres_returns_at_equal_turns() -> None:
     """Turn returns: row 0 (0.9, 0.7), row 1 (0.5), so turn 1 is row 0's alone."""
-    batch = walks([0.7, 0.5], ["ab", "c"], steps=[[0.2, 0.7], [0.5]])
+    batch = walks([0.7, 0.5], ["ab", "c"], steps=[[0.2, 0.0], [0.0]])
     assert igpo(batch).tolist() == pytest.approx([0.2, 0.0, -0.2])
     discounted = igpo(batch, gamma=0.5)
     assert discounted.tolist() == pytest.approx([0.025, 0.0, -0.025])
-
-
-def test_information_gains_telescope() -> None:
-    gains = information_gains([0.1, 0.4, 0.35, 0.8], 1.0)
-    assert gains[:-1].sum() == pytest.approx(0.8 - 0.1)
-    assert gains[-1] == 1.0
 
 
 def test_a2tgpo_scales_by_the_root_of_the_terms() -> None:

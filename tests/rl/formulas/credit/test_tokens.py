@@ -74,9 +74,38 @@ def test_gtpo_trajectory_spares_tokens_that_both_kinds_share() -> None:
     up, down, _ = grpo(batch)
     good, bad = up - 0.5 * 0.1, down - 0.5 * 0.2
     found = rows_of(batch, gtpo_trajectory(batch, gamma=0.5))
-    assert found[0] == pytest.approx((2 * good, good, good, 2 * good))
-    assert found[1] == pytest.approx((0.0, bad, 0.0))
+    # two shared tokens in each row, which divide it
+    assert found[0] == pytest.approx((good, good / 2, good / 2, good))
+    assert found[1] == pytest.approx((0.0, bad / 2, 0.0))
     assert found[2] == (0.0, 0.0)
+
+
+def gtpo_weights(*ids: list[int], right: int = 1) -> list[tuple[float, ...]]:
+    """What each token is multiplied by, times the row's shared tokens; `right` rows are right."""
+    sizes = [len(row) for row in ids]
+    batch = rewards(
+        [1.0] * right + [0.0] * (len(ids) - right),
+        lengths=sizes,
+        token_D=np.array([i for row in ids for i in row]),
+        entropy_D=np.full(sum(sizes), 0.1),
+    )
+    found = rows_of(batch, gtpo_trajectory(batch, gamma=0.0))
+    return [tuple(x / a for x in row) for row, a in zip(found, grpo(batch), strict=True)]
+
+
+def test_gtpo_shared_tokens_are_unbroken_runs_from_either_end() -> None:
+    """An equal token in the middle is no conflict; 2 of 5 tokens are, so each weight is halved."""
+    right, wrong = gtpo_weights([7, 1, 5, 2, 9], [7, 3, 5, 4, 9])
+    assert [2 * w for w in right] == pytest.approx([2, 1, 1, 1, 2])
+    assert [2 * w for w in wrong] == pytest.approx([0, 1, 1, 1, 0])
+
+
+def test_gtpo_weights_of_both_runs_multiply_and_a_row_without_a_run_is_whole() -> None:
+    """[7, 9] and [7, 9, 4, 7, 9]: both tokens of the first are in its head and in its tail run."""
+    right, wrong = gtpo_weights([7, 9], [7, 9, 4, 7, 9])
+    assert [2 * w for w in right] == pytest.approx([4, 4])
+    assert [4 * w for w in wrong] == pytest.approx([0, 0, 1, 0, 0])
+    assert gtpo_weights([1, 2, 3], [4, 5, 6]) == [pytest.approx((1, 1, 1))] * 2
 
 
 def dcpo_batch(group: list[float], entropy: float) -> object:

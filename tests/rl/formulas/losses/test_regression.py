@@ -9,12 +9,13 @@ import torch
 
 from tests.rl.formulas.batches import flat, slopes, tokens, values
 from tfgrpo.errors import ConfigError
+from tfgrpo.rl.formulas.inputs import RatioFacts
 from tfgrpo.rl.formulas.losses.regression import (
+    REGRESSION_LOSSES,
     dro,
     gbpo,
     prime_default,
     r2vpo,
-    r2vpo_dual_step,
     rover,
     sppo_square,
 )
@@ -35,9 +36,11 @@ def test_r2vpo_matches_its_lagrangian_and_its_dual_step() -> None:
     # far from 1 a large advantage still has a gradient, unlike under a clip
     assert slopes(r2vpo, batch, eta=2.0)[0] == pytest.approx(-15 + 2 * 2 * 2 * 3)
     assert slopes(r2vpo, batch, eta=0.0) == pytest.approx([-15.0, -1.0])
-    assert r2vpo_dual_step(1.0, 0.6, delta=0.5, lr=0.1) > 1.0
-    assert r2vpo_dual_step(1.0, 0.4, delta=0.5, lr=0.1) < 1.0
-    assert r2vpo_dual_step(0.0, 0.4, delta=0.5) == 0.0
+    step = REGRESSION_LOSSES["r2vpo"].after_step
+    tight = {"delta": 0.01, "lr": 10}
+    assert step({}, RatioFacts(0.03, 8), tight) == {"eta": pytest.approx(1.2)}
+    assert step({"eta": 1.2}, RatioFacts(0.03, 8), tight) == {"eta": pytest.approx(1.4)}
+    assert step({"eta": 0.1}, RatioFacts(0.0, 8), {"delta": 0.5}) == {"eta": 0.0}
 
 
 def test_dro_rests_where_the_log_ratio_is_the_scaled_advantage() -> None:
@@ -59,12 +62,18 @@ def test_rover_regresses_to_the_next_states_uniform_value() -> None:
     batch = tokens([[0.3, 0.1]], [0.5])
     gap_D = flat([[-0.2, 0.0]]).requires_grad_()
     loss_D = rover(batch, rho=2.0, next_gap_D=gap_D)
-    assert loss_D.tolist() == pytest.approx([(0.6 - 0.3) ** 2, (0.2 - 0.5) ** 2])
+    assert loss_D.tolist() == pytest.approx([(0.6 - 0.1) ** 2, (0.2 - 0.5) ** 2])
     grads = torch.autograd.grad(loss_D.sum(), [batch.logp_D, gap_D], allow_unused=True)
-    assert grads[0].tolist() == pytest.approx([2 * 2 * 0.3, 2 * 2 * -0.3])
+    assert grads[0].tolist() == pytest.approx([2 * 2 * 0.5, 2 * 2 * -0.3])
     assert grads[1] is None  # the target has no gradient
     with pytest.raises(ConfigError, match="next_gap_D"):
         rover(batch)
+
+
+def test_rover_weighs_the_next_states_gap_as_its_own() -> None:
+    """rho .5, log r .2, A 1, gap .4: (.1 − 1.2)²."""
+    found = rover(tokens([[0.2]], [1.0]), rho=0.5, next_gap_D=flat([[0.4]]))
+    assert found.tolist() == pytest.approx([1.21])
 
 
 def test_rover_makes_the_better_branch_the_greedy_one() -> None:

@@ -13,7 +13,6 @@ from tfgrpo.rl.formulas.advantages.group import grpo
 from tfgrpo.rl.formulas.rewards.group import (
     ares,
     fapo,
-    fapo_judge_reward,
     gated_steps,
     invalid_actions,
     otc,
@@ -81,6 +80,20 @@ def test_otc_is_largest_at_the_least_number_of_calls() -> None:
     assert otc(none_right).tolist() == [0.0, 0.5]
 
 
+def test_factors_refuse_rewards_below_zero_which_they_would_raise() -> None:
+    """otc on 1, −1, −1, −1 with 1, 1, 4, 9 calls would pay needless calls; pear, uncertainty."""
+    columns = {
+        "tool_calls_R": np.array([1.0, 1, 4, 9]),
+        "think_entropy_R": np.array([0.1, 0.1, 0.5, 0.9]),
+        "answer_entropy_R": np.zeros(4),
+    }
+    batch = rewards([1, -1, -1, -1], extra=columns)
+    for reward in (otc, pear):
+        with pytest.raises(ConfigError, match="would raise the reward -1 of a wrong answer"):
+            reward(batch)
+        assert reward(rewards([1, 0, 0, 0], extra=columns))[1:].tolist() == [0, 0, 0]
+
+
 def test_gated_steps_open_with_the_outcome() -> None:
     steps = [np.array([0.1, 0.2]), np.array([0.5]), np.array([])]
     batch = rewards([1.0, 0.0, 1.0], step_reward_R=steps)
@@ -105,9 +118,6 @@ def test_fapo_turns_against_flawed_answers_as_sound_ones_spread() -> None:
         return float(grpo(rewards(shaped.tolist()))[0])
 
     assert advantage_of_flawed(1, 6) > 0 > advantage_of_flawed(6, 1)
-    assert fapo_judge_reward(True, 2, 2, 5) == 1.0
-    assert fapo_judge_reward(True, 4, 2, 5) == pytest.approx(0.6)
-    assert fapo_judge_reward(False, 0, None, 5) == -1.0
 
 
 def test_ares_matches_the_hand_computed_buckets() -> None:
