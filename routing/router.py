@@ -201,7 +201,7 @@ class Router:
 
     def save(self, folder: str | Path) -> None:
         """Write models, outcomes, reference pool and states; readers see all of it or nothing."""
-        files = RouterFiles(
+        files = RouterFiles.lazy(
             self.embedder, self.embedder_spec, self.models, lambda: self.value, self.outcomes
         )
         files.saved, files.gates = self.saved(), dict(self.gates)

@@ -64,18 +64,43 @@ class RouterFiles:
 
     def __init__(
         self,
+        value: ValueModel,
+        embedder_spec: str,
+        models: Sequence[ModelInfo],
+        outcomes: Sequence[SuccessCount],
+        gates: Mapping[str, Gate] | None = None,
+    ) -> None:
+        self.gates: dict[str, Gate] = {}
+        self._hold(value.embedder, embedder_spec, models, lambda: value, lambda: outcomes)
+        self.gates = dict(gates or {})
+
+    def _hold(
+        self,
         embedder: Embedder,
         embedder_spec: str,
         models: Sequence[ModelInfo],
         value: Callable[[], ValueModel],
         outcomes: Callable[[], Sequence[SuccessCount]],
     ) -> None:
-        """Hold the parts; `value` and `outcomes` are called when they are needed."""
         self.embedder, self.embedder_spec = embedder, embedder_spec
         self.models = list(models)
-        self.gates: dict[str, Gate] = {}
+        self.gates = {}
         self.saved: Saved | None = None
         self._make_value, self._make_outcomes = value, outcomes
+
+    @classmethod
+    def lazy(
+        cls,
+        embedder: Embedder,
+        embedder_spec: str,
+        models: Sequence[ModelInfo],
+        value: Callable[[], ValueModel],
+        outcomes: Callable[[], Sequence[SuccessCount]],
+    ) -> RouterFiles:
+        """Return files whose value model and outcomes are made when they are needed."""
+        files = cls.__new__(cls)
+        files._hold(embedder, embedder_spec, models, value, outcomes)
+        return files
 
     @cached_property
     def value(self) -> ValueModel:
@@ -202,7 +227,7 @@ class RouterFiles:
                     outcomes.seek(0)
                     return parse_outcomes(outcomes.read().decode("utf-8"), str(at))
 
-            files = cls(embedder, meta["embedder"], models, value, texts)
+            files = cls.lazy(embedder, meta["embedder"], models, value, texts)
             files.saved = _saved(states, meta["keys"], models)
             files.gates = {name: Gate.from_dict(row) for name, row in meta["gates"].items()}
         return files
@@ -369,4 +394,4 @@ def fit_files(
         vectors = embed_prompts(embedder, reference.prompts, [tags[k] for k in reference.keys])
         pool = ReferencePool.fit(reference, vectors, embedder_id=embedder.embedder_id)
     value = ValueModel(embedder, pool, layers=layers)
-    return RouterFiles(embedder, embedder_spec, table.models, lambda: value, lambda: outcomes)
+    return RouterFiles(value, embedder_spec, table.models, outcomes)

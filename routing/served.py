@@ -109,9 +109,13 @@ class StateKeeper:
 
     def saved(self) -> Saved:
         """Return outcomes and states to be stored, all fitted to all outcomes."""
-        self.snapshot(wait=True)
+        if self._models:
+            self.snapshot(wait=True)
         with self._building, self._lock:
-            assert self._ground and self._scores and self._floor is not None
+            if self._ground is None:
+                self._ground = Ground(self._value().embedder.width)
+            self._prepare()
+            assert self._scores is not None and self._floor is not None
             models = self._models.items()
             return Saved(
                 self._ground,
