@@ -74,3 +74,14 @@ def new(name: Annotated[str, typer.Argument(help="Name of the key in the setting
     key = new_key()
     typer.echo(key)
     typer.echo(f'\n[keys.{name}]\nhash = "{hash_key(key)}"', err=True)
+
+
+@app.command("mcp")
+def mcp(
+    config: Annotated[str, typer.Argument(help="The gateway's TOML file.")],
+) -> None:
+    """Offer a gateway's libraries and router as MCP tools over stdio."""
+    from tfgrpo.serve.mcp_server import make_server
+    from tfgrpo.serve.settings import GatewaySettings
+
+    make_server(GatewaySettings.from_toml(config)).run()
