@@ -21,13 +21,13 @@ from tfgrpo.experience.draft import (
     Caps,
     Draft,
     TokenCounter,
-    estimate_tokens,
     number_of,
 )
 from tfgrpo.experience.edits import Edit, EditOutcome
 from tfgrpo.experience.entry import Experience, Status, Value, undented
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.token_estimates import estimate_tokens
 
 FORMAT = "tfgrpo.library"
 FORMAT_VERSION = 1
