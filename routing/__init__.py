@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tfgrpo.routing.router import Router, RouterOptions, Session
     from tfgrpo.routing.rules import Candidate, Cheapest, Guaranteed, RouteDecision, TradeOff
     from tfgrpo.routing.verbs import fit, load, route
-    from tfgrpo.runtime.embedders import open_embedder
 
 _HOME = {
     "Candidate": "rules",
@@ -49,7 +48,6 @@ _HOME = {
     "calibrate": "calibration",
     "fit": "verbs",
     "load": "verbs",
-    "open_embedder": "estimator.embedders",
     "read_models": "outcome_files",
     "read_outcomes": "outcome_files",
     "route": "verbs",
@@ -78,7 +76,6 @@ __all__ = [
     "calibrate",
     "fit",
     "load",
-    "open_embedder",
     "read_models",
     "read_outcomes",
     "route",

@@ -18,6 +18,7 @@ from typing import Any
 from tfgrpo.context import EMPTY_CONTEXT
 from tfgrpo.errors import ConfigError, PolicyError, boundary
 from tfgrpo.messages import Message
+from tfgrpo.policies.attempt import cause_of
 from tfgrpo.protocols import Generated, Generator, GroupVerifier, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, sizes_of
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
