@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing import ModelInfo, Router, SuccessCount, TradeOff, fit, open_embedder
+from tfgrpo.routing import ModelInfo, Router, SuccessCount, TradeOff, fit
 from tfgrpo.routing.estimator.coverage import far_floor, nonsense
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.outcome_files import read_outcomes
-from tfgrpo.runtime.embedders import PromptFeatures, ends, shared_ends
+from tfgrpo.runtime.embedders import PromptFeatures, ends, open_embedder, shared_ends
 
 POLICY = "You are a helpful assistant of our shop and follow these rules. " * 38
 
