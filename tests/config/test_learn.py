@@ -25,7 +25,7 @@ def written(folder: Path, text: str) -> Path:
 def test_the_command_line_wins_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = written(tmp_path, "[learn]\nbatch = 4\nseed = 3\n")
     config = Config.from_toml(path, ["learn.batch=5", "policy.lm=openai:x", "gate.enabled=false"])
-    assert (config.learn.batch, config.learn.seed, config.learn.epochs) == (5, 3, 1)
+    assert (config.learn.batch, config.learn.seed, config.learn.epochs) == (5, 3, 2)
     assert config.policy.lm == "openai:x" and config.gate.enabled is False
 
 
