@@ -150,7 +150,8 @@ async def streams(job: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         status, first = await connection.ask(data)
         statuses[str(status)] = statuses.get(str(status), 0) + 1
-        firsts.append(first - began)
+        if first:
+            firsts.append(first - began)
 
     await one()
     firsts.clear()
