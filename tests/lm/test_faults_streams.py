@@ -412,3 +412,61 @@ def test_the_sync_way_tells_the_connections_own_cause_whatever_its_caller_was_ha
         return told("http://127.0.0.1:9/v1#m")
 
     assert "event loop" not in asyncio.run(inside())
+
+
+# --- further shapes of one kind -------------------------------------------------------------------
+
+
+def message(**fields: Any) -> Any:
+    finish = "tool_calls" if "tool_calls" in fields else "function_call"
+    return status(200, {"choices": [{"message": fields, "finish_reason": finish}]})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        message(tool_calls=[{"id": "a", "function": dict(zip(("name", "arguments"), call))}
+                            for call in BOTH]),
+        message(tool_calls=[dict(zip(("name", "arguments"), call)) for call in BOTH]),
+        events([piece(0, *BOTH[0], "a"), piece(1, *BOTH[1], "a"), chunk({}, "tool_calls")]),
+        events([piece(0, *BOTH[0], "a"), piece(0, *BOTH[0], "a"), piece(1, *BOTH[1], "b"),
+                chunk({}, "tool_calls")]),
+    ],
+    ids=["one id in a whole message", "flat", "one id under two indices", "repeated at its end"],
+)  # fmt: skip
+def test_calls_are_told_apart_by_place_where_ids_do_not(script: Any) -> None:
+    reply = complete(script)[0]
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == BOTH
+
+
+def test_the_form_before_parallel_calls_is_a_call() -> None:
+    old = {"name": "f", "arguments": '{"a":1}'}
+    for script in (
+        message(function_call=old),
+        events([chunk({"function_call": {"name": "f", "arguments": '{"a":'}}),
+                chunk({"function_call": {"arguments": "1}"}}), chunk({}, "function_call")]),
+    ):  # fmt: skip
+        reply = complete(script)[0]
+        assert [(call.name, call.arguments) for call in reply.tool_calls] == [("f", '{"a":1}')]
+
+
+@pytest.mark.parametrize("place", ["errors", "message"])
+def test_an_error_in_any_place_is_no_reply(place: str) -> None:
+    choice: dict[str, Any] = {"message": {"content": "4"}, "finish_reason": "stop"}
+    body: dict[str, Any] = {"choices": [choice]}
+    if place == "errors":
+        body["errors"] = [{"message": "overloaded"}]
+    else:
+        choice["message"]["error"] = {"message": "overloaded"}
+    with pytest.raises(ProviderError):
+        complete(status(200, body))
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [("FINISH_REASON_STOP", "stop"), ("FINISH_REASON_MAX_TOKENS", "length"), ("</s>", "stop"),
+     ("<|im_end|>", "stop"), ("stop_reason_end_turn", "stop"), ("content_policy_violation",
+     "content_filter"), ("BLOCKED", "content_filter")],
+)  # fmt: skip
+def test_spellings_of_a_known_word_are_that_word(word: str, finish: str) -> None:
+    assert finish_of(word) == finish

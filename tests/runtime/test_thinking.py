@@ -137,3 +137,20 @@ def test_a_verifier_and_a_function_policy_read_the_same_marks(pair):
     policy = FunctionPolicy(lambda prompt, context: text, policy_id="p")
     made = asyncio.run(policy.attempt(task("4"), EMPTY_CONTEXT, 0))
     assert (made.answer, made.steps[0].action.reasoning) == ("4", "maybe 5")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel>thought\na<channel|>4",
+        "<reason>a</reason>4",
+        "<antThinking>a</antThinking>4",
+        "<thinking_process>a</thinking_process>4",
+        "<think>a<\\/think>4",
+        "\ufeff<think>a</think>4",
+        " \u200b<think>a</think>4",
+    ],
+)
+def test_more_spellings_of_the_marks_leave_the_answer(text):
+    answer, thought = split_thinking(text)
+    assert (answer, thought.strip()) == ("4", "a")

@@ -153,3 +153,46 @@ def test_reading_numbers_takes_steps_in_proportion_to_the_text(unit, steps_of):
 
 def test_type_setting_is_left_out():
     assert plain_text(r"\text{so } \$9{,}500\%") == "so  $9,500%"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.234.567", "1234567"),
+        ("1\u2019234.50", "1234.50"),
+        ("__42__", "42"),
+        ("_42_", "42"),
+        ("\u20115", "-5"),
+        ("\u20105", "-5"),
+        *[(f"1{space}234", "1234") for space in "\u2006\u2008\u200a\u205f\u3000\u200b\u2060"],
+    ],
+)
+def test_typographers_marks_change_no_number(text, value):
+    assert [n for n, _ in numbers_in(f"It is {text} now")] == [Decimal(value)]
+    assert reward(text, value) == 1.0
+
+
+def test_a_dash_between_numbers_is_no_sign():
+    for dash in "-\u2013\u2212":
+        assert [int(n) for n, _ in numbers_in(f"between 3 {dash} 5")] == [3, 5]
+    assert [int(n) for n, _ in numbers_in("x = - 5, f(-5), is -5")] == [-5, -5, -5]
+
+
+@given(
+    st.integers(2, 99),
+    st.sampled_from(
+        r"(3,@) 3;@ [3,@] \{3,@\} 3\text{~or~}@ \ln~@ \log_{2}~@ \sin~@ @! \binom{@}{2} |-@| x_{@} "
+        r"@x @i @e @y x<@ x\le~@ \ge~@ >@ \ne~@ @_2 \lfloor~@\rfloor 7\bmod~@ 3\pm~@ \max(@,1)".split()
+    ),
+)
+def test_a_number_inside_boxed_mathematics_is_not_its_value(number, form):
+    text = form.replace("@", str(number)).replace("~", " ")
+    assert reward(rf"so \boxed{{{text}}}", number) == 0.0
+    assert reward(rf"so \boxed{{{text}}}", -number) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text", [r"42\text{ km}", r"42 \text{ square meters}", "42 apples", "a = 42"]
+)
+def test_words_around_a_boxed_number_leave_it_the_value(text):
+    assert reward(rf"\boxed{{{text}}}", 42) == 1.0

@@ -15,7 +15,7 @@ def _any(*alternatives: str) -> re.Pattern[str]:
 
 
 PERSONAL = {
-    "an e-mail address": re.compile(r"[\w.+-]+@[\w-]+\.[\w.-]*\w"),
+    "an e-mail address": re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+\.[\w.-]*\w"),
     "a key or token": re.compile(
         r"\b(?:sk|pk|rk|ghp|gho|xox[abp]|hf|AKIA|AIza|eyJ)[-_]?[A-Za-z0-9_\-]{12,}"
         r"|-----BEGIN [A-Z ]*KEY-----"

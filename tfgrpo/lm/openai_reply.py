@@ -113,13 +113,14 @@ class ReplyReader:
     def _refuse_errors(self, answer: Mapping[str, Any], raw: bytes) -> None:
         """Raise where an answer says that it is an error, in whichever place servers say so: beside
         the choices, in place of them, or in one of them."""
-        errors = [answer.get("error")]
+        errors = [answer.get("error"), answer.get("errors")]
         if answer.get("object") == "error" or answer.get("type") == "error":
             errors.append(answer)
         choices = answer.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, Mapping):
-                errors.append(choice.get("error"))
+                bodies = (choice, choice.get("message"), choice.get("delta"))
+                errors += [body.get("error") for body in bodies if isinstance(body, Mapping)]
         for error in errors:
             if error:
                 raise body_failure(

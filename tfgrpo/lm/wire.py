@@ -31,14 +31,15 @@ FINISHES: Mapping[str, Finish] = _spellings(
     {
         "stop": """stop eos eos_token eos_found end end_of_text end_of_turn end_turn endoftext
             stop_sequence stop_string stop_token stop_word stop_words stopped complete completed
-            finish finished done normal""",
+            finish finished done normal </s> <|im_end|> <|eot_id|> <|endoftext|> <end_of_turn>""",
         "length": """length max_length max_tokens max_output_tokens max_new_tokens
             max_completion_tokens maximum_tokens token_limit model_length incomplete
             model_context_window_exceeded context_length_exceeded context_length""",
         "tool_calls": "tool_calls tool_call tool_use function_call function_calls",
         "content_filter": """content_filter content_filtered content_filter_error refusal safety
             sensitive blocklist prohibited_content spii recitation image_safety moderation
-            guardrail_intervened error_toxic""",
+            guardrail_intervened error_toxic blocked content_blocked content_policy_violation
+            image_prohibited_content image_recitation""",
     }
 )
 """The one table of finish words: every server's spelling, in lower case, to ours."""
@@ -46,7 +47,7 @@ FAILED_FINISHES: Mapping[str, ProviderFailure] = _spellings(
     {
         "overloaded": """abort aborted cancel cancelled canceled error error_limit failed failure
             network_error insufficient_system_resource overloaded internal_error load unload""",
-        "timeout": "timeout time_limit deadline deadline_exceeded",
+        "timeout": "timeout timed_out time_out time_limit deadline deadline_exceeded",
         "bad_reply": """malformed_function_call malformed_tool_use malformed_model_output
             malformed_response unexpected_tool_call""",
     }
@@ -148,6 +149,7 @@ def finish_word(value: Any) -> str | None:
     if not isinstance(value, (str, int, float)):
         return None if value is None else type(value).__name__
     word = str(value).strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
+    word = word.removeprefix("finish_reason_").removeprefix("stop_reason_")
     return None if word in _UNFINISHED else word
 
 
@@ -194,7 +196,7 @@ class ChoiceParts:
         """Take one delta (or message) of the choice; True when it brought any output."""
         brought = False
         if isinstance(delta, Mapping):
-            brought = self._add_delta(delta)
+            brought = self._add_delta(delta, is_whole=choice.get("message") is delta)
         entries = choice.get("logprobs")
         if isinstance(entries, Mapping) and isinstance(entries.get("content"), list):
             self.logprobs.extend(e for e in entries["content"] if isinstance(e, Mapping))
@@ -204,7 +206,7 @@ class ChoiceParts:
         self.finish = finish_word(choice.get("finish_reason")) or self.finish
         return brought
 
-    def _add_delta(self, delta: Mapping[str, Any]) -> bool:
+    def _add_delta(self, delta: Mapping[str, Any], *, is_whole: bool) -> bool:
         brought = False
         for name, target in (
             ("content", self.content),
@@ -220,25 +222,30 @@ class ChoiceParts:
         pieces = delta.get("tool_calls")
         for place, piece in enumerate(pieces if isinstance(pieces, list) else ()):
             if isinstance(piece, Mapping):
-                self._add_call(place, piece)
+                # A whole message lists its calls: each is one of its own, whatever its id.
+                self._add_call(place if is_whole else self._slot_of(place, piece), piece)
                 brought = True
+        if isinstance(old := delta.get("function_call"), Mapping) and not pieces:
+            self._add_call(0, {"function": old})  # the form before parallel calls
+            brought = True
         return brought
 
-    def _add_call(self, place: int, piece: Mapping[str, Any]) -> None:
-        slot = self._slot_of(place, piece)
+    def _add_call(self, slot: int, piece: Mapping[str, Any]) -> None:
         call = self.calls.setdefault(slot, {"id": "", "name": "", "arguments": []})
         if piece.get("id"):
             call["id"] = str(piece["id"])
-        function = piece.get("function")
-        if isinstance(function, Mapping):
-            name = function.get("name")
-            if isinstance(name, str) and name != call["name"]:
-                call["name"] += name
-            arguments = function.get("arguments")
-            if isinstance(arguments, Mapping):
-                arguments = json.dumps(arguments)
-            if isinstance(arguments, str):
-                call["arguments"].append(arguments)
+        function = _function_of(piece)
+        name, arguments = function.get("name"), function.get("arguments")
+        is_again = isinstance(name, str) and name == call["name"]
+        if isinstance(name, str) and not is_again:
+            call["name"] += name
+        if isinstance(arguments, Mapping):
+            arguments = json.dumps(arguments)
+        if not isinstance(arguments, str):
+            return
+        if is_again and piece.get("id") and arguments and arguments == "".join(call["arguments"]):
+            return  # the whole call once more, at its end
+        call["arguments"].append(arguments)
 
     def _slot_of(self, place: int, piece: Mapping[str, Any]) -> int:
         """Where a piece belongs: an id names its call, whatever index the server writes.
@@ -248,8 +255,13 @@ class ChoiceParts:
         """
         given, index = piece.get("id"), piece.get("index")
         name = str(given) if given else ""
+        is_named = bool(_function_of(piece).get("name"))
         for slot, call in self.calls.items():
-            if name and call["id"] == name:
+            if (
+                name
+                and call["id"] == name
+                and not (is_named and isinstance(index, int) and index not in self._newest)
+            ):
                 return slot
         free = max(self.calls, default=-1) + 1
         if isinstance(index, int) and not isinstance(index, bool):
@@ -268,8 +280,7 @@ class ChoiceParts:
         """Tell whether a piece that comes to a call begins another one: it has an id of its own, or
         names a function after whole arguments. An id without a name in the middle of arguments is
         a server's that makes up an id for every piece."""
-        function = piece.get("function")
-        is_named = isinstance(function, Mapping) and bool(function.get("name"))
+        is_named = bool(_function_of(piece).get("name"))
         has_other_id = bool(piece.get("id")) and bool(call["id"])
         if has_other_id and is_named:
             return True
@@ -325,6 +336,12 @@ class ChoiceParts:
     def _alternatives(self) -> tuple[Mapping[str, float], ...] | None:
         rows = [_alternatives(e.get("top_logprobs")) for e in self.logprobs]
         return tuple(rows) if any(rows) else None
+
+
+def _function_of(piece: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A call's name and arguments: under `function`, or in the piece itself."""
+    function = piece.get("function")
+    return function if isinstance(function, Mapping) else piece
 
 
 def _alternatives(row: Any) -> dict[str, float]:

@@ -28,7 +28,10 @@ _PLAUSIBLE = re.compile(r"\[\s*[\]\[{\"\d\-tfn]|\{\s*[\"}]")
 """How strict JSON goes on after its first bracket; most brackets of prose do not."""
 _FENCE_LINE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([\w+-]*)[^\n]*")
 _MOST_FAILURES = 300
-"""Brackets that open no readable value, before the search ends: the bound of its time."""
+"""Brackets that open no readable value, before the search ends."""
+_MOST_FAILED_CHARS = 1_000_000
+"""Characters read for nothing, before the search ends, or four times the text where that is more:
+with `_MOST_FAILURES` the bound of its time, since a text left open is read to the end each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +100,18 @@ def json_in(text: str, read: Reader | None = None) -> list[FoundJson]:
     blocks = {start: len(body) for _, body, start in fenced_blocks(text) if body.strip()}
     found: list[FoundJson] = []
     opening_of = _PLAUSIBLE if read is None else _OPENING
-    at, failures = 0, 0
-    while failures < _MOST_FAILURES and (opening := opening_of.search(text, at)) is not None:
+    at, failures, allowed = 0, 0, max(_MOST_FAILED_CHARS, 4 * len(text))
+    while (
+        failures < _MOST_FAILURES
+        and allowed > 0
+        and (opening := opening_of.search(text, at)) is not None
+    ):
         start = opening.start()
         try:
             value, end = reader(text, start)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError) as exc:
             failures += 1
+            allowed -= max(0, getattr(exc, "end", start) - start)
             at = start + 1
             continue
         at = end

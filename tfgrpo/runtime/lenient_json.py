@@ -19,11 +19,16 @@ _BARE = {
 }  # fmt: skip
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?")
 _WORD = re.compile(r"[A-Za-z_][\w\-]*")
+_PLAIN = re.compile(r"[^\\\"'“”‘’]+")
+"""Inside a text: neither an escape nor any quote."""
 _MAX_DEPTH = 32
 
 
 class ReplyError(ValueError):
     """A reply holds nothing usable; the message is sent back to the model."""
+
+    end = 0
+    """Where reading stopped, for a caller that bounds its work."""
 
 
 def json_values(text: str) -> list[Any]:
@@ -68,7 +73,9 @@ class _Lenient:
 
     def _fail(self, why: str) -> ReplyError:
         near = self.text[max(0, self.at - 20) : self.at + 20]
-        return ReplyError(f"{why} at character {self.at}, near {near!r}")
+        failure = ReplyError(f"{why} at character {self.at}, near {near!r}")
+        failure.end = self.at
+        return failure
 
     def _skip(self) -> str:
         text, n = self.text, len(self.text)
@@ -142,8 +149,10 @@ class _Lenient:
                 self.at += 1
                 return _joined(out)
             else:
-                out.append(char)
-                self.at += 1
+                plain = _PLAIN.match(self.text, self.at + 1)
+                end = plain.end() if plain else self.at + 1
+                out.append(self.text[self.at : end])
+                self.at = end
         raise self._fail("a string is not closed")
 
     def _escape(self) -> str:
@@ -161,7 +170,7 @@ class _Lenient:
         return not rest or rest[0] in ",:]}"
 
 
-def _joined(characters: list[str]) -> str:
+def _joined(pieces: list[str]) -> str:
     """Join, making one character of each pair of surrogates and nothing of a lone one."""
-    text = "".join(characters)
+    text = "".join(pieces)
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 __all__ = ["has_open_thinking", "split_thinking", "without_thinking"]
 
 _NAMES = (
-    "think|thinking|thought|thoughts|reasoning|reasoning_content|reflection|scratchpad|cot"
-    "|chain_of_thought|inner_monologue|internal_monologue"
+    "think|thinking|thought|thoughts|reason|reasoning|reasoning_content|reflection|scratchpad|cot"
+    "|chain_of_thought|inner_monologue|internal_monologue|monologue|thinking_process"
+    "|thought_process|antthinking|assistant_thinking"
 )
 """Words that a tag of thinking is made of, with or without a vendor's prefix (`seed:think`)."""
 
@@ -28,7 +29,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
     (
         "tag",
         rf"<[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag>{_NAMES})(?:[ \t][^<>\n]{{0,200}})?>",
-        rf"<[ \t]*/[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag_end>{_NAMES})[ \t]*>",
+        rf"<[ \t]*\\?/[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag_end>{_NAMES})[ \t]*>",
     ),
     ("bracket", rf"\[(?P<bracket>{_NAMES})\]", rf"\[/(?P<bracket_end>{_NAMES})\]"),
     (
@@ -44,6 +45,7 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         r"<\|message\|>",
         r"<\|end\|>",
     ),
+    ("pipe", r"<\|channel>[ \t]*(?:thought|analysis)\b", r"<channel\|>"),
 )
 _ANSWER_MARKS = re.compile(
     r"(?:<\|start\|>assistant[ \t]*)?<\|channel\|>[ \t]*final[^<\n]{0,80}<\|message\|>|<\|return\|>"
@@ -57,6 +59,8 @@ _ANY = re.compile(
     + r"|(?P<fence>^[ \t]*(?:```+|~~~+))|(?P<code>`[^`\n]+`)",
     re.IGNORECASE | re.MULTILINE,
 )
+_NOTHING = " \t\r\n\f\v\u00a0\ufeff\u200b\u200c\u200d\u2060"
+"""White space and characters without width, which may stand before a mark."""
 _HINT = re.compile(
     r"think|thought|reason|reflect|scratchpad|cot\b|chain_of|monologue|<unused9|<\|channel",
     re.IGNORECASE,
@@ -190,7 +194,7 @@ def _walk(text: str, marks: list[_Mark], code: list[tuple[int, int]]) -> _Readin
     reading.visible.append(text[at:])
     if has_thought and not "".join(reading.visible).strip():
         reading.visible.clear()
-    elif has_thought and reading.visible and not reading.visible[0].strip():
+    elif has_thought and reading.visible and not reading.visible[0].strip(_NOTHING):
         reading.visible[0] = ""  # white space before the first block
     return reading
 
@@ -241,7 +245,7 @@ def _begins_line(text: str, start: int) -> bool:
     line = text.rfind("\n", max(0, start - 200), start)
     if line < 0 and start > 200:
         return False
-    return not text[line + 1 : start].strip()
+    return not text[line + 1 : start].strip(_NOTHING)
 
 
 def _after(text: str, end: int) -> int:

@@ -37,9 +37,12 @@ _MOST_POWER = 20_000
 
 _SPACES = "\u00a0\u2007\u2009\u202f"
 _OTHER_DIGITS = re.compile(r"[^\x00-\x7f]")
-_SIGNS = {"\u2212": "-", "\ufe63": "-", "\uff0d": "-", "\u2012": "-", "\u207b": "\u207b"}
+_SIGNS = dict.fromkeys("\u2212\ufe63\uff0d\u2010\u2011\u2012", "-") | {"\u207b": "\u207b"}
+_OTHER_SPACES = dict.fromkeys("\u2002\u2004\u2005\u2006\u2008\u200a\u205f\u3000", "\u2009")
+_NO_WIDTH = dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")
 _SAME = _SIGNS | {"\uff0b": "+", "\uff0e": ".", "\uff0c": ",", "\uff0f": "/", "\u2044": "/",
-                  "\u066b": ".", "\u066c": ",", "\uff05": "%", "\u2215": "/"}  # fmt: skip
+                  "\u066b": ".", "\u066c": ",", "\uff05": "%", "\u2215": "/", "\u2019": "'",
+                  **_OTHER_SPACES, **_NO_WIDTH}  # fmt: skip
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+")
 
 _GROUPED = {
@@ -50,9 +53,11 @@ _GROUPED = {
 _INDIAN = r"\d{1,2}(?:,\d{2}){1,8},\d{3}(?!\d)"
 _CROSSED = {
     # Groups by this setting's decimal mark, then the other mark: nothing else can be meant.
-    ".": r"\d{1,3}(?:\.\d{3}){1,40},(?:\d{1,2}|\d{4,})(?!\d)|\d{1,3}(?:\.\d{3}){2,40},\d+(?!\d)"
+    ".": r"\d{1,3}(?:\.\d{3}){2,40}(?![\d,]|\.\d)|"
+    r"\d{1,3}(?:\.\d{3}){1,40},(?:\d{1,2}|\d{4,})(?!\d)|\d{1,3}(?:\.\d{3}){2,40},\d+(?!\d)"
     rf"|\d{{1,3}}(?:[ {_SPACES}]\d{{3}}){{1,40}},\d{{1,2}}(?!\d)",
-    ",": r"\d{1,3}(?:,\d{3}){1,40}\.(?:\d{1,2}|\d{4,})(?!\d)|\d{1,3}(?:,\d{3}){2,40}\.\d+(?!\d)",
+    ",": r"\d{1,3}(?:,\d{3}){2,40}(?![\d.]|,\d)|"
+    r"\d{1,3}(?:,\d{3}){1,40}\.(?:\d{1,2}|\d{4,})(?!\d)|\d{1,3}(?:,\d{3}){2,40}\.\d+(?!\d)",
 }
 _DECIMAL = {
     mark: re.compile(
@@ -96,6 +101,7 @@ _LATEX = (
     (re.compile(r"(?<=\d)(?:\\[,;:> ]|~|\\thinspace\s?|\{\\,\}|\{ \})(?=\d{3}(?!\d))"), "\u2009"),
     (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle"), ""),
     (re.compile(r"\*\*(?!\s?[-+({]?\d)|(?<![\w)}\]])\*\*"), ""),  # bold, not a power
+    (re.compile(r"(?<!\w)(__?)(?=[^\s_])([^_\n]{1,200})(?<!\s)\1(?!\w)"), r"\2"),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"), "°"),
     (re.compile(r"\\([%$#&])"), r"\1"),
     (re.compile(r"\\[,;:> ]|~|\\q?quad(?![a-z])"), " "),
@@ -109,7 +115,7 @@ def plain_text(text: str) -> str:
     >>> plain_text(r"\text{so } 9{,}500\% or ４２")
     'so  9,500% or 42'
     """
-    if "\\" in text or "{,}" in text or "~" in text or "**" in text or "÷" in text:
+    if "\\" in text or "{,}" in text or "~" in text or "**" in text or "÷" in text or "_" in text:
         for pattern, by in _LATEX:
             text = pattern.sub(by, text)
     return _OTHER_DIGITS.sub(_as_ascii, text)
@@ -136,6 +142,7 @@ def numbers_in(text: str, *, decimal_mark: str = ".") -> list[tuple[Decimal, str
     at = 0
     while (start := reader.start.search(reader.text, at)) is not None:
         value, end = reader.compound(start.end())
+        is_sign = bool(start["sign"]) and not reader.is_dash(start.start("sign"))
         if end <= start.end():
             skipped = _SKIP.match(reader.text, start.end())
             at = skipped.end() if skipped else start.end() + 1
@@ -147,7 +154,7 @@ def numbers_in(text: str, *, decimal_mark: str = ".") -> list[tuple[Decimal, str
         if unit is not None:
             at = max(at, unit.end(1))
         word = (unit[1] if unit else "") or ""
-        found.append((-value if start["sign"] in ("-", "\u2013") else value, word))
+        found.append((-value if is_sign and start["sign"] != "+" else value, word))
     return found
 
 
@@ -193,6 +200,16 @@ class _Reader:
         self.text = text
         self.mark = mark
         self.start = _START[mark]
+
+    def is_dash(self, at: int) -> bool:
+        """Whether a dash stands between blanks after a number, as in `3 – 5`: no sign."""
+        before = self.text[max(0, at - 2) : at]
+        return (
+            len(before) == 2
+            and before[1].isspace()
+            and (before[0].isalnum() or before[0] in "%°)]}")
+            and self.text[at + 1 : at + 2].isspace()
+        )
 
     def compound(self, at: int) -> _Found:
         """A number of any form but a sum; None with a moved end where it has no value."""

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.verifiers.answer import boxed, compiled, extracted, verifier_name
-from tfgrpo.verifiers.numbers import CONTEXT, number_of, numbers_in
+from tfgrpo.verifiers.numbers import CONTEXT, number_of, numbers_in, plain_text
 
 __all__ = ["Numeric", "Source", "numbers_in"]
 
@@ -27,6 +27,14 @@ _NO_NUMBER = re.compile(
     r"|\\sqrt|\\[dt]?frac"
 )
 """An expression with variables: its last number is not its value."""
+_VARIABLES = frozenset("xyzei")
+"""Letters after a number that are no unit unless the settings name them."""
+_MATHEMATICS = re.compile(
+    r"[<>≤≥≠|!_^±⌊⌋⌈⌉√∛]|\\(?:[lg]eq?|neq?|[lg]t|pm|mp|log|ln|lg|sin|cos|tan|cot|sec|csc|arc\w+|exp"
+    r"|[dt]?binom|choose|[lr](?:floor|ceil|vert)|[bp]?mod|max|min|gcd|lcm|sum|prod|int|infty)"
+    r"(?![A-Za-z])|\\\||\d\s*(?:[xyzei]|\\i?math)(?![A-Za-z])"
+)
+"""Marks and functions that change what a number beside them says."""
 
 
 class Numeric:
@@ -111,14 +119,23 @@ class Numeric:
                 return None
         if inside is not None or self._source == "whole":
             one = self._value(text)
-            if one is not None:
+            if one is not None and (one[1] in self._units or one[1] not in _VARIABLES):
                 return self._in_base_unit(*one)
-            if inside is not None and _NO_NUMBER.search(text):
+            if inside is not None and not self._is_one(text):
                 return None
         found = numbers_in(text, decimal_mark=self._mark)
         if not found or (self._source == "whole" and len(found) != 1):
             return None
         return self._in_base_unit(*found[-1])
+
+    def _is_one(self, text: str) -> bool:
+        """Whether a text that is no number by itself states one among words, and no mathematics."""
+        plain = plain_text(text)
+        return (
+            len(numbers_in(text, decimal_mark=self._mark)) == 1
+            and not _NO_NUMBER.search(text)
+            and not _MATHEMATICS.search(plain)
+        )
 
     def _value(self, text: str) -> tuple[Decimal, str] | None:
         """Return the one value that a text states, after its last equals sign."""
