@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tfgrpo.experience.guards import Guards, repeats_prompt
+from tfgrpo.experience.patterns import PERSONAL
 from tfgrpo.rollout import Task
 
 TASKS = [
@@ -98,3 +99,11 @@ def test_single_letters_digits_and_yes_are_nobodys_answer() -> None:
 def test_a_paraphrase_of_a_prompt_passes_and_its_wording_does_not() -> None:
     assert repeats_prompt("when X, do Y and read the experiences below carefully and follow those")
     assert not repeats_prompt("Compare what went well with what went badly.")
+
+
+@pytest.mark.parametrize("unit", ["a", "A_", "sk-", "a.", "a@", "a@b.", "-"])
+def test_a_long_word_ends_the_search_for_addresses_in_one_pass(unit: str) -> None:
+    """A megabyte: quadratic time would be an hour."""
+    pattern = PERSONAL["an e-mail address"]
+    assert not pattern.search(unit * (1_000_000 // len(unit)) + " @") or unit == "a@b."
+    assert pattern.search(f"write to {unit * 9}x@example.org now")

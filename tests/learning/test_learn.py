@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.learning.worlds import HELPFUL, Killed, World, comparable, journal, settings
+from tfgrpo.config.learn import Config
 from tfgrpo.errors import BudgetError, ConfigError, StoreError
 from tfgrpo.learning.learn import learn, open_run
 from tfgrpo.learning.result import Result
@@ -114,6 +115,51 @@ def test_changed_tasks_are_refused_and_the_same_tasks_under_another_path_are_not
     (tmp_path / "b" / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(ConfigError, match=r"tasks\.content"):
         learn(moved, opener=world.opener)
+
+
+def without(values: Any, *paths: str) -> Any:
+    """Settings without some keys, as an older release kept them."""
+    import copy
+
+    values = copy.deepcopy(values)
+    for path in paths:
+        *sections, key = path.split(".")
+        inner = values
+        for section in sections:
+            inner = inner[section]
+        del inner[key]
+    return values
+
+
+OLDER = ("learn.epochs", "gate.level", "policy.max_steps", "judge")
+
+
+def test_a_run_kept_before_a_key_existed_goes_on_where_the_key_has_its_default(
+    tmp_path: Path,
+) -> None:
+    config = settings(tmp_path, learn={"epochs": Config().learn.epochs})
+    world = World()
+    world.learn(config)
+    asked = world.calls
+    with Journal.open(config.run.folder) as store:
+        older = without(store.config, *OLDER)
+        older["policy"]["context_tokens"] = None  # gone since, and said nothing
+        store._keep_config(older)
+        assert store.config == older
+    world.learn(config)
+    assert world.calls == asked
+    with Journal.open(config.run.folder) as store:
+        store._keep_config(without(store.config, "gate.level"))
+    with pytest.raises(ConfigError, match=r"gate\.level: absent -> 0\.8"):
+        world.learn(settings(tmp_path, learn={"epochs": Config().learn.epochs},
+                             gate={"level": 0.8}))  # fmt: skip
+
+
+@pytest.mark.parametrize("role", ["policy", "judge"])
+def test_a_window_is_the_critics_alone(tmp_path: Path, role: str) -> None:
+    with pytest.raises((ConfigError, ValueError), match="context_tokens"):
+        settings(tmp_path, **{role: {"context_tokens": 4096}})
+    assert settings(tmp_path, critic={"context_tokens": 4096}).critic.context_tokens == 4096
 
 
 def test_settings_that_only_drive_a_run_may_change(tmp_path: Path) -> None:

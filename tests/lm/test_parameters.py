@@ -231,3 +231,18 @@ def test_learning_ends_and_never_touches_what_carries_meaning(
         raise AssertionError("learnt for ever")
     left = parameters.apply(body, {})
     assert {n for n in ("messages", "tools") if n in body} <= set(left)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "invalid request: stop is not a supported parameter",
+        "this model does not accept stop",
+        "stop is not a valid parameter",
+        "no such field: stop",
+    ],
+)
+def test_more_wordings_of_a_refused_field_leave_it_out(text: str) -> None:
+    request = Request((Message("user", "hi"),), sampling=Sampling(stop=("STOP",)))
+    replies, server = ask(refuses("stop", text), request, times=1)
+    assert [r.text for r in replies] == ["ab "] and server.call_count == 2

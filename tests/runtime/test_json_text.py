@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.verifiers.rows import said, task
 from tfgrpo.runtime.json_text import best_json, fenced_blocks, json_in, shape_match
+from tfgrpo.runtime.lenient_json import ReplyError, json_values
 from tfgrpo.verifiers import JsonSchema
 from tfgrpo.verifiers.answer import boxed
 
@@ -93,6 +95,22 @@ def test_reading_brackets_takes_steps_in_proportion_to_the_text(unit, steps_of):
 
     few, many = (steps_of(read, unit * n) for n in (500, 1000))
     assert many <= 2.5 * few
+
+
+@pytest.mark.parametrize("unit", ['{"a', "['x' "])
+def test_texts_left_open_are_read_within_a_bound(unit, steps_of):
+    """Each opening bracket begins a text that runs to the end of the reply."""
+
+    def read():
+        with contextlib.suppress(ReplyError):
+            json_values(unit * 20_000)
+
+    assert steps_of(read) < 8_000_000
+
+
+def test_a_value_after_many_texts_left_open_is_found():
+    text = "it's [don't] " * 40 + '{"a": 1}'
+    assert {"a": 1} in json_values(text)
 
 
 def test_the_last_whole_box_counts():

@@ -254,6 +254,28 @@ async def test_a_cap_is_passed_by_the_calls_in_flight_alone_where_estimates_are_
     assert caplog.text.count("a cap can be passed") == 1
 
 
+async def test_what_calls_really_use_is_remembered_over_sessions(tmp_path: Path) -> None:
+    usage = Usage(uncached_tokens=2_000, text_tokens=900, calls=1)
+    each, width, passed = PRICE.cost_usd(usage), 4, 0.0
+    budget = Budget(cost_usd=12.5 * each)
+    for session in range(4):
+        lm = ScriptedLM(lambda r, s: Completion("x", usage=usage), model_id=MODEL, latency_s=0.001)
+        with Journal.open(tmp_path / "run", create=True, budget=budget) as store:
+            journaled = JournaledLM(lm, store, prices=PRICES)
+            slots = asyncio.Semaphore(width)
+
+            async def one(i: int, ask: JournaledLM = journaled, turn: Any = slots) -> None:
+                async with turn:
+                    await ask.complete(
+                        Request((Message("user", "hi"),), sampling=Sampling(max_tokens=10)), 1, [i]
+                    )
+
+            await asyncio.gather(*(one(i) for i in range(60)), return_exceptions=True)
+            spent = store.ledger.spent["cost_usd"]
+        assert session == 0 or spent == passed, "a later session passes no further"
+        passed = spent
+
+
 def test_a_gateway_books_a_raw_report_with_the_same_functions() -> None:
     ledger = Ledger(Budget(cost_usd=0.001, calls=2))
     worst = worst_case(200, 100, price=PRICE)

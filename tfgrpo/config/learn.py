@@ -73,8 +73,6 @@ class RoleConfig(Section):
     timeout_s: float = Field(default=120.0, gt=0)
     """Wall time of one call."""
     first_token_s: float | None = Field(default=None, gt=0)
-    context_tokens: int | None = Field(default=None, ge=256)
-    """The model's window, where the backend cannot tell."""
 
     def to_limits(self) -> Limits:
         """Return the limits that requests carry."""
@@ -96,6 +94,14 @@ class PolicyConfig(RoleConfig):
 
 class CriticConfig(RoleConfig):
     """What contrasts good and bad attempts; empty `lm` means the policy's."""
+
+    lm: str = ""
+    context_tokens: int | None = Field(default=None, ge=256)
+    """The model's window, where the backend cannot tell."""
+
+
+class JudgeConfig(RoleConfig):
+    """What a judging verifier asks; empty `lm` means the policy's."""
 
     lm: str = ""
 
@@ -234,7 +240,7 @@ class Config(Section):
     tasks: TasksConfig = TasksConfig()
     policy: PolicyConfig = PolicyConfig()
     critic: CriticConfig = CriticConfig()
-    judge: CriticConfig = CriticConfig()
+    judge: JudgeConfig = JudgeConfig()
     verifier: dict[str, Any] = {"kind": "exact"}
     """What judges attempts, by `kind` with its own keys. Kind `none` with `by = "critic"` or
     `"majority"` learns without rewards: unverified, without gate and proof."""

@@ -179,7 +179,12 @@ def open_run(
     folder = Path(config.run.folder)
     try:
         return Journal.open(
-            folder, create=True, config=values, budget=budget, may_change=MAY_CHANGE
+            folder,
+            create=True,
+            config=values,
+            budget=budget,
+            may_change=MAY_CHANGE,
+            defaults=type(config)().to_json(),
         )
     except ChangedSettingsError as exc:
         if not fork:

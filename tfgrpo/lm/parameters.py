@@ -35,7 +35,9 @@ _CODES = frozenset(
     {"unsupported_parameter", "unsupported_value", "unknown_parameter", "extra_forbidden"}
 )
 _UNSUPPORTED = re.compile(
-    r"unsupported|not supported|n[o']t support|unknown (?:name|parameter|field|argument)"
+    r"unsupported|not (?:a )?supported|n[o']t (?:support|accept|recogni[sz]e)"
+    r"|no such (?:parameter|field)|not (?:a )?(?:valid|recogni[sz]ed) (?:parameter|field|argument)"
+    r"|unknown (?:name|parameter|field|argument)"
     r"|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (?:fields|inputs)"
     r"|only the default|deprecated|not available|cannot be (?:used|specified)|not compatible"
     r"|cannot both be|extra_forbidden|use '?\w+'? instead|must be verified to stream",

@@ -220,6 +220,18 @@ class CallJournal:
                 return completion_from_dict(value)
         return None
 
+    def most_used(self, model: str) -> tuple[float, float]:
+        """Return by what factors calls of a model that are kept used more than was reserved for
+        them: prompt and completion, each at least 1."""
+        rows = self._writer.read(
+            "SELECT max(1.0 * (r.uncached + r.cache_read + r.cache_write) / c.prompt_tokens),"
+            " max(1.0 * (r.text + r.reasoning) / c.completion_tokens)"
+            " FROM calls c JOIN results r ON r.call = c.call WHERE r.kind = 'ok' AND c.model = ?",
+            (column_text(model),),
+        )
+        prompt, completion = rows[0]
+        return max(1.0, prompt or 1.0), max(1.0, completion or 1.0)
+
     def count_hit(self, stage: str, model: str) -> None:
         """Count a reply that needed no call; written with the next rows."""
         key = (column_text(stage), column_text(model))

@@ -24,26 +24,45 @@ def without_secrets(value: Any) -> Any:
     return value
 
 
-def difference(kept: Any, asked: Any, may_change: Collection[str] = ()) -> list[str]:
+def difference(
+    kept: Any,
+    asked: Any,
+    may_change: Collection[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Return one line for each key that differs, by dotted path, except those that may.
 
+    A key that the kept settings lack, since they are older than it, is unchanged where it has its
+    default value; so is one that said nothing (None) and is gone.
+
+    >>> difference({"lm": "a"}, {"lm": "a", "new": 1}, defaults={"new": 1})
+    []
     >>> difference({"lm": "a", "cap": 1}, {"lm": "b", "cap": 2}, {"cap"})
     ["lm: 'a' -> 'b'"]
     """
     lines = []
-    for path, old, new in _changes("", kept, asked):
+    for path, old, new in _changes("", kept, asked, defaults or {}):
         parts = path.split(".")
         if not any(".".join(parts[: i + 1]) in may_change for i in range(len(parts))):
             lines.append(f"{path}: {_words(old)} -> {_words(new)}")
     return lines
 
 
-def _changes(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+def _changes(
+    path: str, old: Any, new: Any, default: Any = ABSENT
+) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in sorted({*old, *new}):
             inner = f"{path}.{name}" if path else name
-            yield from _changes(inner, old.get(name, ABSENT), new.get(name, ABSENT))
-    elif old is ABSENT or new is ABSENT or old != new:
+            usual = default.get(name, ABSENT) if isinstance(default, Mapping) else ABSENT
+            yield from _changes(inner, old.get(name, ABSENT), new.get(name, ABSENT), usual)
+    elif old is ABSENT:
+        if default is ABSENT or new != default:
+            yield path, old, new
+    elif new is ABSENT:
+        if old is not None:
+            yield path, old, new
+    elif old != new:
         yield path, old, new
 
 

@@ -103,6 +103,7 @@ class Journal:
         budget: Budget | None = None,
         durable: bool = False,
         may_change: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Journal:
         """Open a run's journal, or make one.
@@ -117,6 +118,7 @@ class Journal:
             budget: the limits of the ledger; spend of earlier sessions counts against them.
             durable: survive the loss of power, at 150 µs instead of 25 µs a transaction.
             may_change: dotted config keys that a resume may change; a section covers its keys.
+            defaults: default settings: a key that an older run lacks is unchanged at its default.
             clock: monotonic seconds.
 
         Raises:
@@ -131,7 +133,7 @@ class Journal:
             return cls._open_readonly(path, ledger)
         store = cls._open_locked(path, ledger, durable=durable)
         try:
-            changed = store._changes(config, may_change)
+            changed = store._changes(config, may_change, defaults)
             if changed:
                 raise ChangedSettingsError(
                     f"run {str(path)!r} was made with other settings:\n  "
@@ -202,11 +204,16 @@ class Journal:
             ),
         )
 
-    def _changes(self, config: Mapping[str, Any] | None, may_change: Collection[str]) -> list[str]:
+    def _changes(
+        self,
+        config: Mapping[str, Any] | None,
+        may_change: Collection[str],
+        defaults: Mapping[str, Any] | None,
+    ) -> list[str]:
         kept = self.config
         if config is None or kept is None or not self._holds_work():
             return []
-        return difference(kept, without_secrets(jsonable(config)), may_change)
+        return difference(kept, without_secrets(jsonable(config)), may_change, defaults)
 
     def _holds_work(self) -> bool:
         """False where nothing came of the run so far: its settings may still be put right."""

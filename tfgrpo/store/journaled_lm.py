@@ -89,7 +89,7 @@ class JournaledLM(LMWrapper):
         """The newest request that was sized, by its key, and the tokens of its prompt."""
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
-        self._bound = LearntBound()
+        self._bound: LearntBound | None = None
         self._has_told = False
         """True once it was said that calls use more than their text suggests."""
         require_price(store.ledger, self._price, lm.model_id)
@@ -206,7 +206,7 @@ class JournaledLM(LMWrapper):
     async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
         n, limit = len(draws), asked.request.sampling.max_tokens
         plain = worst_case(asked.prompt_tokens, limit, n, self._price)
-        prompt, completion = self._bound.widen(plain.prompt_tokens, plain.completion_tokens // n)
+        prompt, completion = self._learnt().widen(plain.prompt_tokens, plain.completion_tokens // n)
         worst = worst_case(prompt, completion, n, self._price)
         try:
             reservation = self._store.ledger.reserve(**worst.amounts)
@@ -290,8 +290,18 @@ class JournaledLM(LMWrapper):
             self._shared.keep(pairs)
         return kept
 
+    def _learnt(self) -> LearntBound:
+        """What earlier calls taught, those of earlier sessions included: read before the first
+        call, so that a rerun without calls does not pay for it."""
+        if self._bound is None:
+            self._bound = LearntBound()
+            self._bound.prompt, self._bound.completion = self._store.calls.most_used(
+                redact_known(self._lm.model_id)
+            )
+        return self._bound
+
     def _learn(self, plain: WorstCase, end: CallEnd) -> None:
-        grew = self._bound.observe((plain.prompt_tokens, plain.completion_tokens), end.usage)
+        grew = self._learnt().observe((plain.prompt_tokens, plain.completion_tokens), end.usage)
         if grew and not self._has_told:
             self._has_told = True
             log.warning(
