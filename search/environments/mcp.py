@@ -14,6 +14,8 @@ models. Needs the package `mcp` (extra `mcp`). Source: Model Context Protocol; u
 
 from __future__ import annotations
 
+import re
+import base64
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -226,10 +228,24 @@ def _block_text(block: Any) -> str:
         inner = getattr(resource, "text", None)
         if isinstance(inner, str):
             return inner
-        return _named("resource", resource, getattr(resource, "blob", None))
+        blob = getattr(resource, "blob", None)
+        return _text_of(blob, resource) or _named("resource", resource, blob)
     if getattr(block, "uri", None) is not None:
         return _named("link", block, None)
     return _named(str(getattr(block, "type", "block")), block, getattr(block, "data", None))
+
+
+_TEXT_TYPE = re.compile(r"text/|application/(?:\S+\+)?(?:json|xml|yaml|toml|javascript)\b", re.I)
+
+
+def _text_of(blob: Any, resource: Any) -> str:
+    """Return the text of a file sent as base64; empty where its media type is no text's."""
+    if not isinstance(blob, str) or not _TEXT_TYPE.match(str(getattr(resource, "mime_type", ""))):
+        return ""
+    try:
+        return base64.b64decode(blob, validate=True).decode("utf-8-sig")
+    except ValueError:
+        return ""
 
 
 def _named(kind: str, block: Any, data: Any) -> str:

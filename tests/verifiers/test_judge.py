@@ -122,3 +122,17 @@ def test_wrong_settings_are_refused() -> None:
             Judge(ScriptedLM("1"), "Good?", low=low, high=high)
     with pytest.raises(ConfigError, match="rubric"):
         Judge(ScriptedLM("1"), " ")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["Score\uff1a85", "Score - 85", 'So: {"score": "85"}', "{'score': 85}",
+     '{"score": 85, "reason": "it\'s good",}'],
+)  # fmt: skip
+def test_a_score_in_another_spelling_is_read(reply):
+    assert read_score(reply, Scale()) == (0.85, "")
+
+
+@pytest.mark.parametrize("reply", ["Score: -85", "Score -85", '{"score": "high"}', "80 - 85"])
+def test_what_is_no_single_score_is_not_read(reply):
+    assert read_score(reply, Scale())[0] is None

@@ -181,12 +181,16 @@ def test_a_dash_between_numbers_is_no_sign():
 @given(
     st.integers(2, 99),
     st.sampled_from(
-        r"(3,@) 3;@ [3,@] \{3,@\} 3\text{~or~}@ \ln~@ \log_{2}~@ \sin~@ @! \binom{@}{2} |-@| x_{@} "
-        r"@x @i @e @y x<@ x\le~@ \ge~@ >@ \ne~@ @_2 \lfloor~@\rfloor 7\bmod~@ 3\pm~@ \max(@,1)".split()
+        [
+            "(3,@)", "3;@", "[3,@]", r"\{3,@\}", r"3\text{ or }@", r"\ln @", r"\log_{2} @", "@!",
+            r"\sin @", r"\binom{@}{2}", "|-@|", "x_{@}", "@x", "@i", "@e", "@y", "x<@", r"x\le @",
+            r"\ge @", ">@", r"\ne @", "@_2", r"\lfloor @\rfloor", r"7\bmod @", r"3\pm @",
+            r"\max(@,1)",
+        ]
     ),
-)
+)  # fmt: skip
 def test_a_number_inside_boxed_mathematics_is_not_its_value(number, form):
-    text = form.replace("@", str(number)).replace("~", " ")
+    text = form.replace("@", str(number))
     assert reward(rf"so \boxed{{{text}}}", number) == 0.0
     assert reward(rf"so \boxed{{{text}}}", -number) == 0.0
 

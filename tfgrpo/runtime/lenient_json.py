@@ -46,7 +46,7 @@ def json_values(text: str) -> list[Any]:
     stripped = without_thinking(text).strip()
     if not stripped:
         raise ReplyError("the reply is empty")
-    found = json_in(stripped, _read_value)
+    found = json_in(stripped, read_lenient)
     values = [f.value for f in found if not f.is_reference] or [f.value for f in found]
     useful = [v for v in values if v not in ([], {})] or values
     if not useful:
@@ -54,7 +54,12 @@ def json_values(text: str) -> list[Any]:
     return useful
 
 
-def _read_value(text: str, start: int) -> tuple[Any, int]:
+def read_lenient(text: str, start: int) -> tuple[Any, int]:
+    """Return the JSON or almost-JSON value that begins at a place, and where it ends.
+
+    Raises:
+        ValueError: there is none.
+    """
     try:
         return json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError:

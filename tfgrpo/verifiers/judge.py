@@ -22,6 +22,7 @@ from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
 from tfgrpo.runtime.json_text import best_json
+from tfgrpo.runtime.lenient_json import read_lenient
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
 from tfgrpo.verifiers.answer import short, verifier_name
@@ -47,7 +48,7 @@ class Scale:
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _LABEL = (
     r"(?:(?:the |my )?(?:final |overall |total )?"
-    r"(?:score|grade|rating|mark|points|verdict|judge?ment)\s*(?:[:=]|is)\s*)?"
+    r"(?:score|grade|rating|mark|points|verdict|judge?ment)\s*(?:[:=]|is|[-\u2013\u2014](?=\s))\s*)?"
 )
 _SET_OFF = (
     re.compile(rf"<(\w{{1,20}})>\s*({_NUMBER[1:-1]}[^<>]{{0,12}}?)\s*</\1>"),  # <score>85</score>
@@ -77,7 +78,8 @@ def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
     (0.85, '')
     >>> read_score("0.8", Scale())[0]
     """
-    lines = [line.strip() for line in without_thinking(reply).split("\n") if line.strip()]
+    reply = without_thinking(reply).replace("\uff1a", ":")  # a wide colon
+    lines = [line.strip() for line in reply.split("\n") if line.strip()]
     if not lines:
         return None, "the reply is empty"
     line = _unmarked(lines[-1])
@@ -106,12 +108,12 @@ def _named_in_json(reply: str) -> str | None:
     def fits(value: object) -> float:
         return float(isinstance(value, dict) and sum(n in value for n in _NAMES) == 1)
 
-    found = best_json(reply, fits)
+    found = best_json(reply, fits, read_lenient)
     if found is None or reply[found.end :].strip("`\n \t"):
         return None
     value = next(found.value[n] for n in _NAMES if n in found.value)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return str(value) if is_number else None
+    is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
+    return str(value).strip() if is_number else None
 
 
 def _on_scale(text: str, scale: Scale) -> tuple[float | None, str]:

@@ -133,6 +133,21 @@ def block(kind: str, **fields: Any) -> Any:
             [block("resource", resource=block("r", uri="x:y", mime_type="a/b", blob="AAAA"))],
             "[resource · x:y · a/b · 3 bytes]",
         ),
+        (
+            [
+                block("resource", resource=block("r", uri="x:y", mime_type=kind, blob="aMOpbGxv"))
+                for kind in ("text/csv", "application/json", "application/ld+json")
+            ],
+            "héllo\nhéllo\nhéllo",
+        ),
+        (
+            [
+                block(
+                    "resource", resource=block("r", uri="x:y", mime_type="text/plain", blob="//8=")
+                )
+            ],
+            "[resource · x:y · text/plain · 3 bytes]",
+        ),
         ([block("image", data="AAAA", mime_type="image/png")], "[image · image/png · 3 bytes]"),
         ([block("audio", data="AAAAAAAA", mime_type="audio/wav")], "[audio · audio/wav · 6 bytes]"),
         ([], '{"a": 1}'),
