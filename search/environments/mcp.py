@@ -14,10 +14,10 @@ models. Needs the package `mcp` (extra `mcp`). Source: Model Context Protocol; u
 
 from __future__ import annotations
 
-import re
-import base64
 import asyncio
+import base64
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any

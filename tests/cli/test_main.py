@@ -76,8 +76,8 @@ BAD_TASKS: list[tuple[str, str]] = [
     ('{"task_id": "a", "prompt": "x"}\n{"task_id": "a", "prompt": "y"}', "used on line 1"),
     ('{"task_id": "a", "prompt": "x"}\n{"task_id": "b"', "line 2 is not JSON"),
     ('["a"]', "line 1 is not a JSON object"),
-    ('{"prompt": "x"}', "task_id is None"),
-    ('{"task_id": "a"}', "prompt is None"),
+    ('{"task_id": [], "prompt": "x"}', "task_id is []"),
+    ('{"task_id": "a"}', "no prompt; keys are task_id"),
     ('{"task_id": "a", "prompt": "x", "metadata": {"split": "exam"}}', "exam"),
 ]
 
@@ -132,7 +132,7 @@ def test_overrides_come_before_the_file_and_wrong_ones_are_named(
     shown = here(capsys, "config", "show", config, "--set", "learn.batch=3", "--origin")
     assert "learn.batch = 3  # command line" in shown.out
     assert f'policy.lm = "scripted:digits"  # {config}' in shown.out
-    assert "learn.epochs = 1  # default" in shown.out
+    assert "learn.epochs = 2  # default" in shown.out
     for wrong, named in (
         ("learn.batch", "section.key=value"),
         ("learn.batch.x=1", "learn.batch"),

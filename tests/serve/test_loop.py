@@ -13,7 +13,7 @@ import pytest
 from tests.serve.conftest import ADMIN, Client, Start
 from tfgrpo.errors import ProviderError
 from tfgrpo.experience.edits import Edit
-from tfgrpo.serve.learning.proposing import Asked, Proposal
+from tfgrpo.serve.learning.proposing import AskedQuestion, PendingLibrary
 from tfgrpo.serve.learning.service import RouteLearning
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.testing.fault_server import FaultServer
@@ -35,12 +35,14 @@ LEARN = {
 }
 
 
-def proposer(text: str) -> Callable[[Asked], Proposal]:
-    def propose(asked: Asked) -> Proposal:
+def proposer(text: str) -> Callable[[AskedQuestion], PendingLibrary]:
+    def propose(asked: AskedQuestion) -> PendingLibrary:
         from dataclasses import replace
 
         library = asked.current.library.apply([Edit("add", text)]).library
-        return Proposal(replace(asked.current, library=library), {"groups": len(asked.groups)})
+        return PendingLibrary(
+            replace(asked.current, library=library), {"groups": len(asked.groups)}
+        )
 
     return propose
 
@@ -182,7 +184,7 @@ async def test_units_wait_for_all_that_were_assigned_before_them(start: Start) -
 
 
 async def test_a_job_that_fails_leaves_traffic_alone_and_stops_after_three(start: Start) -> None:
-    def broken(asked: Asked) -> Proposal:
+    def broken(asked: AskedQuestion) -> PendingLibrary:
         raise ProviderError("the critic returned rubbish", kind="bad_reply")
 
     with FaultServer() as upstream:

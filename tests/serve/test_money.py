@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve.conftest import Start
 from tfgrpo.errors import ConfigError
-from tfgrpo.serve.access.caps import Caps, Scope, Spent
+from tfgrpo.serve.access.caps import KeyCaps, Scope, Spent
 from tfgrpo.serve.access.keys import hash_key, new_key
 from tfgrpo.serve.settings import BudgetSettings
 from tfgrpo.serve.wire.errors import ApiError
@@ -111,7 +111,7 @@ async def test_a_clock_that_goes_back_never_opens_a_spent_day() -> None:
     day = 20_000
     now = [day * 86_400.0 + 5]
     scope = [Scope("key:x", BudgetSettings(usd_per_day=1.0))]
-    caps = Caps([Spent("key:x", day, 0.9, 3)], clock=lambda: now[0])
+    caps = KeyCaps([Spent("key:x", day, 0.9, 3)], clock=lambda: now[0])
     now[0] -= 2 * 86_400
     with pytest.raises(ApiError):
         await caps.reserve(scope, 0.2, 1)

@@ -7,13 +7,14 @@ own.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError
 
-__all__ = ["add_module_folder", "load_object"]
+__all__ = ["add_module_folder", "lazy_exports", "load_object"]
 
 
 def add_module_folder(folder: Path) -> None:
@@ -45,3 +46,21 @@ def load_object(name: Any, where: str) -> Any:
     except (ImportError, AttributeError) as exc:
         raise ConfigError(f"{where}: {name!r} cannot be loaded: {exc}") from exc
     return value
+
+
+def lazy_exports(
+    package: str, home: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package that loads names on first use.
+
+    Args:
+        package: the package's `__name__`.
+        home: public name to the module, within the package, that defines it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{home[name]}"), name)
+
+    return get, lambda: sorted(home)

@@ -14,7 +14,7 @@ from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.experience.artefact import Artefact, load_artefact
 from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.serve.access.booking import CallBook, read_spent
-from tfgrpo.serve.access.caps import Caps, Rates, Scope
+from tfgrpo.serve.access.caps import KeyCaps, Rates, Scope
 from tfgrpo.serve.access.idempotency import Idempotency
 from tfgrpo.serve.access.keys import ANYBODY, KeyRing
 from tfgrpo.serve.access.tokens import FeedbackTokens
@@ -84,7 +84,7 @@ class Gateway:
             self.tokens = FeedbackTokens(self.secret)
             self.keys = KeyRing(settings.keys)
             self.rates = Rates()
-            self.caps = Caps(read_spent(self.journal))
+            self.caps = KeyCaps(read_spent(self.journal))
             self.book = CallBook(self.journal, self.caps)
             self.idempotency = Idempotency(self.journal, settings.serve.idempotency_h * 3600.0)
         except BaseException:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfgrpo.runtime.lazy import lazy_exports as _lazy_exports
+from tfgrpo.runtime.import_string import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.store.budget import Budget, Ledger

@@ -5,7 +5,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfgrpo.experience.critic.merging import Merged, is_grounded, reconcile, settle
+from tfgrpo.experience.critic.merging import MergeOutcome, is_grounded, reconcile, settle
 from tfgrpo.experience.edits import Edit, numbered, read_operations
 from tfgrpo.experience.entry import Provenance
 from tfgrpo.experience.guards import Guards
@@ -17,7 +17,7 @@ def add(text: str, group: str = "g1", **changes: str) -> Edit:
     return Edit("add", text, provenance=Provenance((), (group,)), **changes)  # type: ignore[arg-type]
 
 
-def accounted(proposals: tuple[Edit, ...], merged: Merged) -> bool:
+def accounted(proposals: tuple[Edit, ...], merged: MergeOutcome) -> bool:
     ids = [e.edit_id for e in merged.edits] + [o.edit.edit_id for o in merged.settled]
     own = [i for i in ids if i.startswith("C")]
     return sorted(own) == sorted(e.edit_id for e in proposals)
@@ -123,6 +123,6 @@ def test_no_reply_loses_or_doubles_a_proposal(edits: list[Edit], rows: list[obje
     assert accounted(proposals, first)
     second = settle(first.edits)
     assert accounted(
-        proposals, Merged(second.edits, (*first.settled, *second.settled), first.rejected)
+        proposals, MergeOutcome(second.edits, (*first.settled, *second.settled), first.rejected)
     )
     assert all(o.reason for o in (*first.settled, *second.settled))

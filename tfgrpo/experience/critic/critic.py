@@ -18,7 +18,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.critic.asker import Asker, Refusals, Where, together
 from tfgrpo.experience.critic.evidence import trajectory
-from tfgrpo.experience.critic.merging import Merged, reconcile, settle
+from tfgrpo.experience.critic.merging import MergeOutcome, reconcile, settle
 from tfgrpo.experience.critic.paper_flow import paper_step
 from tfgrpo.experience.critic.paper_operations import operations_from
 from tfgrpo.experience.critic.proposal import LibraryProposal, Settled, close_books, redacted
@@ -133,7 +133,7 @@ class _Step:
         self.settled: list[EditOutcome] = []
         self.rejected: list[RejectedRow] = []
 
-    def take(self, merged: Merged) -> None:
+    def take(self, merged: MergeOutcome) -> None:
         """Add a merge's results to the books."""
         self.edits.extend(merged.edits)
         self.settled.extend(merged.settled)
@@ -235,16 +235,18 @@ class _Step:
             self.rejected.extend(merged.rejected)
         return related
 
-    async def _merged(self, related: Sequence[Edit]) -> Merged:
+    async def _merged(self, related: Sequence[Edit]) -> MergeOutcome:
         groups = {g for e in related for g in e.provenance.group_ids}
         plain = settle(related)
         if self.settings.merge != "auto" or len(plain.edits) < 2 or len(groups) < 2:
             return plain
         asked = await self._ask_about("merge", plain.edits)
         last = settle(asked.edits)
-        return Merged(last.edits, (*plain.settled, *asked.settled, *last.settled), asked.rejected)
+        return MergeOutcome(
+            last.edits, (*plain.settled, *asked.settled, *last.settled), asked.rejected
+        )
 
-    async def _ask_about(self, stage: Any, edits: Sequence[Edit]) -> Merged:
+    async def _ask_about(self, stage: Any, edits: Sequence[Edit]) -> MergeOutcome:
         """Ask about proposals; without a usable reply they go on as they are."""
         library = self.library
         entries = {e.experience_id: e.text for e in library.shown if e.kind == "lesson"}
@@ -259,7 +261,7 @@ class _Step:
             tries=2 if self.settings.repairs.lenient_operations else 3,
         )
         if reply is None:
-            return Merged(tuple(edits))
+            return MergeOutcome(tuple(edits))
         return reconcile(edits, reply, entries, self.guards)
 
     def exemplars(self, teaching: Teaching) -> None:

@@ -23,7 +23,7 @@ _GROUNDED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergeOutcome:
     """What goes on to the library, and what was settled on the way."""
 
     edits: tuple[Edit, ...]
@@ -33,7 +33,7 @@ class Merged:
     """Rows of the reply that no proposal stands behind."""
 
 
-def settle(edits: Sequence[Edit]) -> Merged:
+def settle(edits: Sequence[Edit]) -> MergeOutcome:
     """Merge proposals without asking anybody.
 
     A delete beats updates of the same entry; of several updates of one entry the first counts and
@@ -64,7 +64,7 @@ def settle(edits: Sequence[Edit]) -> Merged:
             _take_in(add, adds, settled)
         else:
             others.append(edit)
-    return Merged((*others, *adds), tuple(settled))
+    return MergeOutcome((*others, *adds), tuple(settled))
 
 
 def _take_in(edit: Edit, adds: list[Edit], settled: list[EditOutcome]) -> None:
@@ -83,7 +83,7 @@ def reconcile(
     reply: Operations,
     entries: Mapping[str, str],
     guards: Guards | None,
-) -> Merged:
+) -> MergeOutcome:
     """Follow a critic's reply about proposals.
 
     Args:
@@ -125,7 +125,7 @@ def reconcile(
             settled.append(EditOutcome(edit, "merged", f"merged into {first.edit_id}"))
         for edit in sources:
             del waiting[edit.edit_id]
-    return Merged((*edits, *waiting.values()), tuple(settled), tuple(rejected))
+    return MergeOutcome((*edits, *waiting.values()), tuple(settled), tuple(rejected))
 
 
 def _guessed(edit: Edit, waiting: Mapping[str, Edit]) -> list[Edit]:

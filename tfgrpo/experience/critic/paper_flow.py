@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from tfgrpo.experience.critic.asker import Asker, Where, together
 from tfgrpo.experience.critic.evidence import cut, fence, fits, fitted_trajectory
-from tfgrpo.experience.critic.merging import Merged, is_grounded
+from tfgrpo.experience.critic.merging import MergeOutcome, is_grounded
 from tfgrpo.experience.critic.paper_operations import operations_from
 from tfgrpo.experience.edits import Edit, EditOutcome, Operations, RejectedRow
 from tfgrpo.experience.entry import Provenance, Trust
@@ -51,7 +51,7 @@ async def paper_step(
     groups: Sequence[RolloutGroup],
     library: Library,
     step: int,
-) -> Merged:
+) -> MergeOutcome:
     """Run a published flow over the informative groups of a step."""
     del step
     flow = _Flow(asker, settings, guards, library)
@@ -62,9 +62,9 @@ async def paper_step(
     ]
     early = tuple(r for f in found for r in f.rejected)
     if not edits and (settings.repairs.grounded_merge or not groups):
-        return Merged((), (), early)
+        return MergeOutcome((), (), early)
     merged = await flow.batch(edits)
-    return Merged(merged.edits, merged.settled, (*early, *merged.rejected))
+    return MergeOutcome(merged.edits, merged.settled, (*early, *merged.rejected))
 
 
 class _Flow:
@@ -131,7 +131,7 @@ class _Flow:
         allowed = tuple(e for e in found.edits if e.op in ("add", "update"))[:1]
         return _Found(allowed, found.rejected)
 
-    async def batch(self, edits: Sequence[Edit]) -> Merged:
+    async def batch(self, edits: Sequence[Edit]) -> MergeOutcome:
         """Reconcile all groups' operations in one call; main loses them where it fails."""
         is_preview = self.settings.flow == "paper-preview"
         proposals = {e.edit_id: e.edit_id for e in edits}
@@ -161,13 +161,13 @@ class _Flow:
             return self._failed(edits)
         return self._preview(edits, reply) if is_preview else self._final(edits, reply)
 
-    def _failed(self, edits: Sequence[Edit]) -> Merged:
+    def _failed(self, edits: Sequence[Edit]) -> MergeOutcome:
         if self.settings.repairs.lenient_operations or self.settings.flow == "paper-preview":
-            return Merged(tuple(edits))
+            return MergeOutcome(tuple(edits))
         reason = "the batch reply was unusable three times"
-        return Merged((), tuple(EditOutcome(e, "rejected", reason) for e in edits))
+        return MergeOutcome((), tuple(EditOutcome(e, "rejected", reason) for e in edits))
 
-    def _final(self, edits: Sequence[Edit], reply: Operations) -> Merged:
+    def _final(self, edits: Sequence[Edit], reply: Operations) -> MergeOutcome:
         """The merge's operations replace the proposals, which are merged into them."""
         rejected = list(reply.rejected)
         final: list[Edit] = []
@@ -186,9 +186,9 @@ class _Flow:
             i = len(final)
             final.append(replace(edit, provenance=lineage, trust=trust, edit_id=f"M{i}"))
         settled = tuple(EditOutcome(e, "merged", "went into the batch's operations") for e in edits)
-        return Merged(tuple(final), settled, tuple(rejected))
+        return MergeOutcome(tuple(final), settled, tuple(rejected))
 
-    def _preview(self, edits: Sequence[Edit], reply: Operations) -> Merged:
+    def _preview(self, edits: Sequence[Edit], reply: Operations) -> MergeOutcome:
         """MODIFY and MERGE over candidates and entries; what is not named stays."""
         waiting = {e.edit_id: e for e in edits}
         settled: list[EditOutcome] = []
@@ -201,7 +201,7 @@ class _Flow:
                 settled.append(EditOutcome(waiting.pop(edit.target), "merged", edit.reason))
             elif edit.op == "update" or (edit.op == "delete" and edit.reason.startswith("merged")):
                 final.append(replace(edit, edit_id=f"M{len(final)}"))
-        return Merged((*waiting.values(), *final), tuple(settled), reply.rejected)
+        return MergeOutcome((*waiting.values(), *final), tuple(settled), reply.rejected)
 
     def _refusal(self, edit: Edit, basis: Sequence[str]) -> str:
         if edit.op == "delete" or not edit.text:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.rollout import Usage
-from tfgrpo.serve.access.caps import Caps, Held, Scope, Spent
+from tfgrpo.serve.access.caps import Held, KeyCaps, Scope, Spent
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
 from tfgrpo.store.booking import (
@@ -134,7 +134,7 @@ class CallBook:
     """
 
     def __init__(
-        self, journal: Journal, caps: Caps, *, clock: Callable[[], float] = time.monotonic
+        self, journal: Journal, caps: KeyCaps, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.journal = journal
         self.caps = caps

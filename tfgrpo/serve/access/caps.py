@@ -51,7 +51,7 @@ class Held:
 
     __slots__ = ("_caps", "_parts")
 
-    def __init__(self, caps: Caps, parts: list[Reservation]) -> None:
+    def __init__(self, caps: KeyCaps, parts: list[Reservation]) -> None:
         self._caps = caps
         self._parts = parts
 
@@ -68,7 +68,7 @@ class Held:
         self._caps.ended(self)
 
 
-class Caps:
+class KeyCaps:
     """All ledgers with a limit.
 
     Args:

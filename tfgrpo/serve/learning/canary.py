@@ -55,7 +55,7 @@ class LiveUnit:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CanaryVerdict:
     """What the units say so far."""
 
     action: Action
@@ -86,7 +86,7 @@ class Verdict:
 
 def judge(
     units: Sequence[LiveUnit], settings: CanarySettings, *, number: int, share_index: int
-) -> Verdict:
+) -> CanaryVerdict:
     """Return the decision over the closed units of one experiment.
 
     Args:
@@ -119,7 +119,7 @@ def judge(
     action, reason = _decide(
         decided, guard, differs, float(test.gain), settings, len(arms), on_share, share_index
     )
-    return Verdict(
+    return CanaryVerdict(
         action, reason, len(arms), float(test.gain), float(test.harm), needed,
         effect_interval(rows, level=settings.level), differs,
     )  # fmt: skip

@@ -30,7 +30,7 @@ __all__ = ["Asked", "Proposal", "propose", "split_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedQuestion:
     """What a proposal is made from."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
+class PendingLibrary:
     """A candidate, or why there is none."""
 
     artefact: Artefact | None
@@ -54,7 +54,7 @@ class Proposal:
     """Figures for the journal and the page."""
 
 
-Proposer = Callable[[Asked], Proposal]
+Proposer = Callable[[AskedQuestion], PendingLibrary]
 
 
 def split_of(secret: bytes, task_id: str) -> str:
@@ -64,7 +64,7 @@ def split_of(secret: bytes, task_id: str) -> str:
     return "practice" if share < 0.6 else "gate" if share < 0.9 else "test"
 
 
-def propose(asked: Asked) -> Proposal:
+def propose(asked: AskedQuestion) -> PendingLibrary:
     """Learn from groups and return a candidate; runs in a thread of its own.
 
     Raises:
@@ -101,7 +101,7 @@ def propose(asked: Asked) -> Proposal:
         "notes": list(result.notes),
         "stopped_by": result.learned.stopped_by,
     }
-    return Proposal(artefact, evidence)
+    return PendingLibrary(artefact, evidence)
 
 
 def _merged(current: Artefact, found: Library) -> Artefact | None:

@@ -30,7 +30,13 @@ from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
 from tfgrpo.serve.learning.evidence import closed_groups, read_seen, read_units
 from tfgrpo.serve.learning.grouping import make_groups
-from tfgrpo.serve.learning.proposing import Asked, Proposal, Proposer, propose, split_of
+from tfgrpo.serve.learning.proposing import (
+    AskedQuestion,
+    PendingLibrary,
+    Proposer,
+    propose,
+    split_of,
+)
 from tfgrpo.serve.learning.states import LearningState, Transition, apply
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.settings import LearnSettings
@@ -227,7 +233,7 @@ class RouteLearning:
         if self.settings.verifier is None:
             gate, learnt_from = {}, list(fresh)
         first = self.gateway.settings.upstreams[self.route.settings.upstreams[0]]
-        asked = Asked(
+        asked = AskedQuestion(
             folder=self.gateway.folder / "learn" / f"{self.route.name}-{self.state.version}",
             groups=learnt_from,
             gate_tasks=tuple(gate.values()),
@@ -237,7 +243,7 @@ class RouteLearning:
             settings=self.settings,
             stop=self.stop,
         )
-        proposal: Proposal = await asyncio.to_thread(self._proposer, asked)
+        proposal: PendingLibrary = await asyncio.to_thread(self._proposer, asked)
         if proposal.artefact is None:
             await self.act("failed", "job", "nothing new was found", proposal.evidence)
             await self._stop_after_failures()
