@@ -21,7 +21,7 @@ from tfgrpo.serve.settings import BudgetSettings, RateSettings
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store.budget import Budget, Ledger, Reservation
 
-__all__ = ["Caps", "Held", "Rates", "Scope"]
+__all__ = ["KeyCaps", "Held", "Rates", "Scope"]
 
 _DAY_S = 86_400
 _QUEUE_S = 20.0

@@ -25,7 +25,7 @@ from tfgrpo.statistics.sequential import (
     looks_level,
 )
 
-__all__ = ["LiveUnit", "Verdict", "drift", "judge", "worth"]
+__all__ = ["LiveUnit", "CanaryVerdict", "drift", "judge", "worth"]
 
 Action = Literal["wait", "grow", "promote", "roll_back", "expire"]
 NEXT_SHARE = 3.0

@@ -26,7 +26,7 @@ from tfgrpo.sampling import Stop
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.store import write_groups
 
-__all__ = ["Asked", "Proposal", "propose", "split_of"]
+__all__ = ["AskedQuestion", "PendingLibrary", "propose", "split_of"]
 
 
 @dataclass(frozen=True, slots=True)

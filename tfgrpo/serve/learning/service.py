@@ -77,7 +77,7 @@ class RouteLearning:
         self.state = LearningState()
         for transition in self.transitions:
             self.state = apply(self.state, transition)
-        self.verdict: canary.Verdict | None = None
+        self.verdict: canary.CanaryVerdict | None = None
         """Of the running test, for the page."""
         self._sync()
 

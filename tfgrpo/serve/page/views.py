@@ -267,7 +267,7 @@ def _proposal(learning: RouteLearning, forms: Forms) -> Child:
     ]  # fmt: skip
 
 
-def _test(verdict: canary.Verdict | None) -> Child:
+def _test(verdict: canary.CanaryVerdict | None) -> Child:
     if verdict is None:
         return None
     return [
