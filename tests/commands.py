@@ -82,13 +82,19 @@ def run(command: str, folder: Path, env: Mapping[str, str]) -> str:
     return "" if done.returncode in how else f"exit {done.returncode}: {done.stderr[-2000:]}"
 
 
+def _hear_ctrl_c() -> None:
+    """Undo what a shell does to its background commands: they ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _serve(command: str, folder: Path, env: Mapping[str, str]) -> str:
     """Start a server, wait until it names its address, then press Ctrl-C."""
     out = folder / "served.txt"
     with out.open("wb") as log:
         server = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=folder, env=env, stdout=log, stderr=log
-        )
+            ["bash", "-c", f"exec {command}"], cwd=folder, env=env, stdout=log, stderr=log,
+            preexec_fn=_hear_ctrl_c,
+        )  # fmt: skip
         end = time.monotonic() + _LIMIT_S
         while "http://127.0.0.1" not in out.read_text("utf-8"):
             if server.poll() is not None or time.monotonic() > end:

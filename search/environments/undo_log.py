@@ -60,7 +60,7 @@ class UndoPoint:
 class UndoLog:
     """The live data and where it stands.
 
-    >>> journal = Journal({"doors": {"red": {"open": False}}})
+    >>> journal = UndoLog({"doors": {"red": {"open": False}}})
     >>> start = journal.here
     >>> journal.data["doors"]["red"]["open"] = True
     >>> opened = journal.mark()

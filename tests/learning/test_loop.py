@@ -86,7 +86,7 @@ def test_the_test_split_is_touched_once_after_the_choice_and_splits_are_disjoint
 
 def test_every_epoch_is_a_set_of_groups_of_its_own(tmp_path: Path) -> None:
     world = World(lesson="")
-    result = world.learn(settings(tmp_path, learn={"epochs": 2}))
+    result = world.learn(settings(tmp_path, learn={"epochs": 2, "preset": "contrast"}))
     with journal(tmp_path) as store:
         groups = list(store.groups("practice"))
     assert len(groups) == 24 and len({g.group_id for g in groups}) == 24

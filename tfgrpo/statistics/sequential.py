@@ -93,7 +93,7 @@ class EffectTest:
     >>> test = EffectTest()
     >>> for i in range(400):
     ...     test.observe(2.0 * (i % 2 == 0) * 0.5, 2.0)
-    >>> test.gain > 20 > test.harm
+    >>> bool(test.gain > 20 > test.harm)
     True
     """
 
