@@ -212,7 +212,7 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         raise StoreError(f"artefact {str(path)!r} cannot be read: {exc}") from exc
     try:
         row = json.loads(raw)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
     artefact = from_row(row, str(path))
     return held(artefact) if quarantine else artefact
@@ -226,9 +226,12 @@ def from_row(row: Any, where: str) -> Artefact:
     """
     if not isinstance(row, dict) or row.get("format") != FORMAT:
         raise ConfigError(f"{where} is no artefact: its format should read {FORMAT!r}")
-    if row.get("format_version", 0) > FORMAT_VERSION:
+    version = row.get("format_version", 0)
+    if not isinstance(version, int):
+        raise ConfigError(f"{where} is damaged: its format_version is {version!r:.80}")
+    if version > FORMAT_VERSION:
         raise ConfigError(
-            f"{where}: format {row['format_version']} is newer than this package reads "
+            f"{where}: format {version} is newer than this package reads "
             f"({FORMAT_VERSION}): install a newer tfgrpo"
         )
     try:
