@@ -255,9 +255,9 @@ class ChoiceParts:
             arguments = json.dumps(arguments)
         if not isinstance(arguments, str):
             return
-        if is_again and piece.get("id") and 0 < len(arguments) == call["size"]:
-            if arguments == "".join(call["arguments"]):
-                return  # the whole call once more, at its end
+        is_as_long = bool(is_again and piece.get("id")) and 0 < len(arguments) == call["size"]
+        if is_as_long and arguments == "".join(call["arguments"]):
+            return  # the whole call once more, at its end
         call["arguments"].append(arguments)
         call["size"] += len(arguments)
 

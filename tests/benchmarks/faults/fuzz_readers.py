@@ -1,3 +1,4 @@
+# ruff: noqa: SIM105, E501
 """Random and mutated input for every reader of foreign bytes: what escapes that is not ours.
 
 Half of the inputs change a valid one in a few places (as bytes, or as a JSON tree), a tenth are

@@ -15,7 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +58,9 @@ from tfgrpo.verifiers.json_schema import JsonSchema
 from tfgrpo.verifiers.numeric import Numeric
 
 SIZES = [1 << k for k in range(11, 21)]
-ENOUGH_S = 0.004
+ENOUGH_S = 0.006
 HOPELESS_S = 0.05
-LEAST_S = 0.0007
+LEAST_S = 0.002
 MOST_RATIO = 3.0
 
 FOLDER = Path(tempfile.mkdtemp())
@@ -325,10 +327,8 @@ TEXTS: dict[str, Callable[[int], str]] = {
 
 def seconds(read: Callable[[str], Any], text: str) -> float:
     start = time.process_time()
-    try:
+    with suppress(TfgrpoError, ApiError, ValueError):  # a refusal's time counts as well
         read(text)
-    except (TfgrpoError, ApiError, ValueError):
-        pass  # a refusal is an answer, and its time counts
     return time.process_time() - start
 
 
@@ -354,12 +354,20 @@ def measured(read: Callable[[str], Any], what: str) -> list[tuple[int, float]]:
 def is_superlinear(rows: list[tuple[int, float]]) -> bool:
     """Whether costs more than doubled again and again."""
     times = [t for _, t in rows]
-    steep = [
-        b > MOST_RATIO * a and b >= LEAST_S for a, b in zip(times[:-1], times[1:], strict=True)
-    ]
-    if any(a and b for a, b in zip(steep[:-1], steep[1:], strict=True)):
+    steep = [b > MOST_RATIO * a and b >= LEAST_S for a, b in pairwise(times)]
+    if any(a and b for a, b in pairwise(steep)):
         return True
     return bool(steep) and steep[-1] and times[-1] > HOPELESS_S
+
+
+def is_confirmed(read: Callable[[str], Any], what: str, size: int) -> bool:
+    """Whether another doubling, or the last where there is none, is as steep: no cache's or
+    neighbour's doing."""
+    size = min(size, SIZES[-1] // 2)
+    first, second = (
+        min(seconds(read, text_of(what, s)) for _ in range(2)) for s in (size, 2 * size)
+    )
+    return second > MOST_RATIO * first
 
 
 def at_one_megabyte(read: Callable[[str], Any], what: str) -> float | None:
@@ -382,7 +390,7 @@ def main() -> None:
             size, took = times[-1]
             slowest = max(slowest, (took * 1e9 / size, what, size))
             tried += 1
-            if is_superlinear(times):
+            if is_superlinear(times) and is_confirmed(read, what, size):
                 found.append({"reader": name, "text": what,
                               "ms": [[s, round(t * 1e3, 2)] for s, t in times[-4:]]})  # fmt: skip
                 print(name, what, found[-1]["ms"], file=sys.stderr, flush=True)
