@@ -227,7 +227,7 @@ def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Su
             known[name] = str(known[name])
     try:
         return SuccessCount(**known)
-    except ConfigError as exc:
+    except (ConfigError, TypeError) as exc:  # a field is missing
         raise ConfigError(f"{where}: {exc}") from exc
 
 
