@@ -245,14 +245,14 @@ def from_row(row: Any, where: str) -> Artefact:
             row["template"],
             row["system"],
         )
-        stated = row["render_hash"]
+        stated, rendered = row["render_hash"], artefact.render_hash
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         if isinstance(exc, ConfigError):
             raise
         raise ConfigError(f"{where} is damaged: {type(exc).__name__}: {exc}") from exc
-    if artefact.render_hash != stated:
+    if rendered != stated:
         raise ConfigError(
-            f"{where}: its entries render to {artefact.render_hash}, practised was {stated}: this "
+            f"{where}: its entries render to {rendered}, practised was {stated}: this "
             "version of the package words prompts otherwise. Use the version that the card names "
             f"({artefact.card.package_version or 'unknown'}), or learn and gate again"
         )
