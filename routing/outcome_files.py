@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -155,7 +156,7 @@ def _rows_of(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(f"{where}:{n}: not JSON ({exc}): one object a line") from exc
         if not isinstance(row, dict):
             raise ConfigError(f"{where}:{n}: {type(row).__name__}, expected an object")
@@ -167,8 +168,8 @@ def _number(value: Any, where: str, name: str) -> float:
         return float(value)
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{where}: {name} is {value!r}; allowed is a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"{where}: {name} is {value!r:.100}; allowed is a number") from None
     if not math.isfinite(number):
         raise ConfigError(
             f"{where}: {name} is {value!r}; allowed is a finite number: leave the row out where "
@@ -226,7 +227,7 @@ def _outcome(raw: Mapping[str, Any], where: str, success_at: float | None) -> Su
             known[name] = str(known[name])
     try:
         return SuccessCount(**known)
-    except ConfigError as exc:
+    except (ConfigError, TypeError) as exc:  # a field is missing
         raise ConfigError(f"{where}: {exc}") from exc
 
 
@@ -264,7 +265,7 @@ def _prompt_text(value: Any) -> str:
     if text.startswith("["):
         try:
             turns = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return text
         return "\n".join(str(t) for t in turns)
     return text
@@ -288,7 +289,7 @@ class _Table:
         mark = max(",;\t", key=head.count)
         self._lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
         self.header = [name.strip() for name in next(self._lines, [])]
-        twice = sorted({n for n in self.header if self.header.count(n) > 1})
+        twice = sorted(n for n, times in Counter(self.header).items() if times > 1)
         if twice:
             raise ConfigError(f"{path}:1: columns {twice} occur twice: name every column once")
 

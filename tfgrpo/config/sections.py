@@ -41,7 +41,7 @@ def load_toml(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]
             f"config file {str(path)!r} cannot be read: {exc.strerror}; give the path of a TOML "
             "file"
         ) from exc
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+    except (ValueError, RecursionError) as exc:  # also a whole number of 5,000 digits
         raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
     for override in overrides:
         apply_override(values, override)
@@ -59,7 +59,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         raise ConfigError(f"override {override!r} is not of the form section.key=value")
     try:
         value = tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text
     *sections, last = key.strip().split(".")
     place = values

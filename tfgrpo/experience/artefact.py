@@ -212,7 +212,7 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         raise StoreError(f"artefact {str(path)!r} cannot be read: {exc}") from exc
     try:
         row = json.loads(raw)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
     artefact = from_row(row, str(path))
     return held(artefact) if quarantine else artefact
@@ -226,9 +226,12 @@ def from_row(row: Any, where: str) -> Artefact:
     """
     if not isinstance(row, dict) or row.get("format") != FORMAT:
         raise ConfigError(f"{where} is no artefact: its format should read {FORMAT!r}")
-    if row.get("format_version", 0) > FORMAT_VERSION:
+    version = row.get("format_version", 0)
+    if not isinstance(version, int):
+        raise ConfigError(f"{where} is damaged: its format_version is {version!r:.80}")
+    if version > FORMAT_VERSION:
         raise ConfigError(
-            f"{where}: format {row['format_version']} is newer than this package reads "
+            f"{where}: format {version} is newer than this package reads "
             f"({FORMAT_VERSION}): install a newer tfgrpo"
         )
     try:
@@ -242,14 +245,14 @@ def from_row(row: Any, where: str) -> Artefact:
             row["template"],
             row["system"],
         )
-        stated = row["render_hash"]
+        stated, rendered = row["render_hash"], artefact.render_hash
     except (KeyError, TypeError, AttributeError, ValueError) as exc:
         if isinstance(exc, ConfigError):
             raise
         raise ConfigError(f"{where} is damaged: {type(exc).__name__}: {exc}") from exc
-    if artefact.render_hash != stated:
+    if rendered != stated:
         raise ConfigError(
-            f"{where}: its entries render to {artefact.render_hash}, practised was {stated}: this "
+            f"{where}: its entries render to {rendered}, practised was {stated}: this "
             "version of the package words prompts otherwise. Use the version that the card names "
             f"({artefact.card.package_version or 'unknown'}), or learn and gate again"
         )

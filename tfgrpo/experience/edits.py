@@ -42,7 +42,7 @@ _ID_KEYS = ("id", "target", "experience_id", "target_id", "ids", "targets", "ind
 _SOURCE_KEYS = ("from", "sources", "source", "proposals", "candidates", "merged_from")
 _REASON_KEYS = ("reason", "why", "rationale", "explanation", "because")
 _EMPTY_TEXTS = frozenset({"", "none", "null", "n/a", "na", "-", "...", "nothing", "no experience"})
-_ALIAS = re.compile(r"(?:(?:id|experience|exp|entry|lesson|e|g)[\s_#:.\-]*)?0*(\d+)")
+_ALIAS = re.compile(r"(?:(?:id|experience|exp|entry|lesson|e|g)[\s_#:.\-]*)?(\d{1,18})")
 _TRIM = " \t\r\n[](){}<>\"'`“”‘’.,;:#*"
 
 
@@ -451,7 +451,7 @@ def read_lessons(text: str) -> tuple[Lesson, ...]:
             continue
         keys = ("attempts", "attempt", "from")
         raw = _as_list(_first(row, keys)) if isinstance(row, dict) else []
-        numbers = [re.search(r"\d+", str(a)) for a in raw if not isinstance(a, bool)]
+        numbers = [re.search(r"\d{1,9}", str(a)) for a in raw if not isinstance(a, bool)]
         lesson = Lesson(words, tuple(int(m[0]) for m in numbers if m))
         if lesson not in lessons:
             lessons.append(lesson)

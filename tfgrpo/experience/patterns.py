@@ -38,7 +38,7 @@ ROLE_CLAIM = _any(
     r"\bact as (?:an?|the)\b",
     r"\bpretend (?:to be|that)\b",
     r"\bnew system prompt\b",
-    r"(?:^|\n)\s*(?:system|assistant|user|developer)\s*:",
+    r"(?:^\s*|\n[^\S\n]*)(?:system|assistant|user|developer)\s*:",
     r"<\|?\s*(?:im_start|im_end|system|endoftext)",
     r"\[/?(?:INST|SYS)\]",
     r"\bas (?:the|your) (?:system|administrator|developer)\b",
@@ -60,7 +60,7 @@ HOLD = {
     "an order to ignore instructions": IGNORE_ORDER,
     "a role claim": ROLE_CLAIM,
     "a tool call": _any(
-        r"<\s*/?\s*(?:tool_call|function_call|tool|invoke)\b",
+        r"<\s*(?:/\s*)?(?:tool_call|function_call|tool|invoke)\b",
         r"\"(?:tool_calls?|arguments|function)\"\s*:",
         r"\bfunction_call\b",
     ),

@@ -118,14 +118,14 @@ def solution_of(task: Task, key: str = "solution") -> str:
 
 
 def _boxed(text: str) -> tuple[str, ...]:
-    found = []
-    for match in re.finditer(r"\\boxed\s*\{", text):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                found.append(text[match.end() : end].strip())
-                break
+    boxes: list[tuple[int, int]] = []
+    opened: list[int] = []  # where each open brace's content begins; negative: no box
+    for match in re.finditer(r"(\\boxed\s*)?\{|\}", text):
+        if match[0] != "}":
+            opened.append(match.end() if match[1] else -1)
+        elif opened and (start := opened.pop()) >= 0:
+            boxes.append((start, match.start()))
+    found = (text[start:end].strip() for start, end in sorted(boxes))
     return tuple(dict.fromkeys(f for f in found if f))
 
 

@@ -29,7 +29,7 @@ from tfgrpo.runtime.thinking import without_thinking
 
 LEVELS = 3
 _NUMBERED = re.compile(
-    r"^[\s#*_>\[(<-]*(?:(?:level|hint|step|strategy)[\s_-]*(\d{1,2})[\s*_:.)>\]-]*"
+    r"^(?:[^\S\n]|[#*_>\[(<-])*+(?:(?:level|hint|step|strategy)[\s_-]*(\d{1,2})[\s*_:.)>\]-]*"
     r"|(\d{1,2})[\s*_]*[.):\]-][\s*_:.)-]*)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -116,7 +116,7 @@ def _texts_in(value: Any) -> list[str]:
         rows = [r if isinstance(r, str) else _only_text(r) for r in value]
         return [r for r in rows if r] if all(rows) else []
     if isinstance(value, dict):
-        by_level = {m[0]: v for k, v in value.items() if (m := re.findall(r"\d+", str(k)))}
+        by_level = {m[0]: v for k, v in value.items() if (m := re.findall(r"\d{1,9}", str(k)))}
         if len(by_level) == len(value) > 1:
             return _texts_in([by_level[k] for k in sorted(by_level, key=int)])
         lists = [v for v in value.values() if isinstance(v, list)]

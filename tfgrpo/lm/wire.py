@@ -57,6 +57,8 @@ _UNFINISHED = frozenset({"", "null", "none", "not_finished", "in_progress"})
 
 
 _MAX_DEPTH = 200
+_MOST_TRIES = 1000
+"""How often the arguments of one call are looked at for being whole."""
 _MARK = re.compile(rb'[\[\]{}"\\]')
 
 
@@ -186,6 +188,10 @@ class ChoiceParts:
     finish: str | None = None
     _newest: dict[int, int] = field(default_factory=dict)
     """The slot of the newest call under each index that the server wrote."""
+    _slots: dict[str, int] = field(default_factory=dict)
+    """The slot of the first call with each id."""
+    _free: int = 0
+    """The slot behind all calls."""
 
     @property
     def has_output(self) -> bool:
@@ -231,9 +237,15 @@ class ChoiceParts:
         return brought
 
     def _add_call(self, slot: int, piece: Mapping[str, Any]) -> None:
-        call = self.calls.setdefault(slot, {"id": "", "name": "", "arguments": []})
-        if piece.get("id"):
-            call["id"] = str(piece["id"])
+        call = self.calls.setdefault(
+            slot, {"id": "", "name": "", "arguments": [], "size": 0, "tries": 0}
+        )
+        self._free = max(self._free, slot + 1)
+        if piece.get("id") and call["id"] != (given := str(piece["id"])):
+            if self._slots.get(call["id"]) == slot:
+                del self._slots[call["id"]]
+            call["id"] = given
+            self._slots.setdefault(given, slot)
         function = _function_of(piece)
         name, arguments = function.get("name"), function.get("arguments")
         is_again = isinstance(name, str) and name == call["name"]
@@ -243,9 +255,11 @@ class ChoiceParts:
             arguments = json.dumps(arguments)
         if not isinstance(arguments, str):
             return
-        if is_again and piece.get("id") and arguments and arguments == "".join(call["arguments"]):
+        is_as_long = bool(is_again and piece.get("id")) and 0 < len(arguments) == call["size"]
+        if is_as_long and arguments == "".join(call["arguments"]):
             return  # the whole call once more, at its end
         call["arguments"].append(arguments)
+        call["size"] += len(arguments)
 
     def _slot_of(self, place: int, piece: Mapping[str, Any]) -> int:
         """Where a piece belongs: an id names its call, whatever index the server writes.
@@ -256,14 +270,11 @@ class ChoiceParts:
         given, index = piece.get("id"), piece.get("index")
         name = str(given) if given else ""
         is_named = bool(_function_of(piece).get("name"))
-        for slot, call in self.calls.items():
-            if (
-                name
-                and call["id"] == name
-                and not (is_named and isinstance(index, int) and index not in self._newest)
-            ):
-                return slot
-        free = max(self.calls, default=-1) + 1
+        if name in self._slots and not (
+            is_named and isinstance(index, int) and index not in self._newest
+        ):
+            return self._slots[name]
+        free = self._free
         if isinstance(index, int) and not isinstance(index, bool):
             slot = self._newest.get(index, free if index in self.calls else index)
             if slot in self.calls and self._is_another(self.calls[slot], piece):
@@ -276,7 +287,7 @@ class ChoiceParts:
         return free if name or self._is_another(newest, piece) else free - 1
 
     @staticmethod
-    def _is_another(call: Mapping[str, Any], piece: Mapping[str, Any]) -> bool:
+    def _is_another(call: dict[str, Any], piece: Mapping[str, Any]) -> bool:
         """Tell whether a piece that comes to a call begins another one: it has an id of its own, or
         names a function after whole arguments. An id without a name in the middle of arguments is
         a server's that makes up an id for every piece."""
@@ -286,8 +297,12 @@ class ChoiceParts:
             return True
         if not has_other_id and (piece.get("id") or not is_named):
             return False
+        if call["tries"] > _MOST_TRIES:
+            return False
+        call["tries"] += 1
         try:
-            return isinstance(json.loads("".join(call["arguments"])), dict)
+            text = "".join(call["arguments"])
+            return isinstance(loads(text.encode("utf-8", "surrogatepass")), dict)
         except ValueError:
             return False
 

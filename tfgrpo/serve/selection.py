@@ -123,6 +123,6 @@ def read_best(reply: str, n: int) -> Chosen:
     (1, 0)
     """
     lines = [line.strip() for line in reply.splitlines() if line.strip()]
-    match = re.fullmatch(r"(?:best\s*:\s*)?(\d+)\.?", lines[-1] if lines else "", re.IGNORECASE)
+    match = re.fullmatch(r"(?:best\s*:\s*)?(\d{1,9})\.?", lines[-1] if lines else "", re.IGNORECASE)
     number = int(match[1]) if match else 0
     return Chosen(number - 1 if 1 <= number <= n else 0)

@@ -269,7 +269,7 @@ class GatewaySettings(_Section):
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as exc:
             raise ConfigError(f"no config file {str(path)!r}: {exc}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        except (ValueError, RecursionError) as exc:  # also a whole number of 5,000 digits
             raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
         return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
 

@@ -72,7 +72,9 @@ def read_groups(path: Path | str) -> Iterator[RolloutGroup]:
     for where, text in rows:
         try:
             yield RolloutGroup.from_dict(json.loads(text))
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
+        except (
+            KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError,
+        ) as exc:  # fmt: skip
             raise ConfigError(
                 f"{source.name}, {where}: not a rollout group ({type(exc).__name__}: {exc})"
             ) from exc

@@ -107,7 +107,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"{str(path)!r} line {number} is not JSON: {exc}; JSON lines, a JSON list, or CSV "
                 "under a name that ends in .csv"
@@ -124,10 +124,17 @@ def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
 def _list_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         rows = json.loads(text)
-    except json.JSONDecodeError as exc:
+    except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
     for number, row in enumerate(rows, 1):
         yield number, _object(row, path, number)
+
+
+def _csv_cells(reader: csv.DictReader[str], path: Path) -> Iterator[dict[str | Any, str | Any]]:
+    try:
+        yield from reader
+    except csv.Error as exc:
+        raise ConfigError(f"{str(path)!r} line {reader.line_num} is not CSV: {exc}") from exc
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -136,7 +143,7 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     delimiter = max(",;\t", key=header.count)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
     own = {*_ID_KEYS, *PROMPT_KEYS, *REFERENCE_KEYS}
-    for row in reader:
+    for row in _csv_cells(reader, path):
         if None in row or None in row.values():
             raise ConfigError(
                 f"{str(path)!r} line {reader.line_num}: the row has not as many cells as the "

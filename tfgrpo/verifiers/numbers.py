@@ -102,7 +102,7 @@ _LATEX = (
     (re.compile(r"\\!|\\left(?![a-z])|\\right(?![a-z])|\\displaystyle"), ""),
     (re.compile(r"\*\*(?!\s?[-+({]?\d)|(?<![\w)}\]])\*\*"), ""),  # bold, not a power
     (re.compile(r"(?<!\w)(__?)(?=[^\s_])([^_\n]{1,200})(?<!\s)\1(?!\w)"), r"\2"),
-    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-z])"), "°"),
+    (re.compile(r"\^\s*(?:\{\s*)?\\circ(?:\s*\})?|\\degree(?![a-z])"), "°"),
     (re.compile(r"\\([%$#&])"), r"\1"),
     (re.compile(r"\\[,;:> ]|~|\\q?quad(?![a-z])"), " "),
     (re.compile(r"\\div(?![a-z])|÷"), "/"),
@@ -242,6 +242,8 @@ class _Reader:
         end = found.end()
         if found["hex"]:
             return Decimal(int(found["hex"][2:], 16) if end - at < 4000 else 0), end, False
+        if doubtful := self._doubtful(found):
+            return None, doubtful, False
         digits = self._digits(found)
         repeating = _REPEATING.match(self.text, end)
         if repeating is not None and (repeating["mark"] or found["part"] or found["bare"]):
@@ -250,6 +252,15 @@ class _Reader:
         if exponent := _EXPONENT.match(self.text, end):
             return Decimal(f"{digits}e{exponent[1]}"), exponent.end(), False
         return Decimal(digits), end, is_whole
+
+    def _doubtful(self, found: re.Match[str]) -> int:
+        """Where a text ends that is a mixed number as well as a fraction of a grouped one, as
+        `131 180/699` is; 0 for others."""
+        if found["group"] != " " or found[0].count(" ") != 1 or found["part"]:
+            return 0
+        below = re.compile(r"/(\d{1,50})").match(self.text, found.end())
+        is_mixed = below is not None and 0 < int(found[0][-3:]) < int(below[1])
+        return below.end() if below is not None and is_mixed else 0
 
     def _digits(self, found: re.Match[str]) -> str:
         mark = self.mark

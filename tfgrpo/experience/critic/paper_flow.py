@@ -13,7 +13,6 @@ Does not know how its edits are applied. Source: Training-Free GRPO, youtu-agent
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,7 +30,6 @@ from tfgrpo.prompts import render
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import canonical_json
 
-_TAG = re.compile(r"<Experiences>(.*?)</Experiences>", re.DOTALL)
 _HIDDEN = "[REDACTED]"
 _TRIES = 3
 
@@ -96,8 +94,7 @@ class _Flow:
             ),
             lambda text: text,
         )
-        tag = _TAG.search(told or "")
-        lessons = tag[1].strip() if tag else ""
+        lessons = _lessons_in(told or "")
         reply = await self.asker.ask(
             Where("update", group.task.task_id),
             self._sized(
@@ -310,3 +307,10 @@ class _Flow:
         if not self.settings.repairs.fenced_data:
             return text
         return fence(text, seed=self.settings.seed, label=label)
+
+
+def _lessons_in(reply: str) -> str:
+    """Return what stands in the first pair of tags, or an empty text."""
+    _, _, rest = reply.partition("<Experiences>")
+    lessons, closing, _ = rest.partition("</Experiences>")
+    return lessons.strip() if closing else ""

@@ -23,7 +23,7 @@ from tfgrpo.experience.edits import (
 from tfgrpo.experience.settings import Repairs
 from tfgrpo.runtime.lenient_json import ReplyError
 
-_BLOCK = re.compile(r"```(?:json)?\s*\n?(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```(?:json)?(.*?)```", re.DOTALL)
 _NAMES = {
     "operation": frozenset({"ADD", "UPDATE", "MODIFY", "MERGE", "DELETE", "NONE"}),
     "op": frozenset({"add", "update", "delete", "keep", "drop"}),
@@ -73,12 +73,12 @@ def _published_rows(text: str) -> tuple[list[Any], list[RejectedRow]]:
     for block in _BLOCK.findall(text) or [text]:
         try:
             decoded = json.loads(block)
-        except json.JSONDecodeError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ReplyError(f"not JSON: {exc}") from exc
         if not isinstance(decoded, list) or not all(isinstance(row, dict) for row in decoded):
             raise ReplyError("not a JSON array of objects")
         for row in decoded:
-            if any(row.get(key) in names for key, names in _NAMES.items()):
+            if any(str(row.get(key)) in names for key, names in _NAMES.items()):
                 rows.append(row)
             else:
                 ignored.append(RejectedRow(repr(row)[:160], "operation name not spelt as shown"))

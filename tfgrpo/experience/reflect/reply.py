@@ -178,7 +178,7 @@ def _share(raw: Any) -> float | None:
         return None
     try:
         value = float(raw)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return value if 0 <= value <= 1 else None
 

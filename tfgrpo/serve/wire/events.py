@@ -116,7 +116,11 @@ class ChatEvents:
         if not self.upstream_id and isinstance(row.get("id"), str):
             self.upstream_id = row["id"]
         row["id"] = self._id
-        choices = row.get("choices")
+        choices = row.get("choices") or []
+        if not isinstance(choices, list):
+            raise body_failure(
+                "bad_reply", repr(choices)[:400], "choices that are no list", where=self._where
+            )
         if not choices:
             if self.usage is not None and row.get("usage") is not None:
                 self.usage_event = row

@@ -24,7 +24,8 @@ Asgi = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 MAX_DEPTH = 64
 """Deepest nesting of a body."""
-_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+"""A text, or what is left of one that has no end."""
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
@@ -102,7 +103,7 @@ class Http:
                 leaves in its middle.
         """
         length = self.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > most_bytes:
+        if length.isdecimal() and (len(length) > 18 or int(length) > most_bytes):
             raise _too_large(most_bytes)
         first = await self._next(within_s)
         if not first.get("more_body"):

@@ -1,0 +1,199 @@
+"""Readers of foreign texts end in time that grows with the text, and raise nothing of others."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfgrpo.config.sections import apply_override, load_toml
+from tfgrpo.errors import ConfigError, ProviderError
+from tfgrpo.experience.artefact import FORMAT, from_row, load_artefact
+from tfgrpo.experience.critic.paper_flow import _lessons_in
+from tfgrpo.experience.critic.paper_operations import operations_from
+from tfgrpo.experience.edits import read_lessons, resolve
+from tfgrpo.experience.guards import Foreign, Guards
+from tfgrpo.experience.reflect.reply import read_reply
+from tfgrpo.experience.settings import Repairs
+from tfgrpo.hints.answer_leaks import answers_of
+from tfgrpo.hints.writer import read_texts
+from tfgrpo.lm.wire import ChoiceParts
+from tfgrpo.routing.outcome_files import read_outcomes
+from tfgrpo.runtime.lenient_json import ReplyError
+from tfgrpo.serve.selection import read_best
+from tfgrpo.serve.settings import GatewaySettings
+from tfgrpo.serve.wire.errors import ApiError
+from tfgrpo.serve.wire.events import ChatEvents
+from tfgrpo.serve.wire.http import check_depth
+from tfgrpo.tasks.files import read_tasks
+from tfgrpo.verifiers.numbers import number_of, numbers_in, plain_text
+
+PUBLISHED = Repairs(lenient_operations=False, grounded_merge=False)
+HOSTILE: dict[str, Callable[[int], Any]] = {
+    "blank lines in hints": lambda n: read_texts("1. a" + "\n" * n + "b", 3),
+    "zeros as an id": lambda n: resolve("0" * n + "x", {"G0": "E1"}),
+    "blank lines in a page": lambda n: Foreign.of(["\n" * n + "x"]),
+    "an open tag in a lesson": lambda n: Guards().check("<" + " " * n + "x"),
+    "opened boxes": lambda n: answers_of("\\boxed{" * (n // 7)),
+    "opened lessons": lambda n: _lessons_in("<Experiences>" * (n // 13)),
+    "an open power": lambda n: plain_text("\\^" + " " * n + "x"),
+    "escaped quotes in a body": lambda n: check_depth(b"[" * 64 + b'["' + b'\\"' * (n // 2)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_eight_times_the_text_costs_far_less_than_sixty_four_times_the_time(name: str) -> None:
+    def least(size: int) -> float:
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            try:
+                HOSTILE[name](size)
+            except (ReplyError, ApiError):
+                pass
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert least(64_000) < 32 * max(least(8_000), 0.0005)
+
+
+def test_an_open_fence_with_blanks_behind_is_no_reply() -> None:
+    with pytest.raises(ReplyError):
+        operations_from("```json" + " " * 100_000, {}, PUBLISHED)
+
+
+def _stream(pieces: list[dict[str, Any]]) -> ChoiceParts:
+    parts = ChoiceParts()
+    for piece in pieces:
+        parts.add({}, {"tool_calls": [piece]})
+    return parts
+
+
+def test_thousands_of_calls_in_one_stream_stay_apart() -> None:
+    pieces = [
+        {"index": i, "id": f"c{i}", "function": {"name": "f", "arguments": part}}
+        for i in range(20_000)
+        for part in ("{", "}")
+    ]
+    calls = _stream(pieces).tool_calls()
+    assert len(calls) == 20_000
+    assert {c.arguments for c in calls} == {"{}"}
+
+
+def test_a_piece_with_a_known_id_goes_to_its_call_whatever_its_index() -> None:
+    calls = _stream(
+        [
+            {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{"}},
+            {"index": 1, "id": "b", "function": {"name": "g", "arguments": "{"}},
+            {"index": 0, "id": "b", "function": {"arguments": "}"}},
+            {"id": "a", "function": {"arguments": "}"}},
+        ]
+    ).tool_calls()
+    assert [(c.call_id, c.name, c.arguments) for c in calls] == [("a", "f", "{}"), ("b", "g", "{}")]
+
+
+def test_arguments_nested_ten_thousand_deep_are_passed_on() -> None:
+    deep = '{"a":' * 10_000
+    calls = _stream(
+        [
+            {"index": 0, "function": {"name": "f", "arguments": deep}},
+            {"index": 0, "function": {"name": "f", "arguments": "1"}},
+        ]
+    ).tool_calls()
+    assert [c.arguments for c in calls] == [deep + "1"]
+
+
+@pytest.mark.parametrize("text", ["131 180/699", "x = 1 200/999", "-12 345/678"])
+def test_a_mixed_number_that_may_be_a_grouped_numerator_is_refused(text: str) -> None:
+    assert number_of(text) is None
+    assert numbers_in(text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("131 18/699", 131 + 18 / 699), ("1 234/5", 246.8), ("2 602", 2602)]
+)
+def test_its_neighbours_are_read(text: str, value: float) -> None:
+    found = number_of(text)
+    assert found is not None
+    assert float(found[0]) == pytest.approx(value, rel=1e-12)
+
+
+DEEP = "[" * 100_000
+LONG = "9" * 5_000
+
+
+@pytest.mark.parametrize("value", [DEEP, LONG])
+def test_files_of_deep_json_and_long_numbers_are_refused_by_name(
+    tmp_path: Path, value: str
+) -> None:
+    for name, text, read in (
+        ("t.jsonl", f'{{"prompt": {value}}}', read_tasks),
+        ("l.json", f"[{value}", read_tasks),
+        ("o.jsonl", f'{{"prompt": {value}}}', read_outcomes),
+        ("library.json", f'{{"format": {value}}}', load_artefact),
+        ("c.toml", f"v = {value}", load_toml),
+        ("g.toml", f"v = {value}", GatewaySettings.from_toml),
+    ):
+        path = tmp_path / name
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=name):
+            read(path)
+
+
+def test_a_csv_cell_past_the_reader_s_limit_is_a_config_error(tmp_path: Path) -> None:
+    import csv
+
+    path = tmp_path / "t.csv"
+    path.write_text("prompt\n" + "a" * 200_000 + "\n")
+    before = csv.field_size_limit(131_072)
+    try:
+        with pytest.raises(ConfigError, match="is not CSV"):
+            read_tasks(path)
+    finally:
+        csv.field_size_limit(before)
+
+
+def test_a_reward_past_any_float_is_a_config_error(tmp_path: Path) -> None:
+    path = tmp_path / "o.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "model": "m", "reward": 10**400}))
+    with pytest.raises(ConfigError, match="reward"):
+        read_outcomes(path)
+
+
+def test_an_override_with_a_long_number_is_a_text() -> None:
+    values: dict[str, Any] = {}
+    apply_override(values, f"a.b={LONG}")
+    assert values == {"a": {"b": LONG}}
+
+
+@pytest.mark.parametrize("version", [[], "1", None, {}])
+def test_an_artefact_whose_version_is_no_number_is_damaged(version: object) -> None:
+    with pytest.raises(ConfigError, match="format_version"):
+        from_row({"format": FORMAT, "format_version": version}, "here")
+
+
+def test_numbers_of_thousands_of_digits_in_replies_are_no_crash() -> None:
+    assert read_best(f"Best: {LONG}", 3).index == 0
+    assert read_lessons(json.dumps({"lessons": [{"lesson": "a b", "attempts": [LONG]}]}))
+    texts = json.dumps({f"level_{LONG}1": "a", "level_2": "b"})
+    assert sorted(read_texts(texts, 3)) == ["a", "b"]
+    rule = {"text": "a is written b", "confidence": 10**400}
+    assert read_reply(json.dumps({"rules": [rule]}), []).rules[0].confidence is None
+
+
+def test_a_published_row_whose_name_is_an_object_is_passed_over() -> None:
+    text = '```json\n[{"op": {}, "text": "a"}]\n```'
+    found = operations_from(text, {}, PUBLISHED)
+    assert not found.operations
+    assert len(found.rejected) == 1
+
+
+@pytest.mark.parametrize("choices", [5, 0.5, {"a": 1}, "ab", True])
+def test_a_stream_whose_choices_are_no_list_is_a_bad_reply(choices: object) -> None:
+    events = ChatEvents("chatcmpl-tf", wants_usage=True, where="here", keeps=True)
+    with pytest.raises(ProviderError, match="no list"):
+        events.feed(b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n")
