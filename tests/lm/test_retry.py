@@ -180,3 +180,26 @@ def test_the_width_grows_by_one_a_window_up_to_the_most() -> None:
     for _ in range(50):
         limiter.succeeded()
     assert limiter.width == 6
+
+
+async def test_a_waiter_cancelled_as_a_slot_comes_free_is_cancelled_and_the_next_one_goes() -> None:
+    for freed_first in (False, True):
+        limiter = AdaptiveLimiter(1, 1, clock=lambda: 0.0)
+        await limiter.__aenter__()
+        entered: list[int] = []
+
+        async def wait(i: int, at: AdaptiveLimiter = limiter, into: list[int] = entered) -> None:
+            async with at:
+                into.append(i)
+
+        first, second = (asyncio.ensure_future(wait(i)) for i in range(2))
+        await asyncio.sleep(0)
+        if freed_first:
+            await limiter.__aexit__(None, None, None)
+            first.cancel()
+        else:
+            first.cancel()
+            await limiter.__aexit__(None, None, None)
+        results = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError) and results[1] is None
+        assert entered == [1] and limiter.in_flight == 0

@@ -311,16 +311,18 @@ async def test_a_disk_that_fills_keeps_what_is_in_flight_and_stops_new_calls_at_
     flying = [asyncio.ensure_future(journaled.complete(asked(i), 1, [0])) for i in range(8)]
     while len(lm.requests) < 8:
         await asyncio.sleep(0)
-    write = database.Writer._write
+    write = database.DatabaseWriter._write
 
-    def fails_while_reserved(self: database.Writer, batch: list[database.Statement]) -> None:
+    def fails_while_reserved(
+        self: database.DatabaseWriter, batch: list[database.Statement]
+    ) -> None:
         if (tmp_path / "run" / "reserve").exists():
             error = sqlite3.OperationalError("database or disk is full")
             error.sqlite_errorname = "SQLITE_FULL"
             raise error
         write(self, batch)
 
-    monkeypatch.setattr(database.Writer, "_write", fails_while_reserved)
+    monkeypatch.setattr(database.DatabaseWriter, "_write", fails_while_reserved)
     gate.set()
     assert [(await f)[0].text for f in flying] == ["four"] * 8
     with pytest.raises(StoreError, match=r"disk of .* is full"):

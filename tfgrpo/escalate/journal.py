@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from tfgrpo.errors import VerifierError
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.store import Journal
+from tfgrpo.store import Budget, Journal
 
 Draws = Callable[[], list[RolloutGroup]]
 
@@ -28,14 +28,21 @@ class EscalationJournal:
         folder: made where it does not exist.
         config: the run's settings and those of the escalation; a resume must have the same.
         verifier_id: kept with the groups.
+        budget: caps on what a judge's LM may use in the whole escalation.
 
     Raises:
         ConfigError: the folder holds an escalation with other settings or of another run.
         StoreError: it is in use, or cannot be written.
     """
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], verifier_id: str) -> None:
-        self.store = Journal.open(folder, create=True, config=config)
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        verifier_id: str,
+        budget: Budget | None = None,
+    ) -> None:
+        self.store = Journal.open(folder, create=True, config=config, budget=budget)
         self._verifier_id = verifier_id
 
     def drawn(self, stage: str, arm: str, tasks: Sequence[Task], draw: Draws) -> list[RolloutGroup]:

@@ -35,6 +35,7 @@ from tfgrpo.runtime.canonical import canonical_json, derive_seed
 from tfgrpo.runtime.event_loop import off_loop
 from tfgrpo.runtime.files import write_for_people, write_whole
 from tfgrpo.statistics import Scores
+from tfgrpo.store import Budget
 
 T = TypeVar("T")
 
@@ -108,7 +109,9 @@ def _escalate(
         "model": spec,
         "verifier": plain.verifier_id,
     }
-    with EscalationJournal(folder, identity, plain.verifier_id) as journal:
+    # The run's caps hold for the judge here too; its seconds would end the training between.
+    caps = Budget(**{**material.config.budget.model_dump(), "seconds": None})
+    with EscalationJournal(folder, identity, plain.verifier_id, caps) as journal:
         judge = verifier or RunComponents(material.config, journal.store).verifier()
         if judge is None:
             raise ConfigError(

@@ -62,7 +62,7 @@ class AdaptiveLimiter:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self._leave()  # the slot was handed over in the same moment
-            else:
+            elif turn in self._waiting:  # not when `_wake` has passed it over in the same moment
                 self._waiting.remove(turn)
             raise
 

@@ -31,7 +31,7 @@ class Values:
         self.damaged: list[str] = []
         """What was found damaged, in words."""
 
-    def get(self, table: str, row: int, body: str | bytes, mark: bytes) -> Any:
+    def get(self, table: str, row: int, body: object, mark: object) -> Any:
         """Return a value, or `DAMAGED`."""
         if (table, row) in self._aside:
             return DAMAGED

@@ -81,7 +81,7 @@ def pack_text(text: str) -> Packed:
     return zlib.compress(data, 6), mark
 
 
-def unpack(stored: str | bytes, mark: bytes) -> Any:
+def unpack(stored: object, mark: object) -> Any:
     """Return the value of a stored form.
 
     Raises:
@@ -89,6 +89,8 @@ def unpack(stored: str | bytes, mark: bytes) -> Any:
     """
     if isinstance(stored, str):
         data = stored.encode("utf-8", "surrogatepass")
+    elif not isinstance(stored, bytes):
+        raise DamagedValue(f"is of another type ({type(stored).__name__})")
     else:
         unpacker = zlib.decompressobj()
         try:
@@ -113,9 +115,16 @@ def column_text(text: str) -> str:
     return text
 
 
-def from_column(text: str) -> str:
-    """Return the id that `column_text` was given."""
-    return str(json.loads(text[6:])) if text.startswith("\x00json:") else text
+def from_column(text: object) -> str:
+    """Return the id that `column_text` was given; of a damaged one, what is left of it."""
+    if not isinstance(text, str):
+        return "" if text is None else str(text)
+    if text.startswith("\x00json:"):
+        try:
+            return str(json.loads(text[6:]))
+        except ValueError:
+            return text[6:]
+    return text
 
 
 def _is_storable(text: str) -> bool:

@@ -123,6 +123,10 @@ _BELIEVED = "(r.cost_usd IS NULL OR r.cost_usd BETWEEN 0 AND 1e9) AND " + " AND 
 """What a result's counts must be to be added up; another one counts at its worst case."""
 
 
+_TEXT = "coalesce(CAST({} AS TEXT), '')"
+"""A column's text, whatever a flipped bit made of its type."""
+
+
 def fold_spend(writer: DatabaseWriter) -> list[SpendRow]:
     """Return what was spent, by stage and model, in that order.
 
@@ -131,7 +135,7 @@ def fold_spend(writer: DatabaseWriter) -> list[SpendRow]:
     """
     sums: dict[tuple[str, str], _Sums] = {}
     rows = writer.read(
-        "SELECT c.stage, c.model,"
+        f"SELECT {_TEXT.format('c.stage')}, {_TEXT.format('c.model')},"
         f" CASE WHEN r.call IS NOT NULL AND NOT ({_BELIEVED}) THEN 'absurd'"
         " ELSE coalesce(r.kind, 'none') END AS how, coalesce(r.estimated, 0), count(*),"
         " total(r.calls), total(r.uncached), total(r.cache_read), total(r.cache_write),"
@@ -142,8 +146,11 @@ def fold_spend(writer: DatabaseWriter) -> list[SpendRow]:
     )
     for stage, model, kind, estimated, n, *amounts in rows:
         sums.setdefault((stage, model), _Sums()).add(kind, bool(estimated), n, amounts)
-    for stage, model, hits in writer.read("SELECT stage, model, sum(n) FROM hits GROUP BY 1, 2"):
-        sums.setdefault((stage, model), _Sums()).hits += hits
+    hit_rows = writer.read(
+        f"SELECT {_TEXT.format('stage')}, {_TEXT.format('model')}, total(n) FROM hits GROUP BY 1, 2"
+    )
+    for stage, model, hits in hit_rows:
+        sums.setdefault((stage, model), _Sums()).hits += int(hits)
     return [sums[key].row(from_column(key[0]), from_column(key[1])) for key in sorted(sums)]
 
 
@@ -201,4 +208,4 @@ def elapsed_seconds(writer: DatabaseWriter) -> float:
         "  SELECT c.session, r.elapsed_s FROM results r JOIN calls c ON c.call = r.call)"
         " GROUP BY session)"
     )
-    return float(rows[0][0] or 0.0)
+    return max(0.0, float(rows[0][0] or 0.0))

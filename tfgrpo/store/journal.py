@@ -84,7 +84,9 @@ class Journal:
         self._earlier_s = folding.elapsed_seconds(writer)
         ledger.charge(seconds=self._earlier_s)
         if self._can_write:
-            rows = writer.read("SELECT coalesce(max(session), 0) FROM sessions")
+            rows = writer.read(
+                "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
+            )
             self._session = int(rows[0][0]) + 1
             writer.commit_now([self._session_row("open")])
         self._values = Values(writer, can_write=self._can_write)
@@ -246,7 +248,7 @@ class Journal:
             return None
         try:
             config = json.loads(rows[0][0])
-        except ValueError as exc:
+        except (TypeError, ValueError) as exc:
             log.warning("%s: the kept settings are damaged (%s)", self.folder / FILE, exc)
             return None
         return config if isinstance(config, dict) else None
