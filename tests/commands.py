@@ -39,7 +39,8 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "tfgrpo advise runs/first": (0,),
     "tfgrpo escalate runs/first --dry-run": (0,),
     "tfgrpo escalate runs/first": "not here: trains for minutes; tests/escalate/test_example.py",
-    "tfgrpo serve-model local:smollm2-135m --port 8000": SERVES,
+    "tfgrpo serve-model local:smollm2-135m --port 8000": "not here: needs the extra serve; "
+    "tests/extras/serve.py",
     "make demo": "not here: a step of .ci/run",
     "make test": "not here: a step of .ci/run",
     "make extras": "not here: a step of .ci/run",

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.command_line import cli
 from tfgrpo.cli.templates import DEFAULT, TEMPLATES
 from tfgrpo.config.learn import Config
+from tfgrpo.runtime.import_string import noted_module_folder
 from tfgrpo.tasks import read_tasks
 
 
@@ -46,3 +47,10 @@ def test_the_function_template_ends_in_a_kept_library(seed: int, tmp_path: Path)
 def test_an_unknown_template_names_the_nearest(tmp_path: Path) -> None:
     ran = cli(tmp_path, "init", ".", "--template", "extractoin")
     assert ran.code == 2 and "did you mean 'extraction'" in ran.err
+
+
+def test_a_run_remembers_where_its_modules_lay(tmp_path: Path) -> None:
+    assert cli(tmp_path, "init", "mine", "--template", "function").code == 0
+    assert cli(tmp_path, "learn", "mine/config.toml", "--quiet").code == 0
+    assert noted_module_folder(tmp_path / "runs" / "mine") == (tmp_path / "mine").resolve()
+    assert noted_module_folder(tmp_path) is None

@@ -14,7 +14,7 @@ import typer
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
-from tfgrpo.runtime.import_string import add_module_folder
+from tfgrpo.runtime.import_string import add_module_folder, noted_module_folder
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.tasks.files import read_tasks
 
@@ -42,8 +42,9 @@ def escalate(
         Path | None, typer.Option(help="The run's task file, where it drew no groups of some.")
     ] = None,
     modules: Annotated[
-        Path, typer.Option(help="Folder of the verifier's module, where it names one.")
-    ] = Path("."),
+        Path | None,
+        typer.Option(help="Folder of the verifier's module; else where the run's config lay."),
+    ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Further settings as name=value.")
     ] = None,
@@ -62,7 +63,7 @@ def escalate(
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
     from tfgrpo.escalate import pipeline as verb
 
-    add_module_folder(modules)
+    add_module_folder(modules or noted_module_folder(run) or Path("."))
     values: dict[str, object] = {"model": model, "method": method, "grpo_steps": grpo_steps}
     settings = EscalateSettings.of(**values, **_extra(set_ or []))
     given = None if tasks is None else read_tasks(tasks)

@@ -24,7 +24,7 @@ from tfgrpo.learning.learn import dry_run, learn_async
 from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
 from tfgrpo.learning.result import Result
 from tfgrpo.nudges import nudge_totals, total_lines
-from tfgrpo.runtime.import_string import add_module_folder
+from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.sampling import Stop, Stopped
@@ -68,15 +68,18 @@ def learn(
         return
     stop = Stop()
     opened: list[Journal] = []
+
+    def on_open(store: Journal) -> None:
+        opened.append(store)
+        note_module_folder(store.folder, config.parent)
+
     view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         if ui:
             _serve(settings, view)
         with json_of_failures(as_json, {"verdict": None}):
             result = _interruptible(
-                lambda: learn_async(
-                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
-                ),
+                lambda: learn_async(settings, fork=fork, view=view, stop=stop, on_open=on_open),
                 stop,
                 view,
             )

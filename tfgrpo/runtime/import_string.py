@@ -6,6 +6,7 @@ own.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -13,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.runtime.files import write_whole
 
-__all__ = ["add_module_folder", "lazy_exports", "load_object"]
+__all__ = [
+    "add_module_folder",
+    "lazy_exports",
+    "load_object",
+    "note_module_folder",
+    "noted_module_folder",
+]
+
+_NOTE = "modules.json"
 
 
 def add_module_folder(folder: Path) -> None:
@@ -25,6 +35,20 @@ def add_module_folder(folder: Path) -> None:
     path = str(folder.resolve())
     if path not in sys.path:
         sys.path.append(path)
+
+
+def note_module_folder(run: Path, folder: Path) -> None:
+    """Write into a run's folder where the modules lay that its settings name."""
+    write_whole(run / _NOTE, json.dumps({"modules": str(folder.resolve())}) + "\n")
+
+
+def noted_module_folder(run: Path) -> Path | None:
+    """Return the folder that `note_module_folder` wrote, or None where there is none."""
+    try:
+        row = json.loads((run / _NOTE).read_text(encoding="utf-8"))
+        return Path(row["modules"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # an older run, or a note that was edited: the caller's own folder counts
 
 
 def load_object(name: Any, where: str) -> Any:
