@@ -91,7 +91,8 @@ def test_an_example_imports_public_names_only(path: Path) -> None:
 )
 def test_an_example_is_run_by_some_test(path: Path) -> None:
     name = path.relative_to(EXAMPLES).with_suffix("")
-    spellings = (f"{name}.py", ".".join(("examples", *name.parts)), f'/ "{name}.py')
+    quoted = " / ".join(f'"{part}"' for part in (*name.parts[:-1], f"{name.name}.py"))
+    spellings = (quoted, f"{name}.py", ".".join(("examples", *name.parts)), f'/ "{name}.py')
     tests = [p.read_text(encoding="utf-8") for p in (ROOT / "tests").rglob("*.py")]
     assert any(spelling in text for spelling in spellings for text in tests)
 
