@@ -119,12 +119,14 @@ def main(arguments: Sequence[str] | None = None) -> Result:
         print(f"wrote {n} groups to {traces}")
     teaching = sum(g.is_informative() for g in read_groups(traces))
     print(f"{teaching} groups hold attempts of different reward: only those can teach")
+    flow = "default" if asked.lm else "contrast"
     config = Config.from_mapping(
         {
             "run": {"folder": str(asked.folder / "run")},
             "tasks": {"traces": str(traces)},
             "policy": {"lm": asked.lm or "scripted:critic"},  # the critic takes the policy's
-            "learn": {"entries": "lessons", "batch": 10},
+            # the scripted critic compares one group at a time
+            "learn": {"entries": "lessons", "batch": 10, "preset": flow},
         }
     )
     result = learn(config, opener=open_lm if asked.lm else scripted)

@@ -16,7 +16,7 @@ import re
 import sys
 
 from tfgrpo import ChatPolicy, Library, RolloutGroup, Task, sample_group
-from tfgrpo.experience import Critic, final_choice, gate_step, prompt_context
+from tfgrpo.experience import Critic, final_choice, gate_step, preset, prompt_context
 from tfgrpo.protocols import Request
 from tfgrpo.sampling import GroupSpec
 from tfgrpo.statistics import Scores, paired_difference
@@ -57,7 +57,7 @@ async def main(seed: int = 0) -> float:
     """Learn on 12 tasks, gate on 12, prove on 24; return the paired difference on the test."""
     splits = split_tasks([make_task(i) for i in range(48)], practice=12, gate=12, test=24)
     policy = ChatPolicy(ScriptedLM(act))
-    critic = Critic(ScriptedLM(compare))
+    critic = Critic(ScriptedLM(compare), preset("contrast"))
 
     async def groups(tasks: tuple[Task, ...], library: Library, stage: str) -> list[RolloutGroup]:
         """One group a task: eight rollouts under the same context, scored by the verifier."""
