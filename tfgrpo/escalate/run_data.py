@@ -170,6 +170,9 @@ def _config_of(store: Journal, path: Path) -> Config:
         raise ConfigError(f"{str(path)!r} is not a learning run: it has no settings of `learn`")
     added = ("content", "traces_content")  # what the journal keeps beside the settings
     values["tasks"] = {k: v for k, v in values["tasks"].items() if k not in added}
+    for name, section in values.items():  # an empty key of an older build may be gone since
+        if isinstance(section, Mapping):
+            values[name] = {k: v for k, v in section.items() if v is not None}
     return Config.from_mapping(values, f"settings of {path}")
 
 
