@@ -190,6 +190,7 @@ def template_options(request: Request) -> dict[str, Any]:
     going_on = bool(extra.pop("continue_final_message", False))
     options = dict(extra.pop("chat_template_kwargs", None) or {})
     opens = extra.pop("add_generation_prompt", not going_on)
+    extra.pop("ignore_eos", None)  # how long replies are, which the generator takes
     wanted = {f"sampling.extra: {name}": value for name, value in extra.items()}
     if (request.response_format or {}).get("type", "text") != "text":
         wanted["response_format"] = request.response_format
