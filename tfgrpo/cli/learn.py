@@ -68,21 +68,19 @@ def learn(
         return
     stop = Stop()
     opened: list[Journal] = []
-
-    def on_open(store: Journal) -> None:
-        opened.append(store)
-        note_module_folder(store.folder, config.parent)
-
     view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         if ui:
             _serve(settings, view)
         with json_of_failures(as_json, {"verdict": None}):
             result = _interruptible(
-                lambda: learn_async(settings, fork=fork, view=view, stop=stop, on_open=on_open),
+                lambda: learn_async(
+                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
+                ),
                 stop,
                 view,
             )
+    note_module_folder(result.folder, config.parent)
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
 
