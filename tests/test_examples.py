@@ -262,6 +262,7 @@ def test_arithmetic_runs_on_the_embedded_model_behind_serve_model(
         "tasks.practice": 2,
         "tasks.gate": 2,
         "tasks.test": 2,
+        "learn.epochs": 1,
         "learn.group_size": 2,
         "gate.group_size": 1,
         "gate.test_group_size": 1,

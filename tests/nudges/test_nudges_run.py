@@ -575,6 +575,7 @@ def test_the_embedded_model_succeeds_under_hints_and_goes_on_from_its_journal(
             "policy": {"sampling": {"temperature": 0.7, "max_tokens": 10}},
             "verifier": {"kind": "exact", "contains_reward": 0.9},
             "learn": {
+                "epochs": 1,
                 "group_size": 4,
                 "entries": "exemplars",
                 "settings": {"exemplar_reward": 0.9},

@@ -58,7 +58,7 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
         masters = {n: distributed.whole(t.detach()) for n, t in trained}
     if rank == 0:
         checkpoint.write_tensors(folder / "masters.safetensors", masters)
-        weights = checkpoint.model_weights(trainer._parts.decoder)
+        weights = checkpoint.model_weights(trainer._model.decoder)
         checkpoint.write_tensors(folder / "weights.safetensors", weights)
         shutil.rmtree(folder / "run" / "checkpoints" / "step-000002")
     distributed.gather_objects(None)

@@ -206,10 +206,13 @@ async def test_the_embedded_model_answers_through_openai_and_litellm(embedded):
         (a,), (b,) = await direct.complete(CAPITAL, 1, [0]), await plain.complete(CAPITAL, 1, [0])
         assert "Paris" in a.text and a.text == b.text
         assert a.usage.prompt_tokens == b.usage.prompt_tokens > 30 and not a.usage.is_estimated
-        draws = await direct.complete(
-            CAPITAL.with_sampling(temperature=1.0, logprobs=True), 4, [7] * 4
-        )
-        assert len(draws) == 4 and all(d.logprobs and d.token_ids for d in draws)
+        drawn = CAPITAL.with_sampling(temperature=1.0, logprobs=True)
+        draws = await direct.complete(drawn, 4, [7] * 4)
+        assert len(draws) == 4 and all(d.logprobs and d.token_ids is None for d in draws)
+        with_ids = drawn.with_sampling(extra={"return_token_ids": True})
+        again = await direct.complete(with_ids, 4, [7] * 4)
+        assert [d.logprobs for d in again] == [d.logprobs for d in draws]
+        assert all(len(d.token_ids) == len(d.logprobs) for d in again)
         assert len({d.text for d in draws}) > 1
         other = await _through_litellm(url)
         assert other is None or "Paris" in other

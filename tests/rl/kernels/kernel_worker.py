@@ -137,9 +137,8 @@ def generated(through_kernels: bool) -> list[list[int]]:
         return [GroupRequest(9, tuple(range(4, 60)) * 2, (91, 92), 9)]
 
     with patch.object(device, "uses_kernels", lambda x: through_kernels):
-        sampler = generator.GroupGenerator(
-            decoder, eos_ids=(2,), max_rows=6, poll_steps=3, memory=memory
-        )
+        sampler = generator.GroupGenerator(decoder, eos_ids=(2,), max_rows=6, poll_steps=3)
+        sampler.lend(memory)
         for _ in range(2):
             memory.fill_(float("nan"))
             requests = [
