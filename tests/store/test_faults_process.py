@@ -195,7 +195,7 @@ def test_f26_a_read_only_folder_is_one_clear_line_before_any_call(tmp_path: Path
             print("read", store.state().rollouts)
     """
     for parent in tmp_path.parents:
-        if parent.stat().st_uid == 0 and "pytest" in parent.name:
+        if parent.stat().st_uid == 0 and "pytest" in str(parent):
             parent.chmod(0o755)
     done = spawn(code, str(tmp_path))
     tmp_path.chmod(0o755)

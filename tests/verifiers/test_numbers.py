@@ -114,10 +114,10 @@ FORMS = {
     "plain": lambda n, d, m: (str(n), Decimal(n)),
     "groups": lambda n, d, m: (with_groups(n, m), Decimal(n)),
     "decimals": lambda n, d, m: (f"{with_groups(n, m)}.{d:03}", Decimal(f"{n}.{d:03}")),
-    "e": lambda n, d, m: (f"{n % 100}.{d:03}e{d % 30}", Decimal(f"{n % 100}.{d:03}e{d % 30}")),
+    "e": lambda n, d, m: (f"{n % 100}.{d:03}e{d % 20}", Decimal(f"{n % 100}.{d:03}e{d % 20}")),
     "power of ten": lambda n, d, m: (
-        rf"{n % 100}.{d:03} \times 10^{{{d % 30}}}",
-        Decimal(f"{n % 100}.{d:03}e{d % 30}"),
+        rf"{n % 100}.{d:03} \times 10^{{{d % 20}}}",
+        Decimal(f"{n % 100}.{d:03}e{d % 20}"),
     ),
     "fraction": lambda n, d, m: (f"{n % 999}/8", Decimal(n % 999) / 8),
     "latex fraction": lambda n, d, m: (rf"\frac{{{n % 999}}}{{16}}", Decimal(n % 999) / 16),

@@ -129,7 +129,7 @@ class Journal:
         """
         path = Path(folder)
         ledger = Ledger(budget or Budget(), clock=clock)
-        if not (create or (path / FILE).exists()):
+        if not (create or os.path.exists(path / FILE)):  # False where this user may not look
             raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
         if readonly:
             return cls._open_readonly(path, ledger)

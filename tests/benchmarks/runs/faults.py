@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
-from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.limiter import AdaptiveLimiter
+from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Limits, Sampling
-from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
+from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.journal import Journal
+from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.testing import Answer, Call, FaultServer, choices, raw, reset, say, status
 
 GROUP = 5

@@ -25,8 +25,8 @@ from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import LM, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.journal import FILE, Journal
+from tfgrpo.store.journaled_lm import JournaledLM
 
 GROUP = 10
 REPLY = "The answer follows from the second line of the table, as shown. " * 8

@@ -32,8 +32,8 @@ from tests.store.driver import (
 from tfgrpo.errors import ProviderError
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.call_scope import current_scope
-from tfgrpo.store.keys import RequestKey
 from tfgrpo.store.journal import Journal
+from tfgrpo.store.keys import RequestKey
 
 LATENCY_S = 0.03
 

@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 
 from tests.benchmarks.record import record
-from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.limiter import AdaptiveLimiter
+from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import LM
-from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.rollout import Task
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store import JournaledLM, Journal
+from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.testing import FaultServer, say
 from tfgrpo.verifiers import Exact
 
