@@ -17,7 +17,8 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from tests.benchmarks.head_to_head.methods import Learnt, Unavailable
@@ -120,28 +121,46 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
     return middle, middle - half, middle + half
 
 
-async def cell(
-    bench: Bench,
-    family: Family,
-    method: str,
-    job: Job,
-    sizes: Sizes,
-    seeds: int,
-    keys: str = "true",
-) -> dict[str, Any]:
-    """Return one row of the table: a method in a family, over all seeds."""
-    slots = asyncio.Semaphore(SIDE_BY_SIDE if method in RIVALS else 1)
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table before it is run: a method in a family, over all seeds."""
+
+    family: str
+    method: str
+    arm: str
+    noise: float
+    keys: str = "true"
+    settings: str = "{}"
+    sizes: Sizes = Sizes()
+
+    async def run(self, bench: Bench, seed: int) -> Run:
+        """Learn and test with one seed."""
+        family = FAMILIES[self.family]
+        split = family.draw(seed, self.sizes.practice, self.sizes.gate, self.sizes.test)
+        practice, gate = split.practice, split.gate
+        if self.keys == "shuffled":
+            practice, gate = shuffled_keys(practice, seed), shuffled_keys(gate, seed + 1000)
+        if self.keys == "wrong":
+            practice = wrong_keys(practice, 0.1, seed)
+        arm, settings = ARMS[self.arm], json.loads(self.settings)
+        job = Job(family, practice, gate, self.noise, seed, arm, settings)
+        return await one_run(bench, family, self.method, job, split.test)
+
+    def run_alone(self, seed: int) -> Run:
+        """The same in a process of its own, for methods of ours: no server is started."""
+        return asyncio.run(self.run(Bench(), seed))
+
+
+async def row_of(cell: Cell, bench: Bench, seeds: int, pool: Executor | None) -> dict[str, Any]:
+    """Return one row of the table; seeds of our methods run in the pool's processes."""
+    slots = asyncio.Semaphore(SIDE_BY_SIDE if cell.method in RIVALS else 1)
+    loop = asyncio.get_running_loop()
 
     async def learn(seed: int) -> Run:
-        split = family.draw(seed, sizes.practice, sizes.gate, sizes.test)
-        practice, gate = split.practice, split.gate
-        if keys == "shuffled":
-            practice, gate = shuffled_keys(practice, seed), shuffled_keys(gate, seed + 1000)
-        if keys == "wrong":
-            practice = wrong_keys(practice, 0.1, seed)
+        if pool is not None and cell.method not in RIVALS:
+            return await loop.run_in_executor(pool, cell.run_alone, seed)
         async with slots:
-            one = replace(job, practice=practice, gate=gate, seed=seed)
-            return await one_run(bench, family, method, one, split.test)
+            return await cell.run(bench, seed)
 
     done = await asyncio.gather(*(learn(s) for s in range(seeds)), return_exceptions=True)
     runs = [r for r in done if isinstance(r, Run)]
@@ -149,8 +168,8 @@ async def cell(
     for other in done:
         if isinstance(other, BaseException) and not isinstance(other, FAILED):
             raise other
-    row: dict[str, Any] = {"family": family.name, "method": method, "arm": job.arm.name,
-                           "noise": job.noise, "keys": keys, "seeds": len(runs)}  # fmt: skip
+    row: dict[str, Any] = {"family": cell.family, "method": cell.method, "arm": cell.arm,
+                           "noise": cell.noise, "keys": cell.keys, "seeds": len(runs)}  # fmt: skip
     if not runs:
         return row | {"captured": None, "note": failed}
     captured, low, high = interval([r.captured for r in runs])
@@ -172,19 +191,25 @@ async def cell(
 async def compare(options: argparse.Namespace) -> dict[str, Any]:
     """Run the whole table, and what wrong and shuffled keys cost."""
     sizes = Sizes(options.practice, options.gate, options.test)
-    rows: list[dict[str, Any]] = []
-    settings = json.loads(options.settings)
+    cells = [
+        Cell(family, method, arm, noise, keys, options.settings, sizes)
+        for family in options.families
+        for method in options.methods
+        for arm in (options.arms if method not in (*RIVALS, "paper-main") else ("both",))
+        for noise in options.noise
+        for keys in options.keys
+    ]
+    pool = ProcessPoolExecutor(options.processes) if options.processes > 1 else None
+    side_by_side = asyncio.Semaphore(len(cells) if pool else 1)
+
+    async def row(cell: Cell) -> dict[str, Any]:
+        async with side_by_side:
+            found = await row_of(cell, bench, options.seeds, pool)
+        print(json.dumps(found), flush=True)
+        return found
+
     async with Bench().running() as bench:
-        for name in options.families:
-            family = FAMILIES[name]
-            for method in options.methods:
-                for arm in options.arms if method not in (*RIVALS, "paper-main") else ("both",):
-                    for noise in options.noise:
-                        job = Job(family, (), (), noise, 0, ARMS[arm], settings)
-                        for keys in options.keys:
-                            row = await cell(bench, family, method, job, sizes, options.seeds, keys)
-                            rows.append(row)
-                            print(json.dumps(row), flush=True)
+        rows = list(await asyncio.gather(*map(row, cells)))
     return {"rows": rows, "practice": sizes.practice, "gate": sizes.gate, "test": sizes.test,
             **costs(rows)}  # fmt: skip
 
@@ -225,6 +250,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--keys", type=words, default=("true",), help="true, wrong, shuffled")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=1, help="for our methods")
     parser.add_argument("--practice", type=int, default=Sizes.practice)
     parser.add_argument("--gate", type=int, default=Sizes.gate)
     parser.add_argument("--test", type=int, default=Sizes.test)
