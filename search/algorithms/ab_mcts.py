@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.runtime.canonical import derive_seed
@@ -24,10 +25,25 @@ from tfgrpo.search.tree import Tree
 if TYPE_CHECKING:
     import random
 
-__all__ = ["ABMCTS"]
+__all__ = ["ABMCTS", "ScorePrior"]
 
 _Sums = list[float]
 """[count, sum, sum of squares] of the scores seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePrior:
+    """Normal-inverse-gamma prior of a score; what is not known of a node or an arm yet."""
+
+    prior_mean: float = 0.5
+    prior_weight: float = 1.0
+    """How many scores the mean counts as."""
+    prior_shape: float = 1.0
+    prior_scale: float = 0.1
+    """Of the variance, inverse gamma."""
+
+
+_PRIOR = ScorePrior()
 
 
 class ABMCTS:
@@ -35,8 +51,7 @@ class ABMCTS:
 
     Args:
         arms: proposers to choose from.
-        prior_mean, prior_weight: the prior of a score's mean and how many scores it counts as.
-        prior_shape, prior_scale: the prior of the variance (inverse gamma).
+        prior: of the scores; settings files give its fields as options of their own.
         seed: start of the counter that draws come from.
         stop_at_goal: stop at the first goal.
         max_children: most children of one node; None leaves it to the draws.
@@ -49,17 +64,16 @@ class ABMCTS:
         self,
         *,
         arms: int = 1,
-        prior_mean: float = 0.5,
-        prior_weight: float = 1.0,
-        prior_shape: float = 1.0,
-        prior_scale: float = 0.1,
+        prior: ScorePrior = _PRIOR,
         seed: int = 0,
         stop_at_goal: bool = True,
         max_children: int | None = None,
     ) -> None:
         self.arms, self.seed, self.stop_at_goal = arms, seed, stop_at_goal
         self.max_children = max_children
-        self._prior = (prior_mean, prior_weight, prior_shape, prior_scale)
+        self._prior = (
+            prior.prior_mean, prior.prior_weight, prior.prior_shape, prior.prior_scale
+        )  # fmt: skip
         self._own: dict[int, list[_Sums]] = {}
         self._below: dict[int, _Sums] = {}
         self._flying: dict[int, int] = {}

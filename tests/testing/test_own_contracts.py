@@ -176,8 +176,8 @@ def test_every_algorithm_keeps_the_contract(name: str) -> None:
         def next_of(state: int) -> Any:
             return [("one", state + 1, 1.0), ("two", state + 2, 1.5)]
 
-        fold = explore(0, next_of, algorithm, is_goal=lambda s: s == 7, max_expansions=30,
-                       merge="off")  # fmt: skip
+        fold = explore(0, next_of, algorithm, is_goal=lambda s: s == 7, key=lambda s: None,
+                       max_expansions=30)  # fmt: skip
         return fold.tree
 
     check_algorithm(lambda: make_algorithm(name), grow)
