@@ -143,6 +143,19 @@ class _Checks:
     tests: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """How checks become a reward."""
+
+    partial: bool = True
+    """Give the share that passes; else 1 only where all pass."""
+    tolerance: float = 1e-9
+    """Relative and absolute difference of floats that counts as equal in `cases`."""
+
+
+_MARKING = Marking()
+
+
 class Code:
     """The share of checks that the answer's code passes.
 
@@ -159,9 +172,8 @@ class Code:
         i_understand: set to use `process` for code that a model wrote.
         timeout_s: wall and CPU time of one answer, seconds.
         memory_mb: address space, MiB.
-        partial: give the share; else 1 only where all pass.
         packages: let the code import installed packages.
-        tolerance: relative and absolute difference of floats that counts as equal in `cases`.
+        marking: how checks become a reward; settings files give `partial` and `tolerance`.
         parallel: cells at a time; None takes the number of cores.
     """
 
@@ -172,9 +184,8 @@ class Code:
         i_understand: bool = False,
         timeout_s: float = 10.0,
         memory_mb: int = 512,
-        partial: bool = True,
         packages: bool = False,
-        tolerance: float = 1e-9,
+        marking: Marking = _MARKING,
         parallel: int | None = None,
     ) -> None:
         check_level(level)
@@ -184,17 +195,16 @@ class Code:
                 "files and use the network; set i_understand = true to accept that, or use "
                 "level 'bwrap'"
             )
-        if not timeout_s > 0 or memory_mb < 64 or tolerance < 0:
+        if not timeout_s > 0 or memory_mb < 64 or marking.tolerance < 0:
             raise ConfigError(
                 f"Code: timeout_s {timeout_s} must be above 0, memory_mb {memory_mb} at least 64, "
-                f"tolerance {tolerance} at least 0"
+                f"tolerance {marking.tolerance} at least 0"
             )
         self._level: Level = level
         self._limits = CellLimits(timeout_s=timeout_s, memory_mb=memory_mb, packages=packages)
-        self._partial = partial
-        self._tolerance = tolerance
+        self._partial, self._tolerance = marking.partial, marking.tolerance
         self._slots = threading.BoundedSemaphore(max(1, parallel or os.cpu_count() or 1))
-        settings = [level, timeout_s, memory_mb, partial, packages, tolerance]
+        settings = [level, timeout_s, memory_mb, self._partial, packages, self._tolerance]
         self._verifier_id = verifier_name("code", settings)
 
     @property

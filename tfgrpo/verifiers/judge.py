@@ -45,6 +45,7 @@ class Scale:
             )
 
 
+_SCALE = Scale()
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _LABEL = (
     r"(?:(?:the |my )?(?:final |overall |total )?"
@@ -141,7 +142,8 @@ class Judge:
     Args:
         lm: what judges.
         rubric: what is good and what is bad, in words.
-        low, high: the scale, whole numbers; the reward is (grade - low) / (high - low).
+        scale: of the grades; the reward is (grade - low) / (high - low). Settings files give `low`
+            and `high`.
         show_reference: let the judge see the task's reference, where there is one.
         sampling: temperature 0 unless given.
         limits: of each call.
@@ -153,8 +155,7 @@ class Judge:
         lm: LM,
         rubric: str,
         *,
-        low: int = 0,
-        high: int = 100,
+        scale: Scale = _SCALE,
         show_reference: bool = True,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -166,7 +167,7 @@ class Judge:
             raise ConfigError(f"Judge: max_chars is {max_chars}; it must be 100 or more")
         self._lm = lm
         self._rubric = rubric.strip()
-        self._scale = Scale(low, high)
+        self._scale = scale
         self._show_reference = show_reference
         self._sampling = sampling or Sampling(temperature=0.0)
         self._limits = limits or Limits()
