@@ -33,6 +33,7 @@ from tfgrpo.sampling import Sampler, SampleSettings, Stop
 from tfgrpo.store import Budget, Journal
 from tfgrpo.store.booking import require_price
 from tfgrpo.store.budget import Ledger
+from tfgrpo.store.config_diff import ResumeRule
 from tfgrpo.store.forking import fork_run
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks import Splits
@@ -183,8 +184,7 @@ def open_run(
             create=True,
             config=values,
             budget=budget,
-            may_change=MAY_CHANGE,
-            defaults=type(config)().to_json(),
+            resume=ResumeRule(MAY_CHANGE, type(config)().to_json()),
         )
     except ChangedSettingsError as exc:
         if not fork:
