@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -46,7 +46,7 @@ class ScorePrior:
 _PRIOR = ScorePrior()
 
 
-class ABMCTS:
+class ABMCTS(GoalSearch):
     """Adaptive branching; each visit draws one sample at one node.
 
     Args:
@@ -80,7 +80,6 @@ class ABMCTS:
         self._arm_of: dict[int, list[int]] = {}
         self._closed: set[int] = set()
         self._draws = 0
-        self._has_goal = False
 
     def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Walk down `room` times."""
@@ -191,18 +190,6 @@ class ABMCTS:
             self._enter_up(tree, node, 0.0)
         else:
             _enter(self._sums(node)[arm], 0.0)
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: scores belong to paths."""
-
-    def finished(self, tree: Tree) -> str:
-        """Return `goal` at the first goal, where asked."""
-        return "goal" if self._has_goal and self.stop_at_goal else ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the best goal, else the best so far."""
-        goal = best_goal(tree)
-        return best_so_far(tree) if goal is None else goal.id
 
     def dump(self) -> dict[str, Any]:
         """Return the sums, what is running, and the counter."""
