@@ -26,7 +26,7 @@ from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.json_text import fenced_blocks
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 from tfgrpo.verifiers.cell_runner import decode, encode
 from tfgrpo.verifiers.sandbox import Cell, CellGone, CellLimits, Level, check_level
 
@@ -156,7 +156,7 @@ class Marking:
 _MARKING = Marking()
 
 
-class Code:
+class Code(UnitVerifier):
     """The share of checks that the answer's code passes.
 
     The reference is one of:
@@ -205,17 +205,7 @@ class Code:
         self._partial, self._tolerance = marking.partial, marking.tolerance
         self._slots = threading.BoundedSemaphore(max(1, parallel or os.cpu_count() or 1))
         settings = [level, timeout_s, memory_mb, self._partial, packages, self._tolerance]
-        self._verifier_id = verifier_name("code", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the level, the limits and the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("code", settings)
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` where code is not to be run or the reference holds no check."""

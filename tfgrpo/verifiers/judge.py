@@ -25,7 +25,7 @@ from tfgrpo.runtime.json_text import best_json
 from tfgrpo.runtime.lenient_json import read_lenient
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
-from tfgrpo.verifiers.answer import short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 
 __all__ = ["Judge", "Scale", "read_score"]
 
@@ -136,7 +136,7 @@ def _as_share(value: Decimal, most: Decimal, scale: Scale) -> tuple[float | None
     return float(value / most), ""
 
 
-class Judge:
+class Judge(UnitVerifier):
     """A reward from 0 to 1 by an LM's grade under a rubric; one LM call, two at most.
 
     Args:
@@ -181,17 +181,7 @@ class Judge:
             "max_chars": max_chars,
             "prompts": [load(n) for n in ("judge", "judge_reference", "judge_again")],
         }
-        self._verifier_id = verifier_name("judge", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the LM's identity, the rubric, the scale, the sampling and the prompts."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("judge", settings)
 
     def check_task(self, task: Task) -> None:
         """Every task can be judged."""
