@@ -28,9 +28,14 @@ from typing import Any, get_type_hints
 from tfgrpo.errors import ConfigError, PolicyError
 from tfgrpo.policies.tools import Tool, check_arguments, tool
 from tfgrpo.protocols import ToolSpec
-from tfgrpo.runtime.canonical import digest, shown_as_json
+from tfgrpo.runtime.canonical import shown_as_json
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
-from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome
+from tfgrpo.search.environments.protocol import (
+    Effect,
+    StepResult,
+    finish_outcome,
+    state_key_of,
+)
 from tfgrpo.search.node import FINISH, action_name
 
 __all__ = [
@@ -150,7 +155,7 @@ class ToolEnvironment:
             t.spec.name: t for t in (t if isinstance(t, Tool) else make(t) for t in tools)
         }
         self._state, self._goal = copy.deepcopy(state), goal
-        self._key = key or _key_of
+        self._key = key or state_key_of
         self._effects = dict(effects or {})
         self._rules, self._finish = rules, finish
         is_simulator = rules.is_simulator
@@ -307,10 +312,3 @@ def _text(result: Any) -> str:
     if isinstance(result, str):
         return result
     return json.dumps(shown_as_json(result), ensure_ascii=False)
-
-
-def _key_of(state: Any) -> str | None:
-    try:
-        return digest(state, 24)
-    except (TypeError, ValueError):
-        return None
