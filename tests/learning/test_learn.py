@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from tests.learning.worlds import HELPFUL, Killed, World, comparable, journal, settings
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import BudgetError, ConfigError, StoreError
-from tfgrpo.learning.learn import learn, open_run
+from tfgrpo.learning.learn import LearnKeywords, Overrides, RunKeywords, learn, open_run
 from tfgrpo.learning.result import Result
 from tfgrpo.store import Journal
 
@@ -302,3 +302,13 @@ def test_the_report_tells_the_choice_of_the_session_that_finished(tmp_path: Path
     result = world.learn(settings(tmp_path, budget={"calls": 1000}))
     summary = summarise(load_view(tmp_path / "run"))
     assert summary["kept"] == "final" and summary["why_kept"] == result.learned.choice.reason
+
+
+def test_the_typed_keywords_of_learning_are_the_overrides_that_it_takes() -> None:
+    assert get_type_hints(LearnKeywords) == get_type_hints(Overrides)
+    assert set(get_type_hints(LearnKeywords)) - set(get_type_hints(RunKeywords)) == {
+        "allocate",
+        "scheduler",
+    }
+    with pytest.raises(TypeError, match="polcy"):
+        learn(Config(), polcy=None)  # type: ignore[call-arg]

@@ -32,7 +32,7 @@ from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.protocols import LM, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import Journal, JournaledLM, Ledger
 from tfgrpo.testing import Answer, FaultServer, choices, hang, raw, say, status
 
 ROOT = Path(__file__).parents[2]
@@ -271,7 +271,7 @@ async def test_f27_a_day_that_jumps_changes_no_wait_no_limit_and_no_duration(
 
     monkeypatch.setattr(time, "time", jumping)
     clock = Clock()
-    with Journal.open(tmp_path / "run", create=True, clock=clock) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=Ledger(clock=clock)) as store:
         lm = stack(ScriptedLM(script), store, clock)
         groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), GroupSpec(3))
         assert store.ledger.spent["seconds"] == pytest.approx(clock.now)

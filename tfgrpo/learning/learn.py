@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from tfgrpo.config.learn import MAY_CHANGE, Config, SamplingConfig
 from tfgrpo.errors import ChangedSettingsError, ConfigError
@@ -20,7 +20,9 @@ from tfgrpo.learning.components import OpenLM, RunComponents
 from tfgrpo.learning.critics import make_critic
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast
+from tfgrpo.learning.learn_run import LearnRun
 from tfgrpo.learning.loop import Learner
+from tfgrpo.learning.practising import Practice
 from tfgrpo.learning.progress import ProgressView, QuietView
 from tfgrpo.learning.result import Result, make_result, write_artefact
 from tfgrpo.lm import open_lm
@@ -33,6 +35,7 @@ from tfgrpo.sampling import Sampler, SampleSettings, Stop
 from tfgrpo.store import Budget, Journal
 from tfgrpo.store.booking import require_price
 from tfgrpo.store.budget import Ledger
+from tfgrpo.store.config_diff import ResumeRule
 from tfgrpo.store.forking import fork_run
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks import Splits
@@ -41,9 +44,30 @@ from tfgrpo.tasks.run_tasks import read_run_tasks
 log = logging.getLogger(__name__)
 
 
+class RunKeywords(TypedDict, total=False):
+    """Keywords of every verb that rolls out; each stands in place of what the settings describe."""
+
+    tasks: Sequence[Task] | None
+    policy: Policy | None
+    verifier: Verifier | None
+    opener: OpenLM
+    view: ProgressView | None
+    stop: Stop | None
+    on_open: Callable[[Journal], None] | None
+    """Told the open journal, so that a view can show what was spent."""
+
+
+class LearnKeywords(RunKeywords, total=False):
+    """Keywords of learning."""
+
+    allocate: Allocator | None
+    scheduler: HintScheduler | None
+    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a caller may give in place of what the settings describe."""
+    """The keywords that a caller gave, and defaults for the others."""
 
     tasks: Sequence[Task] | None = None
     policy: Policy | None = None
@@ -53,17 +77,17 @@ class Overrides:
     view: ProgressView | None = None
     stop: Stop | None = None
     scheduler: HintScheduler | None = None
-    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
     on_open: Callable[[Journal], None] | None = None
-    """Told the open journal, so that a view can show what was spent."""
 
 
-def learn(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+def learn(config: Config, *, fork: bool = False, **parts: Unpack[LearnKeywords]) -> Result:
     """Learn an experience library; the sync form of `learn_async`, in notebooks too."""
     return run_sync(lambda: learn_async(config, fork=fork, **parts))
 
 
-async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+async def learn_async(
+    config: Config, *, fork: bool = False, **parts: Unpack[LearnKeywords]
+) -> Result:
     """Learn an experience library from group rollouts and prove what it is worth.
 
     Running it again on the same folder goes on where it ended; nothing is paid twice.
@@ -107,20 +131,16 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
                 )
             practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
         settings = _with_best_reward(settings, sampler)
-        critic = make_critic(config, settings, roles, practice_sampler, found.practised, splits)
         learner = Learner(
-            config,
-            splits,
+            LearnRun(config, splits, settings, store, view),
             sampler,
-            critic,
-            settings,
-            store,
-            view,
-            allocate=given.allocate,
-            traces=traces,
+            make_critic(config, settings, roles, practice_sampler, found.practised, splits),
+            Practice(
+                config, settings, practice_sampler, splits.practice,
+                traces=traces, allocate=given.allocate,
+            ),
             nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
-            practice_sampler=practice_sampler,
-        )
+        )  # fmt: skip
         learned = await learner.run()
         result = make_result(config, store, learned, plan, splits, found.notes)
         write_artefact(config, result, settings)
@@ -130,7 +150,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         store.close()
 
 
-def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
+def dry_run(config: Config, **parts: Unpack[LearnKeywords]) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing.
 
     Raises:
@@ -183,8 +203,7 @@ def open_run(
             create=True,
             config=values,
             budget=budget,
-            may_change=MAY_CHANGE,
-            defaults=type(config)().to_json(),
+            resume=ResumeRule(MAY_CHANGE, type(config)().to_json()),
         )
     except ChangedSettingsError as exc:
         if not fork:
@@ -250,7 +269,9 @@ def _with_best_reward(settings: ExperienceSettings, sampler: Sampler) -> Experie
 
 
 __all__ = [
+    "LearnKeywords",
     "Overrides",
+    "RunKeywords",
     "dry_run",
     "learn",
     "learn_async",

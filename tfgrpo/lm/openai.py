@@ -81,6 +81,24 @@ class _Refused:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """What a server is known to take, and what is taken from it."""
+
+    stream: bool | None = None
+    """True or False forces it for single draws; None streams them. n > 1 is always plain."""
+    supports_n: bool = True
+    """False sends parallel calls instead of `n`; learnt when the server returns one."""
+    send_seed: bool = True
+    """False keeps seeds back, for servers that fail on them (vLLM on a CPU ends with "CPU Generator
+    does not use offset" where it cuts a seeded prompt into chunks)."""
+    strict_model: bool = False
+    """Refuse replies of a model with another name instead of warning once."""
+
+
+_RULES = ServerRules()
+
+
 class OpenAILM:
     """A model behind `/chat/completions`.
 
@@ -90,11 +108,7 @@ class OpenAILM:
         api_key_env: environment variable that holds the key. For api.openai.com the default is
             `OPENAI_API_KEY`; other servers get a key only where this is given.
         api_key_query: send the key as this query parameter instead of a header.
-        stream: True or False forces it for single draws; None streams them. n > 1 is always plain.
-        supports_n: False sends parallel calls instead of `n`; learnt when the server returns one.
-        send_seed: False keeps seeds back, for servers that fail on them (vLLM on a CPU ends with
-            "CPU Generator does not use offset" where it cuts a seeded prompt into chunks).
-        strict_model: refuse replies of a model with another name instead of warning once.
+        rules: of the server; specs and settings give its fields as options of their own.
         headers: further request headers; must hold no key.
     """
 
@@ -105,10 +119,7 @@ class OpenAILM:
         base_url: str | None = None,
         api_key_env: str | None = None,
         api_key_query: str | None = None,
-        stream: bool | None = None,
-        supports_n: bool = True,
-        send_seed: bool = True,
-        strict_model: bool = False,
+        rules: ServerRules = _RULES,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._model = model
@@ -116,10 +127,10 @@ class OpenAILM:
         self._base_url, self._query = _split_query(address)
         self._secret = _find_secret(api_key_env, is_official=base_url is None)
         self._api_key_query = api_key_query
-        self._stream = stream is not False
-        self._supports_n = supports_n
-        self._send_seed = send_seed
-        self._strict_model = strict_model
+        self._stream = rules.stream is not False
+        self._supports_n = rules.supports_n
+        self._send_seed = rules.send_seed
+        self._strict_model = rules.strict_model
         self._headers = dict(headers or {})
         register_headers(self._headers)
         register_headers(dict(self._query))

@@ -14,7 +14,7 @@ from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.json_text import best_json
 from tfgrpo.verifiers.patterns import try_pattern
 
-__all__ = ["boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
+__all__ = ["UnitVerifier", "boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
 
 MOST_CHARS = 100_000
 """Longest answer that patterns are tried on; of longer ones the end counts."""
@@ -23,6 +23,23 @@ MOST_CHARS = 100_000
 def verifier_name(kind: str, settings: Any) -> str:
     """Return an id that is equal exactly for equal kind and settings."""
     return f"{kind}-{digest(settings, 12)}"
+
+
+class UnitVerifier:
+    """Base of a verifier whose rewards lie from 0 to 1 and whose id its kind and options fix."""
+
+    def __init__(self, kind: str, settings: Any) -> None:
+        self._verifier_id = verifier_name(kind, settings)
+
+    @property
+    def verifier_id(self) -> str:
+        """Fixed by the kind and by every option that can change a score."""
+        return self._verifier_id
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """0 to 1."""
+        return 0.0, 1.0
 
 
 def compiled(pattern: str, where: str, *, ignore_case: bool = False) -> re.Pattern[str]:

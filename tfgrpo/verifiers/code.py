@@ -26,7 +26,7 @@ from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.json_text import fenced_blocks
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 from tfgrpo.verifiers.cell_runner import decode, encode
 from tfgrpo.verifiers.sandbox import Cell, CellGone, CellLimits, Level, check_level
 
@@ -143,7 +143,20 @@ class _Checks:
     tests: str = ""
 
 
-class Code:
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """How checks become a reward."""
+
+    partial: bool = True
+    """Give the share that passes; else 1 only where all pass."""
+    tolerance: float = 1e-9
+    """Relative and absolute difference of floats that counts as equal in `cases`."""
+
+
+_MARKING = Marking()
+
+
+class Code(UnitVerifier):
     """The share of checks that the answer's code passes.
 
     The reference is one of:
@@ -159,9 +172,8 @@ class Code:
         i_understand: set to use `process` for code that a model wrote.
         timeout_s: wall and CPU time of one answer, seconds.
         memory_mb: address space, MiB.
-        partial: give the share; else 1 only where all pass.
         packages: let the code import installed packages.
-        tolerance: relative and absolute difference of floats that counts as equal in `cases`.
+        marking: how checks become a reward; settings files give `partial` and `tolerance`.
         parallel: cells at a time; None takes the number of cores.
     """
 
@@ -172,9 +184,8 @@ class Code:
         i_understand: bool = False,
         timeout_s: float = 10.0,
         memory_mb: int = 512,
-        partial: bool = True,
         packages: bool = False,
-        tolerance: float = 1e-9,
+        marking: Marking = _MARKING,
         parallel: int | None = None,
     ) -> None:
         check_level(level)
@@ -184,28 +195,17 @@ class Code:
                 "files and use the network; set i_understand = true to accept that, or use "
                 "level 'bwrap'"
             )
-        if not timeout_s > 0 or memory_mb < 64 or tolerance < 0:
+        if not timeout_s > 0 or memory_mb < 64 or marking.tolerance < 0:
             raise ConfigError(
                 f"Code: timeout_s {timeout_s} must be above 0, memory_mb {memory_mb} at least 64, "
-                f"tolerance {tolerance} at least 0"
+                f"tolerance {marking.tolerance} at least 0"
             )
         self._level: Level = level
         self._limits = CellLimits(timeout_s=timeout_s, memory_mb=memory_mb, packages=packages)
-        self._partial = partial
-        self._tolerance = tolerance
+        self._partial, self._tolerance = marking.partial, marking.tolerance
         self._slots = threading.BoundedSemaphore(max(1, parallel or os.cpu_count() or 1))
-        settings = [level, timeout_s, memory_mb, partial, packages, tolerance]
-        self._verifier_id = verifier_name("code", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the level, the limits and the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        settings = [level, timeout_s, memory_mb, self._partial, packages, self._tolerance]
+        super().__init__("code", settings)
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` where code is not to be run or the reference holds no check."""

@@ -25,7 +25,7 @@ from tfgrpo.runtime.json_text import best_json
 from tfgrpo.runtime.lenient_json import read_lenient
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
-from tfgrpo.verifiers.answer import short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 
 __all__ = ["Judge", "Scale", "read_score"]
 
@@ -45,6 +45,7 @@ class Scale:
             )
 
 
+_SCALE = Scale()
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _LABEL = (
     r"(?:(?:the |my )?(?:final |overall |total )?"
@@ -135,13 +136,14 @@ def _as_share(value: Decimal, most: Decimal, scale: Scale) -> tuple[float | None
     return float(value / most), ""
 
 
-class Judge:
+class Judge(UnitVerifier):
     """A reward from 0 to 1 by an LM's grade under a rubric; one LM call, two at most.
 
     Args:
         lm: what judges.
         rubric: what is good and what is bad, in words.
-        low, high: the scale, whole numbers; the reward is (grade - low) / (high - low).
+        scale: of the grades; the reward is (grade - low) / (high - low). Settings files give `low`
+            and `high`.
         show_reference: let the judge see the task's reference, where there is one.
         sampling: temperature 0 unless given.
         limits: of each call.
@@ -153,8 +155,7 @@ class Judge:
         lm: LM,
         rubric: str,
         *,
-        low: int = 0,
-        high: int = 100,
+        scale: Scale = _SCALE,
         show_reference: bool = True,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -166,7 +167,7 @@ class Judge:
             raise ConfigError(f"Judge: max_chars is {max_chars}; it must be 100 or more")
         self._lm = lm
         self._rubric = rubric.strip()
-        self._scale = Scale(low, high)
+        self._scale = scale
         self._show_reference = show_reference
         self._sampling = sampling or Sampling(temperature=0.0)
         self._limits = limits or Limits()
@@ -180,17 +181,7 @@ class Judge:
             "max_chars": max_chars,
             "prompts": [load(n) for n in ("judge", "judge_reference", "judge_again")],
         }
-        self._verifier_id = verifier_name("judge", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the LM's identity, the rubric, the scale, the sampling and the prompts."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("judge", settings)
 
     def check_task(self, task: Task) -> None:
         """Every task can be judged."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import boxed, short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, boxed, short
 from tfgrpo.verifiers.numbers import whole_number
 from tfgrpo.verifiers.workers import WorkerPool
 
@@ -29,7 +29,7 @@ _WORKER = Path(__file__).with_name("math_worker.py")
 _MOST_CHARS = 20_000
 
 
-class Math:
+class Math(UnitVerifier):
     """1 where the answer equals the reference as mathematics, else 0.
 
     The reference is a number or LaTeX, with or without `$...$` or a box.
@@ -52,17 +52,7 @@ class Math:
         # -P and not -I: the libraries may lie on PYTHONPATH, but never beside the script.
         self._pool = WorkerPool([sys.executable, "-P", str(_WORKER)], size, "verifier 'math'")
         self._checked: set[str] = set()
-        self._verifier_id = verifier_name("math", [])
-
-    @property
-    def verifier_id(self) -> str:
-        """Always the same: there are no options that change a score."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("math", [])
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for a reference that is no mathematics; blocks for a moment."""

@@ -32,17 +32,18 @@ from tfgrpo.experience.replies import visible
 from tfgrpo.experience.settings import Repairs
 from tfgrpo.hints import answer_leaks, writer
 from tfgrpo.hints.metadata import steps_of
-from tfgrpo.lm.failures import http_failure
-from tfgrpo.lm.openai_reply import ReplyReader
+from tfgrpo.lm.failures import error_in_body, excerpt, failure_kind, http_failure
+from tfgrpo.lm.openai_reply import ReplyReader, _json_texts
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.stream import EventStream
-from tfgrpo.lm.wire import ChoiceParts, loads
+from tfgrpo.lm.wire import ChoiceParts, finish_word, loads
 from tfgrpo.messages import Message
 from tfgrpo.policies.tool_calls import parse_action, parse_arguments
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Task
 from tfgrpo.routing import outcome_files
 from tfgrpo.runtime import json_text, lenient_json, redaction, terminal, thinking
+from tfgrpo.runtime.text_lines import numbered_lines
 from tfgrpo.runtime.tool_names import wire_name
 from tfgrpo.search.proposers import lm as search_lm
 from tfgrpo.serve import identity, selection
@@ -163,6 +164,11 @@ READERS: dict[str, Callable[[str], Any]] = {
     "lm.parameters.learn": lambda t: Parameters().learn(
         {"seed": 1, "temperature": 1, "max_tokens": 2}, _bytes(t), {}
     ),
+    "lm.failures.excerpt": excerpt,
+    "lm.failures.failure_kind": lambda t: failure_kind(400, t[:4000]),
+    "lm.failures.error_in_body": lambda t: error_in_body({"message": t}),
+    "lm.openai_reply.json_texts": _json_texts,
+    "lm.wire.finish_word": finish_word,
     "lm.failures.http_failure": lambda t: http_failure(
         400, {"retry-after": t}, t, where="here", key_source="none"
     ),
@@ -176,6 +182,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "runtime.terminal.printable": terminal.printable,
     "runtime.terminal.one_line": terminal.one_line,
     "runtime.terminal.markup": terminal.markup,
+    "runtime.text_lines.numbered_lines": lambda t: list(numbered_lines(t)),
     "runtime.tool_names.wire_name": wire_name,
     "experience.replies.visible": lambda t: visible(Completion(t)),
     "experience.edits.read_operations": lambda t: edits.read_operations(t, LABELS),
@@ -196,6 +203,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "experience.critic.paper_flow tag": _lessons_in,
     "experience.critic.fence": fence,
     "hints.writer.parse_levels": writer.parse_levels,
+    "hints.writer.read_texts": lambda t: writer.read_texts(t, 3),
     "hints.metadata.steps_of": lambda t: steps_of(Task("t", "?", "12", {"solution": t})),
     "hints.answer_leaks.leaks": lambda t: answer_leaks.leaks(t, TASK),
     "hints.answer_leaks.answers_of": answer_leaks.answers_of,
@@ -320,6 +328,13 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "csv names": lambda size: "prompt," + ",".join(f"a{i}" for i in range(size // 6)) + "\n",
     "csv quotes": _of('""', 'prompt\n"'), "calls": _calls, "one call": _one_call,
     "fields": _fields, "rules": _rules, "operations": _operations, "prompts": _prompts,
+    "blank lines": _of(" \n"), "item, then newlines": _of("\n", "1. a", "b"),
+    "quotes escaped wrongly": _of('"\\'), "jwt heads": _of("eyJ-"), "long jwt": _of("eyJaaaaaaaa."),
+    "password": _of("password"), "api_key": _of("api_key "), "open display": _of("\\["),
+    "data objects": _of("data: {\n"), "Google keys": _of("AIza"), "use": _of("use "),
+    "quota": _of("quota "), "model": _of("model "), "maximum": _of("exceeds the max "),
+    "line separators": _of("\u2028"), "escapes": _of("\x1b"), "basic": _of("Basic "),
+    "equals": _of("="), "encoded equals": _of("%3D"), "marks of addresses": _of("://"),
     "wrong fields": lambda size: json.dumps({f"a.b{i}'": [] for i in range(size // 14)}),
     "list of turns": _of('{"role":"user"},', '{"messages":[', "{}]}"),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from tests.benchmarks.routing.routing_data import (
     load,
     with_metadata,
 )
-from tfgrpo.routing.backtest.backtest import ReplayResult, replay
+from tfgrpo.routing.backtest.backtest import ReplayPlan, ReplayResult, replay
 from tfgrpo.routing.backtest.baselines import RIVALS
 from tfgrpo.routing.backtest.metrics import CostCurve, bootstrap_gap, sweep
 from tfgrpo.routing.backtest.plots import cost_curves, label_curves
@@ -64,8 +64,7 @@ def measure(name: str) -> dict[str, Any]:
         data.split,
         sizes=sizes,
         draws=DRAWS[name],
-        variants=VARIANTS,
-        progress=lambda line: print(name, line, flush=True),
+        plan=ReplayPlan(variants=VARIANTS, progress=lambda line: print(name, line, flush=True)),
     )
     PARTS.mkdir(parents=True, exist_ok=True)
     label_curves(result.rows, PARTS / f"{name}.png", title=name)

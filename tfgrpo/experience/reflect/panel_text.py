@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfgrpo.experience.critic.evidence import cut, fence
+from tfgrpo.experience.critic.evidence import cut, data_block
 from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.informative import usable
 from tfgrpo.experience.library import Library
@@ -188,9 +188,7 @@ class PanelText:
 
     def data(self, text: str, label: str) -> str:
         """Return a record between marks."""
-        if not self._settings.repairs.fenced_data:
-            return text
-        return fence(text, seed=self._settings.seed, label=label)
+        return data_block(text, self._settings, label)
 
 
 def summary(rollout: Rollout, sibling: Rollout, limit: int, count: TokenCounter) -> str:

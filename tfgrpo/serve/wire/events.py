@@ -29,7 +29,29 @@ def event_bytes(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class ChatEvents:
+class _Events:
+    """A stream of events that is passed on; what an event becomes is the subclass's."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._events = EventStream()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the upstream's stream, return what goes to the client.
+
+        Raises:
+            ProviderError: an error event, or bytes that are no events.
+        """
+        out = [self._event(text) for text in self._events.feed(piece)]
+        if self._events.pending_bytes > _MOST_PENDING:
+            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
+        return b"".join(out)
+
+    def _event(self, text: str) -> bytes:
+        raise NotImplementedError
+
+
+class ChatEvents(_Events):
     """The events of one chat completion.
 
     Args:
@@ -42,10 +64,8 @@ class ChatEvents:
     def __init__(
         self, response_id: str, *, wants_usage: bool, where: str, keeps: bool = False
     ) -> None:
-        self._id, self._wants_usage, self._where, self._keeps = (
-            response_id, wants_usage, where, keeps
-        )  # fmt: skip
-        self._events = EventStream()
+        super().__init__(where)
+        self._id, self._wants_usage, self._keeps = response_id, wants_usage, keeps
         self._unfinished: set[int] = set()
         self.parts: dict[int, ChoiceParts] = {}
         """The replies by choice, where they are kept."""
@@ -58,17 +78,6 @@ class ChatEvents:
         self.reply_chars = 0
         self.usage_event: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take a piece of the upstream's stream, return what goes to the client.
-
-        Raises:
-            ProviderError: an error event, or bytes that are no events.
-        """
-        out = [self._event(text) for text in self._events.feed(piece)]
-        if self._events.pending_bytes > _MOST_PENDING:
-            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
-        return b"".join(out)
 
     def close(self) -> bytes:
         """Take the end of the upstream's stream.
@@ -155,12 +164,12 @@ class ChatEvents:
             self.parts.setdefault(index, ChoiceParts()).add(choice, delta)
 
 
-class ResponseEvents:
+class ResponseEvents(_Events):
     """The events of the responses API: passed on with our id in place of the upstream's."""
 
     def __init__(self, response_id: str, *, where: str) -> None:
-        self._id, self._where = response_id, where
-        self._events = EventStream()
+        super().__init__(where)
+        self._id = response_id
         self.has_content = False
         self.usage: Any = None
         self.model = ""
@@ -168,17 +177,6 @@ class ResponseEvents:
         self.is_done = False
         self.reply_chars = 0
         self.last_sequence = 0
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take a piece of the upstream's stream, return what goes to the client.
-
-        Raises:
-            ProviderError: an error event, or bytes that are no events.
-        """
-        out = [self._event(text) for text in self._events.feed(piece)]
-        if self._events.pending_bytes > _MOST_PENDING:
-            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
-        return b"".join(out)
 
     def close(self) -> bytes:
         """Take the end of the upstream's stream.
