@@ -25,10 +25,9 @@ from tfgrpo.lm.failures import http_failure
 from tfgrpo.lm.openai_reply import ReplyReader
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.single_draws import draws_in_parallel
-from tfgrpo.lm.usage import normalise_usage, share_usage
+from tfgrpo.lm.usage import normalise_usage, share_usage, unseen_in
 from tfgrpo.lm.wire import (
-    ChoiceParts,
-    finish_of,
+    finished,
     prompt_bytes,
     reply_bytes,
     request_json,
@@ -417,24 +416,13 @@ class OpenAILM:
     def _completions(self, reply: ReplyReader, request: Request) -> list[Completion]:
         self._check_model(reply.model)
         parts = [reply.choices[i] for i in sorted(reply.choices)]
-        good: list[ChoiceParts] = []
-        failure: ProviderError | None = None
-        for choice in parts:
-            try:
-                finish_of(choice.finish)
-            except ProviderError as exc:
-                failure = failure or exc
-            else:
-                good.append(choice)
-        if not good and failure is not None:
-            raise ProviderError(
-                f"{self._where}: {failure}", kind=failure.kind, had_output=True
-            ) from None
+        good = finished(parts, self._where)
         weights = [reply_bytes(p) for p in good]
         usage = normalise_usage(
             reply.usage,
             prompt_chars=prompt_bytes(request),
             reply_chars=sum(map(reply_bytes, parts)),
+            unseen=unseen_in(request.sampling.max_tokens, len(parts)),
         )
         shares = share_usage(usage, weights)
         stops = request.sampling.stop if "stop" in self._parameters.left_out else ()

@@ -12,49 +12,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
-from tfgrpo.errors import ProviderError, ProviderFailure
+from tfgrpo.errors import ProviderError
+from tfgrpo.lm.finish_words import finish_of, finish_word
 from tfgrpo.messages import Message, ToolCall
-from tfgrpo.protocols import Completion, Finish, Request
+from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.thinking import split_thinking
-
-T = TypeVar("T", bound=str)
-
-
-def _spellings(words: Mapping[T, str]) -> Mapping[str, T]:
-    return {word: meaning for meaning, spelt in words.items() for word in spelt.split()}
-
-
-FINISHES: Mapping[str, Finish] = _spellings(
-    {
-        "stop": """stop eos eos_token eos_found end end_of_text end_of_turn end_turn endoftext
-            stop_sequence stop_string stop_token stop_word stop_words stopped complete completed
-            finish finished done normal </s> <|im_end|> <|eot_id|> <|endoftext|> <end_of_turn>""",
-        "length": """length max_length max_tokens max_output_tokens max_new_tokens
-            max_completion_tokens maximum_tokens token_limit model_length incomplete
-            model_context_window_exceeded context_length_exceeded context_length""",
-        "tool_calls": "tool_calls tool_call tool_use function_call function_calls",
-        "content_filter": """content_filter content_filtered content_filter_error refusal safety
-            sensitive blocklist prohibited_content spii recitation image_safety moderation
-            guardrail_intervened error_toxic blocked content_blocked content_policy_violation
-            image_prohibited_content image_recitation""",
-    }
-)
-"""The one table of finish words: every server's spelling, in lower case, to ours."""
-FAILED_FINISHES: Mapping[str, ProviderFailure] = _spellings(
-    {
-        "overloaded": """abort aborted cancel cancelled canceled error error_limit failed failure
-            network_error insufficient_system_resource overloaded internal_error load unload""",
-        "timeout": "timeout timed_out time_out time_limit deadline deadline_exceeded",
-        "bad_reply": """malformed_function_call malformed_tool_use malformed_model_output
-            malformed_response unexpected_tool_call""",
-    }
-)
-"""Finish words that mean: this is no reply. Any word in neither table is a failure, too."""
-_UNFINISHED = frozenset({"", "null", "none", "not_finished", "in_progress"})
-
 
 _MAX_DEPTH = 200
 _MOST_TRIES = 1000
@@ -138,40 +103,6 @@ def _tool_choice(choice: str) -> Any:
     if choice in ("auto", "none", "required"):
         return choice
     return {"type": "function", "function": {"name": choice}}
-
-
-def finish_word(value: Any) -> str | None:
-    """Return a server's finish reason in lower case; None where it says nothing yet.
-
-    >>> finish_word("FinishReason.MAX_TOKENS"), finish_word({"type": "Length"}), finish_word("")
-    ('max_tokens', 'length', None)
-    """
-    if isinstance(value, Mapping):
-        value = value.get("type")
-    if not isinstance(value, (str, int, float)):
-        return None if value is None else type(value).__name__
-    word = str(value).strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
-    word = word.removeprefix("finish_reason_").removeprefix("stop_reason_")
-    return None if word in _UNFINISHED else word
-
-
-def finish_of(value: Any, *, has_tool_calls: bool = False) -> Finish:
-    """Return our word for a server's finish reason; None counts as `stop`.
-
-    Raises:
-        ProviderError: the word means that there is no reply, or nobody knows what it means.
-    """
-    word = finish_word(value) or "stop"
-    finish = FINISHES.get(word)
-    if finish is None:
-        kind = FAILED_FINISHES.get(word)
-        what = "which is no reply" if kind else "which is no finish reason that is known here"
-        raise ProviderError(
-            f"the reply ended with finish_reason {word[:60]!r}, {what}",
-            kind=kind or "bad_reply",
-            had_output=True,
-        )
-    return "tool_calls" if has_tool_calls and finish == "stop" else finish
 
 
 @dataclass(slots=True)
@@ -406,6 +337,26 @@ def _text(value: Any) -> str:
             p["text"] for p in value if isinstance(p, Mapping) and isinstance(p.get("text"), str)
         )
     return ""
+
+
+def finished(choices: Sequence[ChoiceParts], where: str) -> list[ChoiceParts]:
+    """Return the choices that came to an end; one that the server gave up is no reply.
+
+    Raises:
+        ProviderError: none did; the first one's cause.
+    """
+    good: list[ChoiceParts] = []
+    failure: ProviderError | None = None
+    for choice in choices:
+        try:
+            finish_of(choice.finish)
+        except ProviderError as exc:
+            failure = failure or exc
+        else:
+            good.append(choice)
+    if not good and failure is not None:
+        raise ProviderError(f"{where}: {failure}", kind=failure.kind, had_output=True) from None
+    return good
 
 
 def reply_bytes(parts: ChoiceParts) -> int:
