@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfgrpo.runtime.canonical import integer_of
 from tfgrpo.runtime.json_schema import load_json
 
 __all__ = ["FoundJson", "best_json", "fenced_blocks", "json_in", "shape_match"]
@@ -142,7 +143,7 @@ def _strict(text: str, start: int) -> tuple[Any, int]:
         return _BROKEN, end
 
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_int=integer_of)
 
 
 def _fills_block(text: str, start: int, end: int, blocks: Mapping[int, int]) -> bool:
