@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tfgrpo.errors import ProviderError
@@ -157,6 +158,10 @@ class ChoiceParts:
                 target.append(value)
                 brought = True
         pieces = delta.get("tool_calls")
+        if isinstance(pieces, Mapping):
+            pieces = [pieces]  # one call that is not in a list
+        if not pieces and isinstance(delta.get("content"), list):
+            pieces = [p for p in delta["content"] if _is_call_part(p)]
         for place, piece in enumerate(pieces if isinstance(pieces, list) else ()):
             if isinstance(piece, Mapping):
                 # A whole message lists its calls: each is one of its own, whatever its id.
@@ -178,7 +183,7 @@ class ChoiceParts:
             call["id"] = given
             self._slots.setdefault(given, slot)
         function = _function_of(piece)
-        name, arguments = function.get("name"), function.get("arguments")
+        name, arguments = function.get("name"), _arguments_of(function)
         is_again = isinstance(name, str) and name == call["name"]
         if isinstance(name, str) and not is_again:
             call["name"] += name
@@ -201,6 +206,8 @@ class ChoiceParts:
         given, index = piece.get("id"), piece.get("index")
         name = str(given) if given else ""
         is_named = bool(_function_of(piece).get("name"))
+        if isinstance(index, int) and name and self._id_at(index) == name:
+            return self._newest[index]  # ids that several calls share
         if name in self._slots and not (
             is_named and isinstance(index, int) and index not in self._newest
         ):
@@ -217,6 +224,10 @@ class ChoiceParts:
         newest = self.calls[free - 1]
         return free if name or self._is_another(newest, piece) else free - 1
 
+    def _id_at(self, index: int) -> str:
+        slot = self._newest.get(index)
+        return str(self.calls[slot]["id"]) if slot in self.calls else ""
+
     @staticmethod
     def _is_another(call: dict[str, Any], piece: Mapping[str, Any]) -> bool:
         """Tell whether a piece that comes to a call begins another one: it has an id of its own, or
@@ -231,21 +242,18 @@ class ChoiceParts:
         if call["tries"] > _MOST_TRIES:
             return False
         call["tries"] += 1
-        try:
-            text = "".join(call["arguments"])
-            return isinstance(loads(text.encode("utf-8", "surrogatepass")), dict)
-        except ValueError:
-            return False
+        return _is_object("".join(call["arguments"]))
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls in index order; a call without an id gets one from its place."""
-        calls = []
+        """The calls in index order; one without an id of its own gets one from its place."""
+        calls: dict[str, ToolCall] = {}
         for slot, call in sorted(self.calls.items()):
             if not call["name"]:
                 continue
-            arguments = "".join(call["arguments"]) or "{}"
-            calls.append(ToolCall(call["id"] or f"call_{slot}", call["name"], arguments))
-        return tuple(calls)
+            given = call["id"] or f"call_{slot}"
+            name = given if given not in calls else f"{given}_{slot}"
+            calls[name] = ToolCall(name, call["name"], _whole(call["arguments"]))
+        return tuple(calls.values())
 
     def completion(self, *, usage: Usage, model: str) -> Completion:
         """The finished reply."""
@@ -255,6 +263,9 @@ class ChoiceParts:
         text, thought = split_thinking("".join(self.content))
         if refusal and not text and not calls:
             text, finish = refusal, "content_filter"
+        if finish == "tool_calls" and not calls and not text:
+            raise ProviderError("the reply announces tool calls and has none", kind="bad_reply",
+                                had_output=True)  # fmt: skip
         reasoning = "".join(self.reasoning) or thought
         ids, logprobs = self._tokens()
         return Completion(
@@ -286,8 +297,40 @@ class ChoiceParts:
 
 def _function_of(piece: Mapping[str, Any]) -> Mapping[str, Any]:
     """A call's name and arguments: under `function`, or in the piece itself."""
-    function = piece.get("function")
+    function = piece.get("function") or piece.get("custom")
     return function if isinstance(function, Mapping) else piece
+
+
+def _arguments_of(function: Mapping[str, Any]) -> Any:
+    names = ("arguments", "parameters", "input", "args")
+    return next((function[n] for n in names if function.get(n) is not None), None)
+
+
+def _is_call_part(part: Any) -> bool:
+    """Whether a part of a content list is a call, as proxies of other APIs pass it on."""
+    return isinstance(part, Mapping) and part.get("type") in ("tool_use", "tool_call")
+
+
+def _whole(pieces: Sequence[str]) -> str:
+    """Return a call's arguments from their pieces.
+
+    Some servers begin with an empty object, or say with each piece all that came before; both are
+    told from the pieces only where these together are no JSON.
+    """
+    text = "".join(pieces)
+    if len(pieces) < 2 or _is_object(text):
+        return text or "{}"
+    if pieces[0].strip() in ("{}", "null") and _is_object("".join(pieces[1:])):
+        return "".join(pieces[1:])
+    grows = all(later.startswith(before) for before, later in pairwise(pieces))
+    return pieces[-1] if grows and _is_object(pieces[-1]) else text
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(loads(text.encode("utf-8", "surrogatepass")), dict)
+    except ValueError:
+        return False
 
 
 def _alternatives(row: Any) -> dict[str, float]:
