@@ -10,6 +10,7 @@ import json
 import os
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,10 @@ class _Http:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._timeout_s = timeout_s
+        # A server on this machine is never behind a proxy, whatever the environment names.
+        is_near = urllib.parse.urlsplit(base_url).hostname in ("127.0.0.1", "localhost", "::1")
+        proxies = urllib.request.ProxyHandler({} if is_near else None)
+        self._opener = urllib.request.build_opener(proxies)
 
     def post(
         self,
@@ -62,7 +67,7 @@ class _Http:
     def _once(self, url: str, body: Mapping[str, Any]) -> Any:
         request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+            with self._opener.open(request, timeout=self._timeout_s) as reply:
                 text = reply.read()
                 return json.loads(text) if text.strip() else {}
         except urllib.error.HTTPError as exc:

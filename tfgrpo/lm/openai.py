@@ -307,10 +307,22 @@ class OpenAILM:
             kind = "timeout"
         said = f"{type(root).__name__}: {root}".rstrip(": ")
         return ProviderError(
-            redact(f"{self._where}: no connection or it broke off ({said})"),
+            redact(f"{self._where}: no connection or it broke off ({said}){self._through_proxy()}"),
             kind=kind,
             was_sent=was_sent,
         )
+
+    def _through_proxy(self) -> str:
+        """Name the variable whose proxy stands between; empty where there is none."""
+        from urllib.request import proxy_bypass_environment
+
+        parts = urlsplit(self._base_url)
+        host = parts.hostname or ""
+        if host in _LOOPBACK or proxy_bypass_environment(host):
+            return ""
+        names = (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")
+        given = next((n for name in names for n in (name.lower(), name) if os.environ.get(n)), None)
+        return f", through the proxy of {given}={os.environ[given]!r}" if given else ""
 
     async def _exchange(
         self, request: Request, body: dict[str, Any], reader: ReplyReader
@@ -474,7 +486,7 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
 
 def _environment_problem(exc: Exception) -> ConfigError:
     """Name the environment variables that a connection is made from, where it cannot be made."""
-    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR")
+    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
     given = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
     shown = ", ".join(f"{n}={os.environ[n]!r}" for n in given) or "no proxy variable is set"
     return ConfigError(
