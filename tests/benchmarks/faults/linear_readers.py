@@ -33,6 +33,7 @@ from tfgrpo.experience.settings import Repairs
 from tfgrpo.hints import answer_leaks, writer
 from tfgrpo.hints.metadata import steps_of
 from tfgrpo.lm.failures import http_failure
+from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.lm.openai_reply import ReplyReader
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.stream import EventStream
@@ -219,6 +220,7 @@ READERS: dict[str, Callable[[str], Any]] = {
         math_verifier._is_same_number(t, "5"),
     ),
     "verifiers.judge.read_score": lambda t: judge.read_score(t, judge.Scale()),
+    "lm.local.tool_calls": ChatFormat.tool_calls,
     "policies.tool_calls.parse_action": parse_action,
     "policies.tool_calls.parse_arguments": parse_arguments,
     "routing.outcome_files.parse_outcomes": lambda t: outcome_files.parse_outcomes(t, "here"),
@@ -304,6 +306,7 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "thinking opened": _of("<think>"), "thinking closed": _of("</think>"),
     "thinking of soft words": _of("<analysis></analysis>"), "thinking empty": _of("<think/>"),
     "code lines": _of("x = 1\nSo.\n"), "prompts of a session": _of(">>> x = 1\n1\n"),
+    "calls in marks": _of('<tool_call>{"a":'), "calls unclosed": _of("<tool_call>{", after="}"),
     "calls as lines": _of("f(", after=")x"), "definitions": _of("def f(x):\n    return x\n"),
     "thinking nested": _of("<think>`</reasoning>"), "tags": _of("<a"), "less-than": _of("<"),
     "tag, then spaces": _of(" ", "<"), "tag with spaces": _of("< / "), "brackets of links":
