@@ -42,7 +42,10 @@ _Models = Annotated[
 ]
 _Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 _EmbedderOption = Annotated[
-    str, typer.Option("--embedder", help="hashed, minilm or sentence:NAME.")
+    str,
+    typer.Option(
+        "--embedder", help="hashed, minilm, sentence:NAME, or several such as minilm+length."
+    ),
 ]
 
 
@@ -169,7 +172,7 @@ def evaluate(
 ) -> None:
     """Leave each family of models out, give it N labels, and compare with the rivals."""
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
-    from tfgrpo.runtime.embedders import VectorCache, open_embedder
+    from tfgrpo.runtime.embedders import open_embedder
 
     outcomes, infos = _read(data, format, success_at, models)
     table = OutcomeTable.from_outcomes(outcomes, infos)
@@ -178,9 +181,7 @@ def evaluate(
             f"the data hold {len(table.models)} model(s); leaving one out needs at least two"
         )
     numbers = _sizes(sizes)
-    encoder = open_embedder(embedder)
-    if vectors is not None:
-        encoder = VectorCache(encoder, vectors)
+    encoder = open_embedder(embedder, cache=vectors)
     result = replay(
         table,
         encoder.embed(table.prompts),

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from tfgrpo.rl.config import CurriculumConfig
 
 ALLOCATORS: Mapping[str, str] = {
-    "posterior_gain": "tfgrpo.routing.allocation:PosteriorGain",
-    "sgpo": "tfgrpo.routing.allocation_published:Sgpo",
-    "vade": "tfgrpo.routing.allocation_published:Vade",
-    "xrpo": "tfgrpo.routing.allocation_published:Xrpo",
-    "dars": "tfgrpo.routing.allocation_published:Dars",
-    "gdro": "tfgrpo.routing.allocation_published:RolloutGdro",
+    "posterior_gain": "tfgrpo.routing.budgets.posterior_gain:PosteriorGain",
+    "sgpo": "tfgrpo.routing.budgets.published:Sgpo",
+    "vade": "tfgrpo.routing.budgets.published:Vade",
+    "xrpo": "tfgrpo.routing.budgets.published:Xrpo",
+    "dars": "tfgrpo.routing.budgets.published:Dars",
+    "gdro": "tfgrpo.routing.budgets.published:RolloutGdro",
 }
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
 
@@ -106,7 +106,7 @@ class ValueBudgets:
                 "curriculum.allocate 'v0' needs allocate_options.router, the folder that `tfgrpo "
                 "route fit` wrote; without one use 'posterior_gain'"
             )
-        self._rules = import_module("tfgrpo.routing.allocation")
+        self._rules = import_module("tfgrpo.routing.budgets.posterior_gain")
         self._records = import_module("tfgrpo.routing.records")
         self._value = import_module("tfgrpo.routing.router_files").RouterFiles.load(router).value
         self._options = dict(options)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.record import record
 from tests.benchmarks.routing.routing_data import RoutingSet, embedder, load
-from tfgrpo.routing.allocation import (
+from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
+from tfgrpo.routing.budgets.posterior_gain import (
     GRID,
     PosteriorGain,
     PredictionError,
@@ -29,11 +30,10 @@ from tfgrpo.routing.allocation import (
     pool_weights,
     uniform,
 )
-from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
+from tfgrpo.routing.budgets.practice import Practice
 from tfgrpo.routing.estimator.laplace import Gaussian, logit
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
-from tfgrpo.routing.practice import Practice
 
 Array = NDArray[np.float64]
 

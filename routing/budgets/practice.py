@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.routing.allocation import (
+from tfgrpo.routing.budgets.posterior_gain import (
     GRID,
     PosteriorGain,
     check_budget,
@@ -89,7 +89,7 @@ class Practice:
             )
 
     def posterior(self, tasks: Sequence[Task], history: Sequence[RolloutGroup]) -> Array:
-        """Return weights over `allocation.GRID` of each task's success rate, for `judge`."""
+        """Return weights over `posterior_gain.GRID` of each task's success rate, for `judge`."""
         k, n = self.rule.faded(*seen_counts(tasks, history, self.rule.success_at, self.rule.decay))
         estimates = None if self.predict is None or not tasks else self.predict(tasks)
         return self.rule.posterior(self._pool(history), k, n, estimates)
