@@ -164,7 +164,8 @@ class Router:
         """Return a router from a folder that `fit` or `tfgrpo route fit` wrote.
 
         Without a rule its calibrated gates decide, or else the cheapest model whose lower bound
-        clears 0.8; without a fallback the model with the best success rate answers.
+        clears 0.8; without a fallback the strong model of the gates answers, or else the model with
+        the best success rate.
 
         Raises:
             StoreError: files are missing, damaged or of another version.
@@ -196,7 +197,11 @@ class Router:
                 options=options, outcomes=lambda: files.outcomes,
             )  # fmt: skip
         router.embedder_spec, router.gates = files.embedder_spec, dict(files.gates)
-        router.fallback = router.best_model() if fallback is None else fallback
+        promised = [g.against for g in files.gates.values() if g.against in names]
+        if fallback is None:
+            # The strong model of a promise answers what no gate keeps.
+            fallback = promised[0] if promised else router.best_model()
+        router.fallback = fallback
         router._check(router.fallback)
         return router
 
@@ -239,6 +244,12 @@ class Router:
         other = copy.copy(self)
         other.rule, other.fallback = rule, fallback
         return other
+
+    def promise(self, gates: Mapping[str, Gate], against: str) -> None:
+        """Let calibrated gates decide from now on; the strong model answers what none keeps."""
+        self._check(against)
+        self.gates = dict(gates)
+        self.rule, self.fallback = Guaranteed(self.gates), against
 
     def best_model(self) -> str:
         """Return the model with the best smoothed success rate over its outcomes."""
@@ -337,16 +348,10 @@ class Router:
             ConfigError: an empty prompt or an unknown model in `among`.
             NoneHealthyError: every model is cooling down and the cooldowns say raise.
         """
-        if not prompt.strip():
-            raise ConfigError("the prompt is empty: there is nothing to route")
-        for name in among or ():
-            self._check(name)
-        snapshot = self._keeper.snapshot()
-        names = list(snapshot.names if among is None else among)
         text = question if question and question.strip() else prompt
-        if vector is None:
-            vector = embed_prompts(self.embedder, [text], [tags_of("", metadata or {})])[0]
-        candidates = self._candidates(snapshot, len(prompt), vector, names)
+        candidates = self.candidates(
+            prompt, question=text, metadata=metadata, vector=vector, among=among
+        )
         usable = [c for c in candidates if c.state != "cooling"] or candidates
         qualified = [c for c in usable if c.qualifies]
         ranking = tuple(
@@ -366,6 +371,27 @@ class Router:
             decision = self._try_other(decision, usable)
         self._remember(session, decision.model)
         return self._said(decision, text)
+
+    def candidates(
+        self,
+        prompt: str,
+        *,
+        question: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        vector: Floats | None = None,
+        among: Sequence[str] | None = None,
+    ) -> list[Candidate]:
+        """Return every model's standing, judged by the rule, without choosing; raises as `ask`."""
+        if not prompt.strip():
+            raise ConfigError("the prompt is empty: there is nothing to route")
+        for name in among or ():
+            self._check(name)
+        snapshot = self._keeper.snapshot()
+        names = list(snapshot.names if among is None else among)
+        if vector is None:
+            text, tags = question or prompt, tags_of("", metadata or {})
+            vector = embed_prompts(self.embedder, [text], [tags])[0]
+        return self._candidates(snapshot, len(prompt), vector, names)
 
     def _said(self, decision: RouteDecision, text: str) -> RouteDecision:
         """Say it where a text was not read whole."""
