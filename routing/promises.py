@@ -81,7 +81,8 @@ class _Together:
         kept = scores >= threshold
         costs = np.where(kept, np.minimum(self.held.costs, 1e18), np.inf)
         cheapest = kept & (costs <= costs.min(axis=1, keepdims=True))
-        return kept.any(axis=1), np.where(cheapest, scores, -np.inf).argmax(axis=1)
+        who = np.where(cheapest, scores, -np.inf).argmax(axis=1)
+        return np.asarray(kept.any(axis=1)), np.asarray(who)
 
     def at(self, threshold: float) -> tuple[NDArray[np.bool_], Array]:
         keep, who = self.chosen(threshold)

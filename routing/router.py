@@ -23,7 +23,7 @@ import numpy as np
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.cooldown import Cooldowns
-from tfgrpo.routing.estimator.prompt_features import embed_prompts
+from tfgrpo.routing.estimator.prompt_features import embed_prompts, prepare
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
 from tfgrpo.routing.router_files import RouterFiles
@@ -35,7 +35,7 @@ from tfgrpo.routing.rules import (
     RouteRule,
     TradeOff,
 )
-from tfgrpo.routing.served import Refit, Saved, Snapshot, StateKeeper
+from tfgrpo.routing.served import First, Refit, Saved, Snapshot, StateKeeper
 from tfgrpo.runtime.embedders import Embedder, Floats
 from tfgrpo.store.budget import Budget, Ledger
 
@@ -70,6 +70,10 @@ class RouterOptions:
     refit: Refit = "background"
     """`background`: only the first ask waits for states, later outcomes are worked in behind the
     answers. `wait`: every ask sees all that was recorded before it."""
+    first: First = "wait"
+    """`wait`: before the states are there an ask waits for them. `rates`: it is answered at once by
+    the models' success rates, and by states as soon as they are there; so is an ask while a
+    sentence encoder is being loaded."""
     refit_every_s: float = 1.0
     """Least seconds between two refits in the background."""
 
@@ -122,8 +126,9 @@ class Router:
         self.embedder_spec = ""
         self.gates: dict[str, Gate] = {}
         self._keeper = StateKeeper(
-            value, models, refit=options.refit, every_s=options.refit_every_s
-        )
+            value, models, refit=options.refit, every_s=options.refit_every_s, first=options.first,
+            warm_up=lambda: prepare(embedder),
+        )  # fmt: skip
         self._outcomes: dict[str, list[SuccessCount]] = {name: [] for name in names}
         self._stored: Callable[[], Sequence[SuccessCount]] = lambda: ()
         usd = options.explore_usd
@@ -348,10 +353,9 @@ class Router:
             ConfigError: an empty prompt or an unknown model in `among`.
             NoneHealthyError: every model is cooling down and the cooldowns say raise.
         """
-        text = question if question and question.strip() else prompt
-        candidates = self.candidates(
-            prompt, question=text, metadata=metadata, vector=vector, among=among
-        )
+        text = _read(prompt, question)
+        snapshot = self._keeper.snapshot()
+        candidates = self._asked(snapshot, prompt, text, metadata, vector, among)
         usable = [c for c in candidates if c.state != "cooling"] or candidates
         qualified = [c for c in usable if c.qualifies]
         ranking = tuple(
@@ -370,6 +374,9 @@ class Router:
             decision = self._stay(decision, qualified, session)
             decision = self._try_other(decision, usable)
         self._remember(session, decision.model)
+        if not snapshot.reads_prompts:
+            reason = f"{decision.reason}; by success rates alone, while the states are being made"
+            return replace(decision, reason=reason, share_read=0.0)
         return self._said(decision, text)
 
     def candidates(
@@ -382,15 +389,25 @@ class Router:
         among: Sequence[str] | None = None,
     ) -> list[Candidate]:
         """Return every model's standing, judged by the rule, without choosing; raises as `ask`."""
+        snapshot = self._keeper.snapshot()
+        return self._asked(snapshot, prompt, _read(prompt, question), metadata, vector, among)
+
+    def _asked(
+        self,
+        snapshot: Snapshot,
+        prompt: str,
+        text: str,
+        metadata: Mapping[str, str] | None,
+        vector: Floats | None,
+        among: Sequence[str] | None,
+    ) -> list[Candidate]:
         if not prompt.strip():
             raise ConfigError("the prompt is empty: there is nothing to route")
         for name in among or ():
             self._check(name)
-        snapshot = self._keeper.snapshot()
         names = list(snapshot.names if among is None else among)
-        if vector is None:
-            text, tags = question or prompt, tags_of("", metadata or {})
-            vector = embed_prompts(self.embedder, [text], [tags])[0]
+        if vector is None and snapshot.reads_prompts:
+            vector = embed_prompts(self.embedder, [text], [tags_of("", metadata or {})])[0]
         return self._candidates(snapshot, len(prompt), vector, names)
 
     def _said(self, decision: RouteDecision, text: str) -> RouteDecision:
@@ -413,9 +430,9 @@ class Router:
                 self._sessions.popitem(last=False)
 
     def _candidates(
-        self, snapshot: Snapshot, length: int, vector: Floats, names: Sequence[str]
+        self, snapshot: Snapshot, length: int, vector: Floats | None, names: Sequence[str]
     ) -> list[Candidate]:
-        row = np.asarray(vector, dtype=np.float32)
+        row = np.zeros(0, np.float32) if vector is None else np.asarray(vector, np.float32)
         cooldowns = self.options.cooldowns
         allowed = set(names if cooldowns is None else cooldowns.available(list(names)))
         e = snapshot.bank.ask(row, level=self.options.interval)
@@ -523,6 +540,10 @@ class Router:
     def explored_usd(self) -> float:
         """Extra expected dollars spent on exploration so far."""
         return 0.0 if self._explore is None else float(self._explore.spent.get("cost_usd", 0.0))
+
+
+def _read(prompt: str, question: str | None) -> str:
+    return question if question and question.strip() else prompt
 
 
 def _known(value: float) -> float | None:

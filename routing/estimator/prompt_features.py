@@ -10,9 +10,16 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.runtime.embedders import LENGTH_WEIGHT, Embedder, Floats, length_rows, unit_rows
+from tfgrpo.runtime.embedders import (
+    LENGTH_WEIGHT,
+    Embedder,
+    Floats,
+    length_rows,
+    prepare_embedder,
+    unit_rows,
+)
 
-__all__ = ["PromptFeatures", "embed_prompts", "shared_ends"]
+__all__ = ["PromptFeatures", "embed_prompts", "prepare", "shared_ends"]
 
 TAG_WEIGHT = 0.5
 """Of the tags against the text's row of length 1."""
@@ -120,3 +127,8 @@ def embed_prompts(
     if isinstance(embedder, PromptFeatures):
         return embedder.embed(texts, tags)
     return embedder.embed(texts)
+
+
+def prepare(embedder: Embedder) -> None:
+    """Load what an embedder would load at its first text."""
+    prepare_embedder(embedder.base if isinstance(embedder, PromptFeatures) else embedder)

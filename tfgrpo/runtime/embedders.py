@@ -33,6 +33,7 @@ __all__ = [
     "SentenceEncoder",
     "VectorCache",
     "open_embedder",
+    "prepare_embedder",
 ]
 
 Floats = NDArray[np.float32]
@@ -167,6 +168,10 @@ class SentenceEncoder:
     def width(self) -> int:
         """Length of a row; loads the model."""
         return int(self._loaded().get_embedding_dimension())
+
+    def prepare(self) -> None:
+        """Load the model now instead of at the first text."""
+        self._loaded()
 
     def _loaded(self) -> Any:
         if self._model is None:
@@ -311,11 +316,22 @@ class JoinedEmbedder:
         return max(p.share_read(text) for p in self.parts)
 
 
+def prepare_embedder(embedder: Embedder) -> None:
+    """Load what an embedder would load at its first text that no cache holds."""
+    if isinstance(embedder, VectorCache):
+        prepare_embedder(embedder.embedder)
+    elif isinstance(embedder, JoinedEmbedder):
+        for part in embedder.parts:
+            prepare_embedder(part)
+    elif isinstance(embedder, SentenceEncoder):
+        embedder.prepare()
+
+
 class VectorCache:
     """An embedder that remembers on disk what it has computed; float16 on disk, float32 outside."""
 
     def __init__(self, embedder: Embedder, folder: str | os.PathLike[str]) -> None:
-        self._embedder = embedder
+        self.embedder = embedder
         self._folder = Path(folder) / embedder.embedder_id
         self._rows: dict[bytes, NDArray[np.float16]] | None = None
         self.misses = 0
@@ -324,18 +340,18 @@ class VectorCache:
     @property
     def embedder_id(self) -> str:
         """The id of the embedder behind the cache."""
-        return self._embedder.embedder_id
+        return self.embedder.embedder_id
 
     @property
     def width(self) -> int:
         """Length of a row; known without loading a model once anything is cached."""
         for row in self._load().values():
             return len(row)
-        return self._embedder.width
+        return self.embedder.width
 
     def share_read(self, text: str) -> float:
         """See `Embedder`."""
-        return self._embedder.share_read(text)
+        return self.embedder.share_read(text)
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return one row a text, computing only what no shard holds."""
@@ -359,7 +375,7 @@ class VectorCache:
 
     def _add(self, missing: dict[bytes, str]) -> None:
         rows = self._load()
-        vectors = self._embedder.embed(list(missing.values())).astype(np.float16)
+        vectors = self.embedder.embed(list(missing.values())).astype(np.float16)
         self.misses += len(missing)
         rows.update(zip(missing, vectors, strict=True))
         self._folder.mkdir(parents=True, exist_ok=True)
