@@ -24,6 +24,7 @@ from tfgrpo.learning.learn import dry_run, learn_async
 from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
 from tfgrpo.learning.result import Result
 from tfgrpo.nudges import nudge_totals, total_lines
+from tfgrpo.protocols import Allocator
 from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
@@ -75,7 +76,12 @@ def learn(
         with json_of_failures(as_json, {"verdict": None}):
             result = _interruptible(
                 lambda: learn_async(
-                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
+                    settings,
+                    fork=fork,
+                    view=view,
+                    stop=stop,
+                    on_open=opened.append,
+                    allocate=_allocator(settings),
                 ),
                 stop,
                 view,
@@ -83,6 +89,18 @@ def learn(
     note_module_folder(result.folder, config.parent)
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
+
+
+def _allocator(settings: Config) -> Allocator | None:
+    """What deals out the rollouts of a step, or None; raises as `open_allocator`."""
+    learn = settings.learn
+    if not learn.allocate:
+        return None
+    from tfgrpo.routing.budgets.factory import open_allocator
+
+    return open_allocator(
+        learn.allocate, learn.allocate_options, group_size=learn.group_size, where="learn.allocate"
+    )
 
 
 def evaluate(
