@@ -9,9 +9,11 @@ Does not know rules, sessions or files. Source: own.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,6 +40,16 @@ QUICK = 8
 """New outcomes of a model that are worked in at once; more wait for the refit."""
 
 log = logging.getLogger(__name__)
+
+_AT_WORK: weakref.WeakSet[StateKeeper] = weakref.WeakSet()
+"""Keepers whose worker was started: a thread in the middle of a fit would abort the interpreter's
+end, so they are ended first."""
+
+
+@atexit.register
+def _end_workers() -> None:
+    for keeper in list(_AT_WORK):
+        keeper.close()
 
 
 @dataclass(frozen=True)
@@ -249,8 +261,10 @@ class StateKeeper:
             model.fresh.append((row, o))
         return version
 
-    def _build(self, how: Literal["quick", "due", "all"]) -> None:
+    def _build(self, how: Literal["quick", "due", "all"], *, behind: bool = False) -> None:
         """Bring the states up to date and swap the snapshot; called under `_building`.
+
+        `behind` the answers it ends when the keeper is closed.
 
         `quick` refits nothing that can be worked in or can wait, `due` what has many outcomes that
         are not fitted, `all` everything that is not fitted to every outcome.
@@ -258,6 +272,8 @@ class StateKeeper:
         version = self._take_in()
         self._prepare()
         for name, model in list(self._models.items()):
+            if behind and self._stop.is_set():
+                return
             if model.state is None or (how == "all" and (model.fresh or model.state.n_updates)):
                 self._fit(name, model)
             elif model.fresh and len(model.fresh) <= QUICK:
@@ -341,6 +357,7 @@ class StateKeeper:
             self._worker = threading.Thread(
                 target=self._work, name="tfgrpo-router-refit", daemon=True
             )
+            _AT_WORK.add(self)
             self._worker.start()
 
     def _work(self) -> None:
@@ -354,12 +371,12 @@ class StateKeeper:
             began = time.monotonic()
             try:
                 with self._building:
-                    self._build("all" if idle else "quick")
+                    self._build("all" if idle else "quick", behind=True)
                 if not idle:
                     self._stop.wait(max(self._every_s, 4 * took))
                     began = time.monotonic()
                     with self._building:
-                        self._build("due")
+                        self._build("due", behind=True)
             except Exception:
                 # The old snapshot goes on answering; the next outcome tries again.
                 log.exception("the states could not be refitted; answers come from the old ones")
@@ -374,7 +391,7 @@ class StateKeeper:
             self._warm_up()
             if self._snapshot is None:
                 with self._building:
-                    self._build("all")
+                    self._build("all", behind=True)
         except Exception:
             # From here on an ask does it itself, and raises what is wrong.
             log.exception("the first states could not be made behind the answers")

@@ -144,28 +144,41 @@ def curves_of(value: Mapping[str, Array], cost: Array, quality: Array) -> dict[s
 
 
 def standing(
-    value: Mapping[str, Array], cost: Array, quality: Array, *, draws: int = 200, seed: int = 0
+    draws: Sequence[Mapping[str, Array]], cost: Array, quality: Array, *, samples: int = 200
 ) -> dict[str, Standing]:
-    """Return the standing of each method; all arrays have shape (prompts, models)."""
+    """Return the standing of each method, mean over draws of the labels.
+
+    Args:
+        draws: predictions (prompts, models) of each method, a mapping a draw of the labels: one
+            draw can put either of two equal methods a point ahead.
+        cost: dollars of each answer.
+        quality: what each answer is worth, from 0 to 1.
+        samples: bootstrap samples of the prompts.
+    """
     n, line = len(quality), np.arange(len(quality))
-    at = np.random.default_rng(seed).integers(n, size=(draws, n))
+    at = np.random.default_rng(0).integers(n, size=(samples, n))
     best, top = int(quality.mean(0).argmax()), quality.max(1)
-    got = {m: quality[line, v.argmax(1)] for m, v in value.items()}
-    closed = {m: np.array([_closed(g[d], quality[d, best], top[d]) for d in at])
+    names = list(draws[0])
+    got = {m: np.mean([quality[line, d[m].argmax(1)] for d in draws], axis=0) for m in names}
+    closed = {m: np.array([_closed(g[i], quality[i, best], top[i]) for i in at])
               for m, g in got.items()}  # fmt: skip
     routed = {m: g[at].mean(axis=1) for m, g in got.items()}
-    areas = {m: np.array([_area(v[d], cost[d], quality[d]) for d in at]) for m, v in value.items()}
+
+    def areas(m: str, i: Index) -> float:
+        return float(np.mean([_area(d[m][i], cost[i], quality[i]) for d in draws]))
+
+    spread = {m: np.array([areas(m, i) for i in at]) for m in names}
     return {
         m: Standing(
             float(got[m].mean()),
             _closed(got[m], quality[:, best], top),
             _bounds(closed[m]),
-            _area(v, cost, quality),
-            _bounds(areas[m]),
+            areas(m, line),
+            _bounds(spread[m]),
             _against(routed[m], routed["ours"]),
-            _against(areas[m], areas["ours"]),
+            _against(spread[m], spread["ours"]),
         )
-        for m, v in value.items()
+        for m in names
     }
 
 

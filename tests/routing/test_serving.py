@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -295,3 +297,23 @@ def test_what_is_wrong_with_the_first_states_is_raised_by_an_ask_and_not_hidden(
 
     assert "broken" in until(failed, "nothing was raised")
     r.close()
+
+
+def test_a_process_may_end_in_the_middle_of_a_refit():
+    """A thread that is killed inside a fit would abort the whole process."""
+    program = """
+import time
+from tests.routing.test_serving import *
+world, rows = world_rows(400)
+r = Router(ValueModel(HashedNgrams(64)), world.table.models, rows, fallback="m0",
+           options=RouterOptions(first="rates", refit_every_s=0.0))
+r.ask("prove the theorem")
+for i in range(40):
+    r.record(SuccessCount(f"new prompt {i}", "m0", 1.0))
+while not r.states_built:
+    time.sleep(0.001)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -77,6 +77,17 @@ def test_the_cache_computes_each_text_once_across_objects(tmp_path):
     assert VectorCache(HashedNgrams(32), tmp_path).embed(["one"]).shape == (1, 32)
 
 
+def test_a_cache_forgets_single_texts_and_gives_them_all_the_same(tmp_path):
+    cache = VectorCache(HashedNgrams(64), tmp_path, least=3)
+    kept = cache.embed(["one", "two", "three"])
+    single = cache.embed(["four", "one", "four"])
+    assert cache.misses == 3
+    assert len(list(tmp_path.rglob("*.npz"))) == 1
+    np.testing.assert_array_equal(single[1], kept[0])
+    np.testing.assert_allclose(single[0], HashedNgrams(64).embed(["four"])[0], atol=1e-3)
+    np.testing.assert_array_equal(single[0], single[2])
+
+
 def test_neighbours_are_those_of_a_full_sort():
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((300, 16)).astype(np.float32)

@@ -129,7 +129,7 @@ def _decisions(
     cost, quality = costs_of(table, test), table.rates[test]
     value = chances(ground, n)
     cost_curves(curves_of(value, cost, quality), path, title=f"{n} labels a model")
-    return dict(standing(value, cost, quality))
+    return dict(standing([value], cost, quality))
 
 
 def _sizes(text: str) -> list[int]:

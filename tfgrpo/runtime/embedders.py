@@ -44,6 +44,8 @@ MINILM = "minilm"
 LENGTH, LENGTH_WEIGHT = "length", 0.25
 """Part of a joined spec that stands for the lengths of a text, and their weight beside the text."""
 
+_LEAST_KEPT = 8
+
 FAISS_FROM = 10_000
 """Context rows from which the neighbour index uses faiss where it is installed."""
 
@@ -274,7 +276,7 @@ def _open_one(spec: str, cache: str | os.PathLike[str] | None) -> Embedder:
             "'sentence:NAME' (a sentence-transformers model), or several joined by '+', 'length' "
             "among them"
         )
-    return encoder if cache is None else VectorCache(encoder, cache)
+    return encoder if cache is None else VectorCache(encoder, cache, least=_LEAST_KEPT)
 
 
 class JoinedEmbedder:
@@ -328,10 +330,19 @@ def prepare_embedder(embedder: Embedder) -> None:
 
 
 class VectorCache:
-    """An embedder that remembers on disk what it has computed; float16 on disk, float32 outside."""
+    """An embedder that remembers on disk what it has computed; float16 on disk, float32 outside.
 
-    def __init__(self, embedder: Embedder, folder: str | os.PathLike[str]) -> None:
-        self.embedder = embedder
+    Args:
+        embedder: computes what is missing.
+        folder: of the shards.
+        least: a call with fewer new texts is not remembered: a router that is asked one prompt at
+            a time would fill disk and memory with prompts that never come again.
+    """
+
+    def __init__(
+        self, embedder: Embedder, folder: str | os.PathLike[str], *, least: int = 1
+    ) -> None:
+        self.embedder, self._least = embedder, least
         self._folder = Path(folder) / embedder.embedder_id
         self._rows: dict[bytes, NDArray[np.float16]] | None = None
         self.misses = 0
@@ -358,7 +369,10 @@ class VectorCache:
         rows = self._load()
         keys = [hashlib.sha256(t.encode("utf-8", "surrogatepass")).digest()[:16] for t in texts]
         missing = {k: t for k, t in zip(keys, texts, strict=True) if k not in rows}
-        if missing:
+        if missing and len(missing) < self._least:
+            new = self.embedder.embed(list(missing.values())).astype(np.float16)
+            rows = {k: rows[k] for k in keys if k in rows} | dict(zip(missing, new, strict=True))
+        elif missing:
             self._add(missing)
         if not keys:
             return np.zeros((0, self.width), dtype=np.float32)
