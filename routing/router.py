@@ -1,28 +1,25 @@
 """Choose a model for a prompt, and say why.
 
-Where no model qualifies, the named fallback answers, and the reason says whether it is dearer. A
-session stays on its model unless leaving it gains more than reading the conversation anew costs.
-Thompson draws explore under a cap on extra dollars. New outcomes are worked in without training;
-any number of threads may ask and record at once.
+Every model's estimate is judged by the rule; what happens to its choice is in `deciding`. New
+outcomes are worked in without training; any number of threads may ask and record at once.
 Does not know how to call a model (`routed_lm`), how candidates are judged (`rules`), how states are
-kept (`served`) or files (`router_files`). Source: own; Thompson 1933.
+kept (`served`) or files (`router_files`). Source: own.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from tfgrpo.errors import BudgetError, ConfigError
+from tfgrpo.errors import ConfigError
 from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.cooldown import Cooldowns
+from tfgrpo.routing.deciding import Explorer, Session, Sessions, fall_back
 from tfgrpo.routing.estimator.prompt_features import embed_prompts, prepare
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
@@ -33,22 +30,11 @@ from tfgrpo.routing.rules import (
     Guaranteed,
     RouteDecision,
     RouteRule,
-    TradeOff,
 )
 from tfgrpo.routing.served import First, Refit, Saved, Snapshot, StateKeeper
 from tfgrpo.runtime.embedders import Embedder, Floats
-from tfgrpo.store.budget import Budget, Ledger
 
 __all__ = ["Router", "RouterOptions", "Session"]
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A conversation that a prompt belongs to."""
-
-    name: str
-    tokens: int = 0
-    """Tokens of the conversation that another model would read anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +117,8 @@ class Router:
         )  # fmt: skip
         self._outcomes: dict[str, list[SuccessCount]] = {name: [] for name in names}
         self._stored: Callable[[], Sequence[SuccessCount]] = lambda: ()
-        usd = options.explore_usd
-        self._explore = None if usd is None else Ledger(Budget(cost_usd=usd))
-        self._rng = np.random.default_rng(options.seed)
-        self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._explorer = Explorer(options.explore_usd, options.seed)
+        self._sessions = Sessions(options.max_sessions)
 
     @classmethod
     def restore(
@@ -367,13 +350,17 @@ class Router:
         if isinstance(session, str):
             session = Session(session)
         if not qualified:
-            decision = self._fall_back(ranking, usable)
+            decision = fall_back(ranking, usable, self.fallback)
         else:
             best = max(qualified, key=lambda c: (c.utility, c.mean))
             decision = RouteDecision(best.model, f"{best.model}: {best.note}", ranking, "rule")
-            decision = self._stay(decision, qualified, session)
-            decision = self._try_other(decision, usable)
-        self._remember(session, decision.model)
+            decision = self._sessions.stay(
+                decision, qualified, session, self.rule,
+                input_usd_per_mtok=self.info(best.model).input_usd_per_mtok or 0.0,
+                margin=self.options.switch_margin,
+            )  # fmt: skip
+            decision = self._explorer.turn(decision, usable, self.rule)
+        self._sessions.remember(session, decision.model)
         if not snapshot.reads_prompts:
             reason = f"{decision.reason}; by success rates alone, while the states are being made"
             return replace(decision, reason=reason, share_read=0.0)
@@ -420,15 +407,6 @@ class Router:
             reason += f"; only {share:.0%} of the text was read: give the question alone"
         return replace(decision, reason=reason, share_read=share)
 
-    def _remember(self, session: Session | None, model: str) -> None:
-        if session is None:
-            return
-        with self._lock:
-            self._sessions[session.name] = model
-            self._sessions.move_to_end(session.name)
-            while len(self._sessions) > self.options.max_sessions:
-                self._sessions.popitem(last=False)
-
     def _candidates(
         self, snapshot: Snapshot, length: int, vector: Floats | None, names: Sequence[str]
     ) -> list[Candidate]:
@@ -470,76 +448,10 @@ class Router:
             object.__setattr__(raw, name, value)
         return raw
 
-    def _fall_back(
-        self, ranking: Sequence[Candidate], usable: Sequence[Candidate]
-    ) -> RouteDecision:
-        by_name = {c.model: c for c in usable}
-        chosen = by_name.get(self.fallback) or max(usable, key=lambda c: c.mean)
-        known = [c.cost_usd for c in usable if c.cost_usd is not None]
-        dearer = chosen.cost_usd is not None and bool(known) and chosen.cost_usd > min(known)
-        which = "the fallback" if chosen.model == self.fallback else "in place of the fallback"
-        notes = "; ".join(f"{c.model}: {c.note}" for c in usable if c.model != chosen.model)
-        reason = f"no model qualifies ({notes or chosen.note}); {chosen.model} answers as {which}"
-        if dearer:
-            reason += ", which is not the cheapest"
-        return RouteDecision(chosen.model, reason, tuple(ranking), "fallback", dearer)
-
-    def _stay(
-        self,
-        decision: RouteDecision,
-        qualified: Sequence[Candidate],
-        session: Session | None,
-    ) -> RouteDecision:
-        current = None if session is None else self._sessions.get(session.name)
-        if session is None or current is None or current == decision.model:
-            return decision
-        by_name = {c.model: c for c in qualified}
-        if current not in by_name:
-            return decision
-        new, old = by_name[decision.model], by_name[current]
-        reread_usd = session.tokens * (self.info(new.model).input_usd_per_mtok or 0.0) / 1e6
-        price = reread_usd * (self.rule.per_usd if isinstance(self.rule, TradeOff) else 1.0)
-        margin = self.options.switch_margin if isinstance(self.rule, TradeOff) else 0.0
-        gain = new.utility - old.utility
-        if gain > price + margin:
-            return decision
-        reason = (
-            f"the session stays with {current}: {new.model} gains {gain:.3g}, changing costs "
-            f"{price + margin:.3g}"
-        )
-        return RouteDecision(current, reason, decision.ranking, "session")
-
-    def _try_other(self, decision: RouteDecision, usable: Sequence[Candidate]) -> RouteDecision:
-        """Draw each model's success probability and follow the rule on the draws, under the cap."""
-        if self._explore is None or len(usable) < 2 or decision.kind == "session":
-            return decision
-        with self._lock:
-            noise = self._rng.standard_normal(len(usable))
-        f = np.array([c.logit_mean for c in usable]) + noise * [c.logit_sd for c in usable]
-        samples = {
-            c.model: replace(c, mean=float(p), low=float(p), coverage="covered")
-            for c, p in zip(usable, 1 / (1 + np.exp(-f)), strict=True)
-        }
-        drawn = []
-        for c in usable:
-            qualifies, utility, _ = self.rule.judge(samples[c.model], samples)
-            drawn.append((qualifies, utility, c.model == decision.model, c))
-        qualifies, _, _, pick = max(drawn, key=lambda d: d[:3])
-        greedy = next(c for c in usable if c.model == decision.model)
-        if not qualifies or pick is greedy or pick.cost_usd is None or greedy.cost_usd is None:
-            return decision
-        extra = max(pick.cost_usd - greedy.cost_usd, 0.0)
-        try:
-            self._explore.reserve(cost_usd=extra).settle(cost_usd=extra)
-        except BudgetError:
-            return decision
-        reason = f"{pick.model} is explored in place of {greedy.model} (extra ${extra:.3g})"
-        return RouteDecision(pick.model, reason, decision.ranking, "explore")
-
     @property
     def explored_usd(self) -> float:
         """Extra expected dollars spent on exploration so far."""
-        return 0.0 if self._explore is None else float(self._explore.spent.get("cost_usd", 0.0))
+        return self._explorer.spent_usd
 
 
 def _read(prompt: str, question: str | None) -> str:
