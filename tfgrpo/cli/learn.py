@@ -20,6 +20,10 @@ import typer
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.learning.learn import dry_run, learn_async
+from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
+from tfgrpo.learning.result import Result
+from tfgrpo.nudges import nudge_totals, total_lines
+from tfgrpo.protocols import Allocator
 from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
@@ -57,7 +61,6 @@ def learn(
     ] = False,
 ) -> None:
     """Learn an experience library and prove what it is worth."""
-    from tfgrpo.learning.progress import QuietView, choose_view
     from tfgrpo.sampling import Stop
 
     settings = Config.from_toml(config, set_ or ())
@@ -79,7 +82,12 @@ def learn(
         with json_of_failures(as_json, {"verdict": None}):
             result = _interruptible(
                 lambda: learn_async(
-                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
+                    settings,
+                    fork=fork,
+                    view=view,
+                    stop=stop,
+                    on_open=opened.append,
+                    allocate=_allocator(settings),
                 ),
                 stop,
                 view,
@@ -87,6 +95,18 @@ def learn(
     note_module_folder(result.folder, config.parent)
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
+
+
+def _allocator(settings: Config) -> Allocator | None:
+    """What deals out the rollouts of a step, or None; raises as `open_allocator`."""
+    learn = settings.learn
+    if not learn.allocate:
+        return None
+    from tfgrpo.routing.budgets.factory import open_allocator
+
+    return open_allocator(
+        learn.allocate, learn.allocate_options, group_size=learn.group_size, where="learn.allocate"
+    )
 
 
 def evaluate(
@@ -99,7 +119,6 @@ def evaluate(
     """Score an exported library against the empty one on the config's tasks."""
     from tfgrpo.experience import load_artefact
     from tfgrpo.learning.evaluate import evaluate_async
-    from tfgrpo.learning.progress import choose_view
     from tfgrpo.sampling import Stop
 
     nothing: dict[str, Any] = {"empty": None, "library": None, "verdict": None, "notes": []}
@@ -204,7 +223,6 @@ def _interruptible(make: Callable[[], Coroutine[Any, Any, T]], stop: Stop, view:
 
 def result_lines(result: Result) -> list[str]:
     """Return a result for people: scores, verdict, what was kept, what it cost."""
-    from tfgrpo.nudges import nudge_totals, total_lines
 
     learned = result.learned
     lines = [f"run: {result.folder}"]

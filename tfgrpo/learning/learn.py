@@ -109,6 +109,11 @@ async def learn_async(
     given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
+    if config.learn.allocate and given.allocate is None:
+        raise ConfigError(
+            "learn.allocate is set: pass the allocator as learn(…, allocate=…), or use `tfgrpo "
+            "learn`, which finds it by name"
+        )
     found = read_run_tasks(config, given.tasks)
     splits, traces = found.splits, found.traces
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
