@@ -17,8 +17,11 @@ import argparse
 import json
 import random
 import re
+import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,8 @@ class LastNumber:
         return Score(is_right(rollout.answer, task.reference))
 
 
-def our_trainer(folder: str, seed: int, lm: str) -> Any:
-    """Our trainer on the training tasks, with the held-out ones."""
+def our_trainer(folder: str, seed: int, lm: str, dtype: str | None = None) -> Any:
+    """Our trainer on the training tasks, with the held-out ones; `dtype` of the weights that run."""
     from tfgrpo.rl.config import TrainConfig
     from tfgrpo.rl.trainer import Trainer, load_parts
 
@@ -81,6 +84,7 @@ def our_trainer(folder: str, seed: int, lm: str) -> Any:
             },
             "optimiser": {"steps": STEPS, "lr": LR, "micro_batch_tokens": 16_384},
             "run": {"folder": folder, "seed": seed, "deterministic": False},
+            "model": {} if dtype is None else {"dtype": dtype},
         }
     )
     return Trainer(
@@ -92,10 +96,10 @@ def our_trainer(folder: str, seed: int, lm: str) -> Any:
     )
 
 
-def run_ours(seed: int) -> dict[str, Any]:
+def run_ours(seed: int, dtype: str | None = None) -> dict[str, Any]:
     """Train and evaluate ours."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = our_trainer(folder, seed, str(model_folder("smollm2")))
+        trainer = our_trainer(folder, seed, str(model_folder("smollm2")), dtype)
         before = trainer.evaluate()
         start = time.perf_counter()
         curve = []
@@ -181,8 +185,35 @@ def _row(
     }
 
 
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Difference of two means with Welch's 95 % interval.
+
+    >>> difference([1.0, 3.0], [1.0, 1.0])["difference"]
+    1.0
+    """
+    from scipy.stats import ttest_ind
+
+    interval = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return {
+        "difference": round(statistics.fmean(ours) - statistics.fmean(theirs), 4),
+        "ci_low": round(float(interval.low), 4),
+        "ci_high": round(float(interval.high), 4),
+        "seeds": min(len(ours), len(theirs)),
+    }
+
+
 def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The rows, and the trainers' times for the seeds that both ran alone on one machine."""
+    """The rows; the trainers' times for the seeds that both ran alone on one machine; and the
+    difference of their held-out accuracy over seeds, within the calls that ran both."""
+    both = {r["call"] for r in rows if r["trainer"] == "ours"} & {
+        r["call"] for r in rows if r["trainer"] == "trl"
+    }
+    held = {
+        name: [r["heldout"] for r in rows if r["trainer"] == name and r["call"] in both]
+        for name in dict.fromkeys(r["trainer"] for r in rows)
+        if name != "trl"
+    }
+    theirs = [r["heldout"] for r in rows if r["trainer"] == "trl" and r["call"] in both]
     pairs = [
         (a, b)
         for a in rows
@@ -193,6 +224,8 @@ def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
     ]
     return {
         "rows": rows,
+        **difference(held.pop("ours"), theirs),
+        "others": {name: difference(values, theirs) for name, values in held.items() if values},
         "ratio_seconds": [round(b["seconds"] / a["seconds"], 2) for a, b in pairs],
         "ratio_seconds_to_target": [
             round(b["seconds_to_target"] / a["seconds_to_target"], 2)
@@ -215,7 +248,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.one:
         trainer, _, seed = given.one.partition(":")
-        made = (run_ours if trainer == "ours" else run_trl)(int(seed))
+        runs = {
+            "ours": run_ours,
+            "ours-float32": partial(run_ours, dtype="float32"),
+            "trl": run_trl,
+        }
+        made = runs[trainer](int(seed))
         tell({"trainer": trainer, "seed": int(seed), **made})
         return
     if given.collect:
