@@ -68,7 +68,7 @@ class LastNumber:
 
 
 def our_trainer(folder: str, seed: int, lm: str, dtype: str | None = None) -> Any:
-    """Our trainer on the training tasks, with the held-out ones; `dtype` of the weights that run."""
+    """Our trainer on the training tasks, with the held-out ones; `dtype` is of what runs."""
     from tfgrpo.rl.config import TrainConfig
     from tfgrpo.rl.trainer import Trainer, load_parts
 
