@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 from tests.cli.command_line import folder_with, here
 from tfgrpo.lm import open_lm
 from tfgrpo.lm.failures import error_in_body, excerpt, failure_kind
+from tfgrpo.lm.finish_words import finish_word
 from tfgrpo.lm.openai import OpenAILM
 from tfgrpo.lm.openai_reply import _json_texts
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.stream import EventStream
-from tfgrpo.lm.wire import finish_word, loads
+from tfgrpo.lm.wire import loads
 from tfgrpo.runtime.files import write_whole
 from tfgrpo.runtime.redaction import (
     MASK,

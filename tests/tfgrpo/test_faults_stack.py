@@ -403,7 +403,9 @@ async def test_f34_scoring_siblings_have_ended_before_the_error_leaves(
 
 def test_t8_no_module_reads_a_pickle_or_evaluates_text() -> None:
     banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
-    sandbox = ROOT / "tfgrpo" / "verifiers" / "cell_runner.py"  # runs candidates in a sandbox
+    sandbox = (
+        ROOT / "tfgrpo" / "verifiers" / "code" / "cell_runner.py"
+    )  # runs candidates in a sandbox
     files = [f for part in PARTS for f in (ROOT / part).rglob("*.py")]
     assert len(files) > 80
     for path in files:

@@ -14,8 +14,8 @@ import pytest
 from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError
 from tfgrpo.verifiers import Code
-from tfgrpo.verifiers.cell_runner import decode, encode
 from tfgrpo.verifiers.code import Marking, code_in
+from tfgrpo.verifiers.code.cell_runner import decode, encode
 
 CASES = {
     "function": "f",

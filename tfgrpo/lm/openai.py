@@ -25,10 +25,9 @@ from tfgrpo.lm.failures import http_failure
 from tfgrpo.lm.openai_reply import ReplyReader
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.single_draws import draws_in_parallel
-from tfgrpo.lm.usage import normalise_usage, share_usage
+from tfgrpo.lm.usage import normalise_usage, share_usage, unseen_in
 from tfgrpo.lm.wire import (
-    ChoiceParts,
-    finish_of,
+    finished,
     prompt_bytes,
     reply_bytes,
     request_json,
@@ -319,10 +318,22 @@ class OpenAILM:
             kind = "timeout"
         said = f"{type(root).__name__}: {root}".rstrip(": ")
         return ProviderError(
-            redact(f"{self._where}: no connection or it broke off ({said})"),
+            redact(f"{self._where}: no connection or it broke off ({said}){self._through_proxy()}"),
             kind=kind,
             was_sent=was_sent,
         )
+
+    def _through_proxy(self) -> str:
+        """Name the variable whose proxy stands between; empty where there is none."""
+        from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined]
+
+        parts = urlsplit(self._base_url)
+        host = parts.hostname or ""
+        if host in _LOOPBACK or proxy_bypass_environment(host):
+            return ""
+        names = (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY")
+        given = next((n for name in names for n in (name.lower(), name) if os.environ.get(n)), None)
+        return f", through the proxy of {given}={os.environ[given]!r}" if given else ""
 
     async def _exchange(
         self, request: Request, body: dict[str, Any], reader: ReplyReader
@@ -428,24 +439,13 @@ class OpenAILM:
     def _completions(self, reply: ReplyReader, request: Request) -> list[Completion]:
         self._check_model(reply.model)
         parts = [reply.choices[i] for i in sorted(reply.choices)]
-        good: list[ChoiceParts] = []
-        failure: ProviderError | None = None
-        for choice in parts:
-            try:
-                finish_of(choice.finish)
-            except ProviderError as exc:
-                failure = failure or exc
-            else:
-                good.append(choice)
-        if not good and failure is not None:
-            raise ProviderError(
-                f"{self._where}: {failure}", kind=failure.kind, had_output=True
-            ) from None
+        good = finished(parts, self._where)
         weights = [reply_bytes(p) for p in good]
         usage = normalise_usage(
             reply.usage,
             prompt_chars=prompt_bytes(request),
             reply_chars=sum(map(reply_bytes, parts)),
+            unseen=unseen_in(request.sampling.max_tokens, len(parts)),
         )
         shares = share_usage(usage, weights)
         stops = request.sampling.stop if "stop" in self._parameters.left_out else ()
@@ -497,7 +497,7 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
 
 def _environment_problem(exc: Exception) -> ConfigError:
     """Name the environment variables that a connection is made from, where it cannot be made."""
-    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR")
+    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
     given = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
     shown = ", ".join(f"{n}={os.environ[n]!r}" for n in given) or "no proxy variable is set"
     return ConfigError(

@@ -20,6 +20,7 @@ from jsonschema.exceptions import SchemaError
 from referencing import Registry
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.runtime.canonical import integer_of
 
 __all__ = [
     "argument_defaults",
@@ -183,7 +184,12 @@ def load_json(text: str) -> Any:
         ValueError: not JSON, a key given twice, NaN or an infinity, or nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_int=integer_of,
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.canonical import digest, integer_text, repr_of
 from tfgrpo.runtime.json_text import best_json
 from tfgrpo.verifiers.patterns import try_pattern
 
@@ -95,9 +95,14 @@ def find_json(text: str, fits: Callable[[Any], float]) -> Any:
     return found.value
 
 
+def reference_text(value: Any) -> str:
+    """Return a reference that is a text or a number as text."""
+    return integer_text(value) if type(value) is int else str(value)
+
+
 def short(value: Any, most: int = 200) -> str:
     """Return a value for feedback, cut in the middle where it is long."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else repr_of(value)
     if len(text) > most:
         half = (most - 5) // 2
         text = f"{text[:half]} ... {text[-half:]}"

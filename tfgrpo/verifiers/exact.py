@@ -11,7 +11,14 @@ import unicodedata
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import MOST_CHARS, UnitVerifier, compiled, extracted, short
+from tfgrpo.verifiers.answer import (
+    MOST_CHARS,
+    UnitVerifier,
+    compiled,
+    extracted,
+    reference_text,
+    short,
+)
 from tfgrpo.verifiers.patterns import try_pattern
 
 __all__ = ["Exact", "Regex"]
@@ -82,15 +89,16 @@ class Exact(UnitVerifier):
         for item in items:
             if isinstance(item, bool) or not isinstance(item, (str, int, float)):
                 raise ConfigError(
-                    f"task {task.task_id!r}: the reference {item!r:.80} is no text or number; "
+                    f"task {task.task_id!r}: the reference {short(item, 80)} is no text or number; "
                     "give one, a list of them, or use another verifier"
                 )
-            if not self._normal(str(item)):
+            if not self._normal(reference_text(item)):
                 raise ConfigError(
-                    f"task {task.task_id!r}: the reference {item!r:.80} is empty once normalised, "
+                    f"task {task.task_id!r}: the reference {short(item, 80)} is empty once "
+                    "normalised, "
                     "so that an empty answer would be right"
                 )
-        return [str(item) for item in items]
+        return [reference_text(item) for item in items]
 
     def _normal(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text)
@@ -155,6 +163,6 @@ class Regex(UnitVerifier):
         where = f"task {task.task_id!r}: reference"
         if not isinstance(task.reference, str) or not task.reference:
             raise ConfigError(
-                f"{where} is {task.reference!r:.80}; Regex without a pattern needs one there"
+                f"{where} is {short(task.reference, 80)}; Regex without a pattern needs one there"
             )
         return compiled(task.reference, where, ignore_case=self._ignore_case)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import UnitVerifier, boxed, short
+from tfgrpo.verifiers.answer import UnitVerifier, boxed, reference_text, short
 from tfgrpo.verifiers.numbers import whole_number
 from tfgrpo.verifiers.workers import WorkerPool
 
@@ -112,12 +112,13 @@ def _gold(task: Task) -> str:
     if (
         isinstance(given, bool)
         or not isinstance(given, (str, int, float))
-        or not str(given).strip()
+        or not reference_text(given).strip()
     ):
         raise ConfigError(
-            f"task {task.task_id!r}: the reference is {given!r:.80}; Math needs a number or LaTeX"
+            f"task {task.task_id!r}: the reference is {short(given, 80)}; Math needs a number or "
+            "LaTeX"
         )
-    text = _without_exponents(str(given).strip())
+    text = _without_exponents(reference_text(given).strip())
     inside = boxed(text)
     # A box makes plain LaTeX an answer that the parser finds; text with dollars has its own marks.
     return (
@@ -139,7 +140,7 @@ def _without_exponents(text: str) -> str:
 
 def _is_same_number(answer: str, reference: object) -> bool:
     """Return whether both are one number, in whatever form, and the same."""
-    wanted = str(reference)
+    wanted = reference_text(reference)
     given = boxed(answer)
     values = [whole_number(boxed(t) or t) for t in (wanted, given or answer.strip().rstrip("."))]
     return values[0] is not None and values[0] == values[1]

@@ -13,7 +13,14 @@ from typing import Literal, get_args
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import UnitVerifier, boxed, compiled, extracted
+from tfgrpo.verifiers.answer import (
+    UnitVerifier,
+    boxed,
+    compiled,
+    extracted,
+    reference_text,
+    short,
+)
 from tfgrpo.verifiers.numbers import CONTEXT, number_of, numbers_in, plain_text
 
 __all__ = ["Numeric", "Source", "numbers_in"]
@@ -143,7 +150,7 @@ class Numeric(UnitVerifier):
         given, where = task.reference, f"task {task.task_id!r}: the reference"
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             try:
-                value = Decimal(str(given))
+                value = Decimal(reference_text(given))
             except InvalidOperation:
                 value = Decimal("NaN")
             if value.is_finite():
@@ -156,5 +163,7 @@ class Numeric(UnitVerifier):
                 base = self._in_base_unit(*found[0])
                 if base is not None:
                     return base
-                raise ConfigError(f"{where} {given!r:.80} has none of the units {[*self._units]}")
-        raise ConfigError(f"{where} is {given!r:.80}; Numeric needs exactly one number there")
+                raise ConfigError(
+                    f"{where} {short(given, 80)} has none of the units {[*self._units]}"
+                )
+        raise ConfigError(f"{where} is {short(given, 80)}; Numeric needs exactly one number there")

@@ -11,7 +11,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_calls import calls_of, match_calls
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import UnitVerifier
+from tfgrpo.verifiers.answer import UnitVerifier, short
 
 __all__ = ["ToolCalls"]
 
@@ -56,7 +56,7 @@ def _expected(task: Task) -> list[Mapping[str, object]]:
         isinstance(c, Mapping) and isinstance(c.get("name"), str) for c in given
     ):
         raise ConfigError(
-            f"task {task.task_id!r}: the reference {given!r:.80} is no list of calls "
+            f"task {task.task_id!r}: the reference {short(given, 80)} is no list of calls "
             '{"name": ..., "arguments": {...}}'
         )
     return list(given)

@@ -33,6 +33,7 @@ from tfgrpo.experience.settings import Repairs
 from tfgrpo.hints import answer_leaks, writer
 from tfgrpo.hints.metadata import steps_of
 from tfgrpo.lm.failures import error_in_body, excerpt, failure_kind, http_failure
+from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.lm.openai_reply import ReplyReader, _json_texts
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.stream import EventStream
@@ -55,6 +56,7 @@ from tfgrpo.tasks import contamination, splits
 from tfgrpo.tasks.files import read_tasks
 from tfgrpo.verifiers import answer, judge, numbers
 from tfgrpo.verifiers import math as math_verifier
+from tfgrpo.verifiers.code import code_in
 from tfgrpo.verifiers.json_schema import JsonSchema
 from tfgrpo.verifiers.numeric import Numeric
 
@@ -220,11 +222,13 @@ READERS: dict[str, Callable[[str], Any]] = {
     "verifiers.numeric boxed": lambda t: NUMERIC._answer(rf"\boxed{{{t}}}"),
     "verifiers.numeric whole": NUMERIC._answer,
     "verifiers.json_schema": _schema_score,
+    "verifiers.code.code_in": lambda t: code_in(t, ["f"]),
     "verifiers.math": lambda t: (
         math_verifier._without_exponents(t[-20_000:]),
         math_verifier._is_same_number(t, "5"),
     ),
     "verifiers.judge.read_score": lambda t: judge.read_score(t, judge.Scale()),
+    "lm.local.tool_calls": ChatFormat.tool_calls,
     "policies.tool_calls.parse_action": parse_action,
     "policies.tool_calls.parse_arguments": parse_arguments,
     "routing.outcome_files.parse_outcomes": lambda t: outcome_files.parse_outcomes(t, "here"),
@@ -308,6 +312,10 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "fences": _of("```\n"), "fence, then spaces": _of(" ", "```json"), "long fence": _of("`"),
     "fence, then newlines": _of("\n", "```"), "inline fences": _of("```a"), "tildes": _of("~~~\n"),
     "thinking opened": _of("<think>"), "thinking closed": _of("</think>"),
+    "thinking of soft words": _of("<analysis></analysis>"), "thinking empty": _of("<think/>"),
+    "code lines": _of("x = 1\nSo.\n"), "prompts of a session": _of(">>> x = 1\n1\n"),
+    "calls in marks": _of('<tool_call>{"a":'), "calls unclosed": _of("<tool_call>{", after="}"),
+    "calls as lines": _of("f(", after=")x"), "definitions": _of("def f(x):\n    return x\n"),
     "thinking nested": _of("<think>`</reasoning>"), "tags": _of("<a"), "less-than": _of("<"),
     "tag, then spaces": _of(" ", "<"), "tag with spaces": _of("< / "), "brackets of links":
     _of("[a]("), "citations": _of("[1] "), "channels": _of("<|channel|>"), "pairs": _of("[[a "),
@@ -361,7 +369,7 @@ def measured(read: Callable[[str], Any], what: str) -> list[tuple[int, float]]:
         if rows and took >= LEAST_S and took > MOST_RATIO * rows[-1][1] and took < HOPELESS_S:
             took = min(took, seconds(read, text), seconds(read, text))
         rows.append((size, took))
-        if took > ENOUGH_S:
+        if took > HOPELESS_S or (took > ENOUGH_S and len(rows) >= 3):
             break
     return rows
 

@@ -14,7 +14,9 @@ from typing import Any
 import orjson
 
 from tfgrpo.errors import ProviderError
+from tfgrpo.lm.error_fields import error_in_answer
 from tfgrpo.lm.failures import body_failure, error_in_body
+from tfgrpo.lm.finish_words import refuse_failed_finish
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.wire import ChoiceParts
 
@@ -111,9 +113,10 @@ class ChatEvents(_Events):
             raise body_failure(
                 "bad_reply", text, "an event that is no JSON object", where=self._where
             )
-        if row.get("error"):
+        error = error_in_answer(row)
+        if error is not None:
             raise body_failure(
-                error_in_body(row["error"]), text, "an error in the stream", where=self._where
+                error_in_body(error), text, "an error in the stream", where=self._where
             )
         return self._take(row)
 
@@ -155,6 +158,7 @@ class ChatEvents(_Events):
                     self.has_content = True
                     self.reply_chars += len(value) if isinstance(value, str) else len(str(value))
         if choice.get("finish_reason") is not None:
+            refuse_failed_finish(choice["finish_reason"])
             self.has_content = True
             self.finishes[index] = str(choice["finish_reason"])
             self._unfinished.discard(index)
