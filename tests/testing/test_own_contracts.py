@@ -14,7 +14,7 @@ from tfgrpo.policies.tool_loop import ToolLoop
 from tfgrpo.policies.tools import tool
 from tfgrpo.protocols import Generated, ToolSpec
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
-from tfgrpo.routing.allocation import PosteriorGain, Uniform
+from tfgrpo.routing.budgets.posterior_gain import PosteriorGain, Uniform
 from tfgrpo.search.api import ALGORITHMS, make_algorithm
 from tfgrpo.search.environments.cached import CachedEnvironment
 from tfgrpo.search.environments.in_memory import DeepcopyEnvironment, ImmutableEnvironment

@@ -122,7 +122,10 @@ def _unknown_backend(text: str, backend: str, has_colon: bool) -> str:
 
 def _parse_url(text: str) -> Spec:
     head, hash_mark, model = text.partition("#")
-    url = urlsplit(head)
+    try:
+        url = urlsplit(head)
+    except ValueError as exc:
+        raise _wrong(text, str(exc)) from None
     if not url.hostname:
         raise _wrong(text, "the URL has no host")
     if url.username or url.password:
