@@ -93,7 +93,7 @@ def fit(
 
 
 @dataclass(frozen=True)
-class Rule:
+class RuleOptions:
     """How a model is chosen."""
 
     target: Annotated[
@@ -112,7 +112,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Price:
+class PriceOptions:
     """Dollars per million tokens."""
 
     input_usd_per_mtok: Annotated[float | None, typer.Option(help="Input price.")] = None
@@ -120,7 +120,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Promise:
+class PromiseOptions:
     """What routing may lose."""
 
     risk: Annotated[
@@ -138,7 +138,7 @@ class Promise:
     ] = None
 
 
-_RULE, _PRICE, _PROMISE = Rule(), Price(), Promise()
+_RULE, _PRICE, _PROMISE = RuleOptions(), PriceOptions(), PromiseOptions()
 
 
 @app.command("ask")
@@ -146,7 +146,7 @@ _RULE, _PRICE, _PROMISE = Rule(), Price(), Promise()
 def ask(
     folder: Folder,
     prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
-    rule: Rule = _RULE,
+    rule: RuleOptions = _RULE,
     question: Annotated[
         str | None, typer.Option(help="The part of the prompt that says what is asked.")
     ] = None,
@@ -188,7 +188,7 @@ def onboard(
     outcomes: Annotated[
         Path | None, typer.Option(help="Outcomes of the new model: adds them to the router.")
     ] = None,
-    price: Price = _PRICE,
+    price: PriceOptions = _PRICE,
     method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
     success_at: SuccessAt = None,
 ) -> None:
@@ -240,7 +240,7 @@ def onboard(
 def calibrate(
     folder: Folder,
     data: Data,
-    promise: Promise = _PROMISE,
+    promise: PromiseOptions = _PROMISE,
     dry: Annotated[bool, typer.Option("--dry-run", help="Tell, change nothing.")] = False,
     reading: Reading = READING,
     as_json: AsJson = False,
