@@ -42,7 +42,7 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, a third more time."""
 
 
-class TasksConfig(Section):
+class TrainTasksConfig(Section):
     """What is practised and what is held out."""
 
     path: str = ""
@@ -230,7 +230,7 @@ class OptimiserConfig(Section):
     """Tokens whose logits exist at once."""
 
 
-class RunConfig(Section):
+class TrainRunConfig(Section):
     """Where the run lives."""
 
     folder: str = "runs/train"
@@ -252,7 +252,7 @@ class TrainConfig(Section):
     """All settings of a training run."""
 
     model: ModelConfig = ModelConfig()
-    tasks: TasksConfig = TasksConfig()
+    tasks: TrainTasksConfig = TrainTasksConfig()
     verifier: dict[str, Any] = {"kind": "exact"}
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
@@ -266,7 +266,7 @@ class TrainConfig(Section):
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     engine: EngineConfig = EngineConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
-    run: RunConfig = RunConfig()
+    run: TrainRunConfig = TrainRunConfig()
     budget: BudgetConfig = BudgetConfig()
     """Caps on what a judge's LM may use in the whole run."""
     prices: dict[str, dict[str, float]] = {}

@@ -15,7 +15,7 @@ from tfgrpo.protocols import Allocator, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
 from tfgrpo.rl.checkpoints.loaded_model import load_parts
-from tfgrpo.rl.config import RunConfig, TrainConfig
+from tfgrpo.rl.config import TrainConfig, TrainRunConfig
 from tfgrpo.rl.generation import engine_of
 from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.monitoring.metrics import Sink, tensorboard_sink, tracker_sink
@@ -104,7 +104,7 @@ def _tasks(path: str) -> list[Task]:
     return read_tasks(path)
 
 
-def _sinks(run: RunConfig, config: TrainConfig) -> dict[str, Sink]:
+def _sinks(run: TrainRunConfig, config: TrainConfig) -> dict[str, Sink]:
     if distributed.world()[0]:
         return {}
     sinks: dict[str, Sink] = {}

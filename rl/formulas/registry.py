@@ -53,7 +53,7 @@ AfterStep = Callable[[Mapping[str, float], Any, Mapping[str, Any]], dict[str, fl
 an advantage, a reward or a credit, and `RatioFacts` for a loss."""
 
 
-class Provenance(TypedDict):
+class FormulaSource(TypedDict):
     """Where an entry's formula comes from and what proves it."""
 
     source: str
@@ -104,7 +104,7 @@ def register(
     uses: tuple[str, ...] = (),
     aggregation: str = "",
     after_step: AfterStep | None = None,
-    **texts: Unpack[Provenance],
+    **texts: Unpack[FormulaSource],
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
 

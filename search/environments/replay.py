@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from tfgrpo.search.environments.protocol import Effect, StepResult, with_state
 from tfgrpo.search.node import action_name
 
-__all__ = ["ReplayEnvironment", "Session"]
+__all__ = ["ReplayEnvironment", "LiveWorld"]
 
 
-class Session(Protocol):
+class LiveWorld(Protocol):
     """A live world that can only go forward: one conversation with a server, one game."""
 
     async def act(self, action: Any) -> StepResult:
@@ -50,7 +50,7 @@ class ReplayEnvironment:
 
     def __init__(
         self,
-        open_session: Callable[[], Awaitable[Session]],
+        open_session: Callable[[], Awaitable[LiveWorld]],
         *,
         effect: Effect | Callable[[Any], Effect] = "reversible",
         is_simulator: bool = True,
@@ -59,7 +59,7 @@ class ReplayEnvironment:
         self._effect = effect
         self.is_simulator = is_simulator
         self.replayed = 0
-        self._session: Session | None = None
+        self._session: LiveWorld | None = None
         self._at: tuple[Any, ...] = ()
         self._lock: Any = None
 

@@ -6,18 +6,22 @@ Does not know formats or estimates; reads, calls, prints. Source: own.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from tfgrpo.cli.options import flat
 from tfgrpo.cli.route_data import (
+    MODEL_READING,
+    READING,
     AsJson,
     Data,
     EmbedderOption,
     Folder,
-    FormatOption,
-    Models,
+    ModelReading,
+    Reading,
     SuccessAt,
     read_data,
 )
@@ -41,13 +45,12 @@ app.command("eval")(evaluate)
 
 
 @app.command("fit")
+@flat
 def fit(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder to write the router to.")],
     embedder: EmbedderOption = "hashed",
-    format: FormatOption = "auto",
-    success_at: SuccessAt = None,
-    models: Models = None,
+    reading: ModelReading = MODEL_READING,
     least_reference: Annotated[
         int, typer.Option(help="Outcomes that make a model a reference.")
     ] = LEAST_REFERENCE,
@@ -55,8 +58,9 @@ def fit(
 ) -> None:
     """Fit a router on recorded outcomes: seconds, no training."""
     router = routing_fit(
-        data, models=models or (), embedder=embedder, format=format,  # type: ignore[arg-type]
-        success_at=success_at, least_reference=least_reference, out=out,
+        data, models=reading.models or (), embedder=embedder,
+        format=reading.format,  # type: ignore[arg-type]  # checked by read_outcomes
+        success_at=reading.success_at, least_reference=least_reference, out=out,
     )  # fmt: skip
     pool = router.value.pool
     row = {
@@ -88,23 +92,61 @@ def fit(
     )
 
 
-@app.command("ask")
-def ask(
-    folder: Folder,
-    prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
+@dataclass(frozen=True)
+class RuleOptions:
+    """How a model is chosen."""
+
     target: Annotated[
         float | None,
         typer.Option(
             help="Cheapest model whose lower bound clears this; default the router's gates, or "
             f"{DEFAULT_TARGET:g}."
         ),
-    ] = None,
-    per_usd: Annotated[
-        float | None, typer.Option(help="Largest p − per_usd · cost instead.")
-    ] = None,
+    ] = None
+    per_usd: Annotated[float | None, typer.Option(help="Largest p − per_usd · cost instead.")] = (
+        None
+    )
     fallback: Annotated[
         str | None, typer.Option(help="Who answers when nobody qualifies; default the best.")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True)
+class PriceOptions:
+    """Dollars per million tokens."""
+
+    input_usd_per_mtok: Annotated[float | None, typer.Option(help="Input price.")] = None
+    output_usd_per_mtok: Annotated[float | None, typer.Option(help="Output price.")] = None
+
+
+@dataclass(frozen=True)
+class PromiseOptions:
+    """What routing may lose."""
+
+    risk: Annotated[
+        str,
+        typer.Option(
+            help="net: mean quality below the strong model; regret: prompts lost that it would "
+            "have solved; failure: failures among those kept."
+        ),
+    ] = "net"
+    delta: Annotated[float, typer.Option(help="What the risk may come to.")] = 0.02
+    confidence: Annotated[float, typer.Option(help="Of the promise.")] = 0.9
+    against: Annotated[str, typer.Option(help="The strong model; default the best.")] = ""
+    weak: Annotated[
+        list[str] | None, typer.Option(help="A cheap model; default all that cost less.")
+    ] = None
+
+
+_RULE, _PRICE, _PROMISE = RuleOptions(), PriceOptions(), PromiseOptions()
+
+
+@app.command("ask")
+@flat
+def ask(
+    folder: Folder,
+    prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
+    rule: RuleOptions = _RULE,
     question: Annotated[
         str | None, typer.Option(help="The part of the prompt that says what is asked.")
     ] = None,
@@ -115,10 +157,7 @@ def ask(
 ) -> None:
     """Choose a model for one prompt: the ranking and the reason."""
     pairs = dict(_pair(p) for p in metadata or [])
-    decision = route(
-        folder, prompt, question=question, metadata=pairs, target=target, per_usd=per_usd,
-        fallback=fallback,
-    )  # fmt: skip
+    decision = route(folder, prompt, question=question, metadata=pairs, **asdict(rule))
     if as_json:
         typer.echo(json.dumps(decision.to_dict()))
         return
@@ -141,6 +180,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 @app.command("onboard")
+@flat
 def onboard(
     folder: Folder,
     model: Annotated[str, typer.Option("--model", help="Name of the new model.")],
@@ -148,8 +188,7 @@ def onboard(
     outcomes: Annotated[
         Path | None, typer.Option(help="Outcomes of the new model: adds them to the router.")
     ] = None,
-    input_usd_per_mtok: Annotated[float | None, typer.Option(help="Input price.")] = None,
-    output_usd_per_mtok: Annotated[float | None, typer.Option(help="Output price.")] = None,
+    price: PriceOptions = _PRICE,
     method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
     success_at: SuccessAt = None,
 ) -> None:
@@ -164,7 +203,7 @@ def onboard(
         rows = [o for o in read_outcomes(outcomes, success_at=success_at) if o.model == model]
         if not rows:
             raise ConfigError(f"{str(outcomes)!r} holds no outcome of model {model!r}")
-        info = ModelInfo(model, "", input_usd_per_mtok, output_usd_per_mtok)
+        info = ModelInfo(model, "", price.input_usd_per_mtok, price.output_usd_per_mtok)
         router.add(info)
         router.record(*rows)
         router.save(folder)
@@ -197,25 +236,13 @@ def onboard(
 
 
 @app.command("calibrate")
+@flat
 def calibrate(
     folder: Folder,
     data: Data,
-    risk: Annotated[
-        str,
-        typer.Option(
-            help="net: mean quality below the strong model; regret: prompts lost that it would "
-            "have solved; failure: failures among those kept."
-        ),
-    ] = "net",
-    delta: Annotated[float, typer.Option(help="What the risk may come to.")] = 0.02,
-    confidence: Annotated[float, typer.Option(help="Of the promise.")] = 0.9,
-    against: Annotated[str, typer.Option(help="The strong model; default the best.")] = "",
-    weak: Annotated[
-        list[str] | None, typer.Option(help="A cheap model; default all that cost less.")
-    ] = None,
+    promise: PromiseOptions = _PROMISE,
     dry: Annotated[bool, typer.Option("--dry-run", help="Tell, change nothing.")] = False,
-    format: FormatOption = "auto",
-    success_at: SuccessAt = None,
+    reading: Reading = READING,
     as_json: AsJson = False,
 ) -> None:
     """Promise a bound on what routing loses, measured on outcomes kept apart from the fit.
@@ -223,17 +250,14 @@ def calibrate(
     Says first what could be had at all. The router keeps the promise from then on.
     """
     router = Router.load(folder)
-    outcomes, _ = read_data(data, format, success_at)
-    found = calibrate_router(
-        router, outcomes, against=against, weak=weak or (), risk=risk,  # type: ignore[arg-type]
-        delta=delta, confidence=confidence,
-    )  # fmt: skip
+    outcomes, _ = read_data(data, reading)
+    found = calibrate_router(router, outcomes, **asdict(promise) | {"weak": promise.weak or ()})
     if not dry:
         router.save(folder)
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
-    for line in _promise_lines(found, delta):
+    for line in _promise_lines(found, promise.delta):
         typer.echo(printable(line))
     typer.echo("nothing was changed" if dry else f"written to {printable(str(folder))}")
 

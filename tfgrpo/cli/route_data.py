@@ -5,6 +5,7 @@ Does not know formats; `tfgrpo.routing` reads. Source: own.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,10 @@ __all__ = [
     "Data",
     "EmbedderOption",
     "Folder",
-    "FormatOption",
-    "Models",
+    "MODEL_READING",
+    "ModelReading",
+    "READING",
+    "Reading",
     "SuccessAt",
     "read_data",
 ]
@@ -28,15 +31,8 @@ Data = Annotated[
     list[Path], typer.Argument(help="Outcome files, groups files, result or run folders.")
 ]
 Folder = Annotated[Path, typer.Argument(help="Folder of a fitted router.")]
-FormatOption = Annotated[
-    str,
-    typer.Option("--format", help="auto, jsonl, csv, groups, run, routerbench, llmrouterbench."),
-]
 SuccessAt = Annotated[
     float | None, typer.Option(help="Reward from which a rollout counts as a success.")
-]
-Models = Annotated[
-    Path | None, typer.Option("--models", help="JSON list of names, families and prices.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
 EmbedderOption = Annotated[
@@ -47,10 +43,35 @@ EmbedderOption = Annotated[
 ]
 
 
-def read_data(
-    paths: list[Path], format: str, success_at: float | None, models: Path | None = None
-) -> tuple[list[SuccessCount], list[ModelInfo]]:
+@dataclass(frozen=True)
+class Reading:
+    """How recorded outcomes are read."""
+
+    format: Annotated[
+        str,
+        typer.Option(
+            "--format", help="auto, jsonl, csv, groups, run, routerbench, llmrouterbench."
+        ),
+    ] = "auto"
+    success_at: SuccessAt = None
+
+
+@dataclass(frozen=True)
+class ModelReading(Reading):
+    """How recorded outcomes are read, and what is known of the models."""
+
+    models: Annotated[
+        Path | None, typer.Option("--models", help="JSON list of names, families and prices.")
+    ] = None
+
+
+READING, MODEL_READING = Reading(), ModelReading()
+
+
+def read_data(paths: list[Path], reading: Reading) -> tuple[list[SuccessCount], list[ModelInfo]]:
     """Return the outcomes of files and folders, and what is known of the models."""
-    kind: Format = format  # type: ignore[assignment]  # checked by read_outcomes
-    outcomes = [o for p in paths for o in read_outcomes(p, format=kind, success_at=success_at)]
+    kind: Format = reading.format  # type: ignore[assignment]  # checked by read_outcomes
+    at = reading.success_at
+    outcomes = [o for p in paths for o in read_outcomes(p, format=kind, success_at=at)]
+    models = reading.models if isinstance(reading, ModelReading) else None
     return outcomes, read_models(models) if models is not None else []

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
+from tfgrpo.cli.options import flat
 from tfgrpo.cli.route_data import (
+    MODEL_READING,
     AsJson,
     Data,
     EmbedderOption,
-    FormatOption,
-    Models,
-    SuccessAt,
+    ModelReading,
     read_data,
 )
 from tfgrpo.errors import ConfigError
@@ -32,22 +32,38 @@ from tfgrpo.runtime.embedders import Embedder, open_embedder
 __all__ = ["evaluate"]
 
 
-def evaluate(
-    data: Data,
-    embedder: EmbedderOption = "hashed",
-    format: FormatOption = "auto",
-    success_at: SuccessAt = None,
-    models: Models = None,
-    sizes: Annotated[str, typer.Option(help="Labels of a new model.")] = "16,64,256",
-    draws: Annotated[int, typer.Option(help="Draws of the labels.")] = 2,
-    vectors: Annotated[Path | None, typer.Option(help="Folder for cached vectors.")] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write error against labels as PNG or SVG.")
-    ] = None,
+@dataclass(frozen=True)
+class Labels:
+    """What a new model is given."""
+
+    sizes: Annotated[str, typer.Option(help="Labels of a new model.")] = "16,64,256"
+    draws: Annotated[int, typer.Option(help="Draws of the labels.")] = 2
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is kept beside the table."""
+
+    vectors: Annotated[Path | None, typer.Option(help="Folder for cached vectors.")] = None
+    plot: Annotated[Path | None, typer.Option(help="Write error against labels as PNG or SVG.")] = (
+        None
+    )
     cost_plot: Annotated[
         Path | None,
         typer.Option(help="Write quality against cost; needs prices or recorded costs."),
-    ] = None,
+    ] = None
+
+
+_LABELS, _FILES = Labels(), Files()
+
+
+@flat
+def evaluate(
+    data: Data,
+    embedder: EmbedderOption = "hashed",
+    reading: ModelReading = MODEL_READING,
+    labels: Labels = _LABELS,
+    files: Files = _FILES,
     as_json: AsJson = False,
 ) -> None:
     """Leave each family of models out, give it N labels, and compare with the rivals.
@@ -57,26 +73,26 @@ def evaluate(
     """
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
 
-    outcomes, infos = read_data(data, format, success_at, models)
+    outcomes, infos = read_data(data, reading)
     table = OutcomeTable.from_outcomes(outcomes, infos)
     if len(table.models) < 2:
         raise ConfigError(
             f"the data hold {len(table.models)} model(s); leaving one out needs at least two"
         )
-    numbers = _sizes(sizes)
+    numbers = _sizes(labels.sizes)
     split = hash_split([identity(p) for p in table.prompts])
-    encoder = _encoder(embedder, vectors, outcomes, table, split < 6)
+    encoder = _encoder(embedder, files.vectors, outcomes, table, split < 6)
     tags = {o.key: o.tags for o in outcomes}
     rows = embed_prompts(encoder, table.prompts, [tags[k] for k in table.keys])
-    result = replay(table, rows, encoder, split, sizes=numbers, draws=draws)
+    result = replay(table, rows, encoder, split, sizes=numbers, draws=labels.draws)
     title = ", ".join(p.name for p in data)
-    if plot is not None:
+    if files.plot is not None:
         from tfgrpo.routing.backtest.plots import label_curves
 
-        label_curves(result.rows, plot, title=title)
+        label_curves(result.rows, files.plot, title=title)
     decided: dict[str, Any] = {}
-    if cost_plot is not None:
-        decided = _decisions(table, rows, encoder, split, max(numbers), cost_plot)
+    if files.cost_plot is not None:
+        decided = _decisions(table, rows, encoder, split, max(numbers), files.cost_plot)
     if as_json:
         row = _eval_row(table, result.rows, result.weights)
         if decided:

@@ -19,11 +19,11 @@ from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
 from tfgrpo.store.database import Statement
 
-__all__ = ["Idempotency", "Kept", "Place"]
+__all__ = ["Idempotency", "Kept", "KeyScope"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class KeyScope:
     """What a key is scoped to."""
 
     key: str
@@ -54,9 +54,9 @@ class Idempotency:
         self, journal: Journal, keep_s: float, *, clock: Callable[[], float] = time.time
     ) -> None:
         self._journal, self._keep_s, self._clock = journal, keep_s, clock
-        self._running: dict[Place, tuple[str, asyncio.Future[None]]] = {}
+        self._running: dict[KeyScope, tuple[str, asyncio.Future[None]]] = {}
 
-    async def enter(self, place: Place, digest: str, *, is_stream: bool) -> Kept | None:
+    async def enter(self, place: KeyScope, digest: str, *, is_stream: bool) -> Kept | None:
         """Return the kept reply, or None where the caller is to make it; it must `leave` then.
 
         Raises:
@@ -82,13 +82,13 @@ class Idempotency:
                 )
             await asyncio.wait([running[1]])
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: KeyScope) -> None:
         """Tell that the reply is kept, or will not come."""
         running = self._running.pop(place, None)
         if running is not None:
             running[1].set_result(None)
 
-    def rows(self, place: Place, digest: str, kept: Kept) -> list[Statement]:
+    def rows(self, place: KeyScope, digest: str, kept: Kept) -> list[Statement]:
         """Return the row that keeps a reply."""
         values = (
             place.key,
@@ -103,7 +103,7 @@ class Idempotency:
         )
         return [(tables.IDEMPOTENCY, values)]
 
-    def _find(self, place: Place, digest: str) -> Kept | None:
+    def _find(self, place: KeyScope, digest: str) -> Kept | None:
         rows = self._journal.writer.read(
             "SELECT digest, response_id, status, headers, body FROM idempotency WHERE key = ?"
             " AND endpoint = ? AND idempotency_key = ? AND at > ? ORDER BY at DESC LIMIT 1",

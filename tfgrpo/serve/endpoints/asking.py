@@ -22,8 +22,7 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm.usage import normalise_usage
 from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
-from tfgrpo.serve.access.idempotency import Kept
-from tfgrpo.serve.access.idempotency import Place as KeyPlace
+from tfgrpo.serve.access.idempotency import Kept, KeyScope
 from tfgrpo.serve.endpoints.best_of import BestOf
 from tfgrpo.serve.endpoints.dialects import (
     RESPONSES,
@@ -66,10 +65,10 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
     retries = http.headers.get("x-stainless-retry-count", "0")
     if retries != "0":
         gateway.metrics.add("client_retries", {"route": route.name})
-    key: KeyPlace | None = None
+    key: KeyScope | None = None
     digest = ""
     if idempotency_key is not None:
-        key = KeyPlace(key_name, dialect.endpoint, idempotency_key)
+        key = KeyScope(key_name, dialect.endpoint, idempotency_key)
         digest = hashlib.sha256(orjson.dumps(body)).hexdigest()
     deadline_s = _deadline_s(http.headers)
     try:
@@ -135,7 +134,7 @@ class _Asking:
         self._gateway, self._http, self._exchange = gateway, http, exchange
         self._dialect: Any = dialect
         self._public_id = dialect.prefix + exchange.response_id
-        self._key: KeyPlace | None = None
+        self._key: KeyScope | None = None
         self._digest = ""
         self._presence = _Presence(http, watches=True)
         self._only = ""
@@ -164,7 +163,7 @@ class _Asking:
                            param="previous_response_id")  # fmt: skip
         self._only, self._upstream_previous = rows[0]
 
-    async def serve(self, key: KeyPlace | None, digest: str) -> None:
+    async def serve(self, key: KeyScope | None, digest: str) -> None:
         """Answer, from what is kept or by asking."""
         self._key, self._digest = key, digest
         is_stream = bool(self._exchange.body.get("stream"))

@@ -1,6 +1,6 @@
 """The verifier that runs an answer's code: finding it, the cells it runs in, and the checks."""
 
 from tfgrpo.verifiers.code.answer_code import code_in
-from tfgrpo.verifiers.code.verifier import Code
+from tfgrpo.verifiers.code.verifier import Code, Marking
 
-__all__ = ["Code", "code_in"]
+__all__ = ["Code", "Marking", "code_in"]
