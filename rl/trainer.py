@@ -30,7 +30,7 @@ from tfgrpo.protocols import (
     Verifier,
 )
 from tfgrpo.rl import distributed, run_state
-from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, check_asked, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.requirements import remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
@@ -123,6 +123,7 @@ class Trainer:
         parts: TrainerParts | None = None,
     ) -> None:
         _check_tasks(tasks, held_out, verifier, config)
+        check_asked(model, dtype=config.model.dtype, device=config.model.device)
         for remark in remarks(config.formulas) if not distributed.world()[0] else ():
             log.warning("%s", remark)
         self.config = config

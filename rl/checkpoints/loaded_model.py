@@ -71,6 +71,22 @@ def load_parts(spec: str, *, device: str | None = None, dtype: str | None = None
     )
 
 
+def check_asked(model: LoadedModel, *, dtype: str | None, device: str | None) -> None:
+    """Refuse a model that was loaded in another way than the settings ask.
+
+    Raises:
+        ConfigError: its weights are of another type or on another device.
+    """
+    weight = model.decoder.norm
+    is_type = str(weight.dtype).removeprefix("torch.")
+    for key, asked, found in (("dtype", dtype, is_type), ("device", device, weight.device.type)):
+        if asked is not None and asked.partition(":")[0] != found:
+            raise ConfigError(
+                f"model.{key} is {asked!r} and the model given has {found}: load it with "
+                f"load_parts(..., {key}={asked!r}), or leave the key out"
+            )
+
+
 def eos_ids_of(model: Any, tokenizer: Any) -> tuple[int, ...]:
     """All tokens that end a reply, from the generation config and the tokenizer."""
     found: list[int] = []

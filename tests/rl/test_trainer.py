@@ -139,6 +139,17 @@ def spacing(x: torch.Tensor) -> torch.Tensor:
     return ((x.view(torch.int16) + 1).view(torch.bfloat16).float() - x.float()).abs()
 
 
+def test_a_model_loaded_in_another_type_than_the_settings_ask_is_refused(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, model={"dtype": "float32"})
+    assert make(config, parts=tiny_parts()).step_number == 0
+    with pytest.raises(
+        ConfigError, match=r"model\.dtype is 'float32' and the model given has bflo"
+    ):
+        make(config, parts=tiny_parts(dtype=torch.bfloat16))
+    with pytest.raises(ConfigError, match=r"model\.device is 'cuda' and the model given has cpu"):
+        make(tiny_config(tmp_path, model={"device": "cuda"}), parts=tiny_parts())
+
+
 def test_bfloat16_weights_are_rounded_masters(tmp_path) -> None:
     trainer = make(tiny_config(tmp_path), parts=tiny_parts(dtype=torch.bfloat16))
     trainer.step()

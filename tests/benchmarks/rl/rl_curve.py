@@ -89,7 +89,7 @@ def our_trainer(folder: str, seed: int, lm: str, dtype: str | None = None) -> An
     )
     return Trainer(
         config,
-        load_parts(f"local:{lm}"),
+        load_parts(f"local:{lm}", dtype=dtype),
         tasks(640, 1, "train"),
         LastNumber(),
         held_out=tasks(400, 1, "held"),
