@@ -118,7 +118,7 @@ class Learner:
         self._nudger = nudger
         self._practice = Practice(
             config, settings, practice_sampler or sampler, splits.practice,
-            traces=traces, allocate=allocate,
+            traces=traces, allocate=allocate, keeps_texts=nudger is not None,
         )  # fmt: skip
         self._nudges: list[Mapping[str, Any]] = []
         self._current = Version(EMPTY_LIBRARY)
