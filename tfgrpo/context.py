@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from tfgrpo.messages import Message
@@ -79,9 +80,7 @@ class Context:
     @property
     def context_hash(self) -> str:
         """16 hex digits fixed by everything that reaches the prompt; `empty` for no parts."""
-        if not self.parts:
-            return "empty"
-        return digest(self.to_dict() | {"frame": _frame_text(self.template)}, 16)
+        return _hash_of(self) if self.parts else "empty"
 
     def of_kind(self, kind: PartKind) -> tuple[ContextPart, ...]:
         """The parts of one kind, in order."""
@@ -116,6 +115,12 @@ EMPTY_CONTEXT = Context()
 
 def _frame_text(template: str) -> str:
     return render(template, lessons="")
+
+
+@lru_cache(256)
+def _hash_of(context: Context) -> str:
+    # A step gives hundreds of tasks one context, whose texts are long.
+    return digest(context.to_dict() | {"frame": _frame_text(context.template)}, 16)
 
 
 def render_messages(

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import (
@@ -97,6 +97,13 @@ class Stop:
 
 class Stopped(TfgrpoError):
     """Sampling ended early because a stop was requested; finished rollouts are recorded."""
+
+
+@runtime_checkable
+class _FindsMany(Protocol):
+    """A recorder that looks for all rollouts of a group at once."""
+
+    def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]: ...
 
 
 @dataclass(slots=True)
@@ -253,13 +260,20 @@ class Sampler:
                 task, given, self._policy.policy_id, seed=draws.seed, scope=draws.scope
             )
             group = _OpenGroup(task, given, group_id, mine)
-            if self._recorder is not None:
-                for i in group.missing:
-                    found = self._recorder.find_rollout(_rollout_id(group_id, i), self.verifier_id)
-                    if found is not None:
-                        group.rollouts[i] = found
+            group.rollouts = self._kept(group)
             opened.append(group)
         return opened
+
+    def _kept(self, group: _OpenGroup) -> dict[int, Rollout]:
+        """Return the rollouts of a group that the recorder holds, by sample index."""
+        if self._recorder is None:
+            return {}
+        names = {_rollout_id(group.group_id, i): i for i in group.missing}
+        if isinstance(self._recorder, _FindsMany):
+            found = self._recorder.find_rollouts(list(names), self.verifier_id)
+            return {names[name]: rollout for name, rollout in found.items()}
+        kept = {i: self._recorder.find_rollout(n, self.verifier_id) for n, i in names.items()}
+        return {i: rollout for i, rollout in kept.items() if rollout is not None}
 
     def _units(self, opened: Iterable[_OpenGroup]) -> list[_Unit]:
         together = isinstance(self._policy, GroupPolicy) and getattr(

@@ -71,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> Escalated:
     learnt = learn(config, view=QuietView() if given.short else PlainView())
     print(f"learnt: {len(learnt.library.shown)} entries kept; {learnt.learned.choice.reason}")
 
-    view = load_view(learnt.folder, stages=("practice", "gate"))
-    for rank, advice in enumerate(advise(view.groups), 1):
+    view = load_view(learnt.folder, stages=("practice", "gate"), shown=0)
+    for rank, advice in enumerate(advise(view.figures), 1):
         print(f"advice {rank}: {advice.headline} [{advice.kind}] {advice.gain or ''}")
 
     asked = dict(pair.split("=", 1) for pair in given.set)

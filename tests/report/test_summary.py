@@ -99,7 +99,7 @@ def test_versions_of_one_step_are_compared_with_what_they_were_proposed_against(
 
 
 def test_contaminated_test_tasks_stand_in_no_figure(view: RunView) -> None:
-    practised = next(view.of_stage("practice"))
+    practised = next(g for g in view.groups if g.metadata["stage"] == "practice")
     leaked = [
         replace(g, task=replace(g.task, prompt=practised.task.prompt))
         if g.task.task_id == "msg-200"

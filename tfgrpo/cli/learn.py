@@ -25,7 +25,6 @@ from tfgrpo.learning.result import Result
 from tfgrpo.nudges import nudge_totals, total_lines
 from tfgrpo.protocols import Allocator
 from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
-from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
 
 if TYPE_CHECKING:
@@ -152,7 +151,7 @@ def evaluate(
 
 @contextmanager
 def json_of_failures(as_json: bool, nothing: Mapping[str, Any]) -> Iterator[None]:
-    """Print one JSON object also where a command fails, so that who reads it never meets nothing.
+    """Say on a failure which fields its JSON has, which `main` prints; print it for a stop.
 
     Args:
         as_json: False prints nothing.
@@ -161,11 +160,7 @@ def json_of_failures(as_json: bool, nothing: Mapping[str, Any]) -> Iterator[None
     try:
         yield
     except TfgrpoError as exc:
-        if as_json:
-            error = {"type": type(exc).__name__, "message": redact(str(exc))}
-            kind = getattr(exc, "kind", None)
-            error |= {} if kind is None else {"kind": kind}
-            typer.echo(json.dumps({"schema": 1, **nothing, "error": error}))
+        vars(exc)["json_fields"] = dict(nothing)
         raise
     except typer.Exit as exc:  # stopped by a signal
         if as_json:

@@ -12,6 +12,7 @@ Does not know: what the verbs do. Source: own.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -130,16 +131,35 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    debug = "--debug" in arguments
+    debug, as_json = "--debug" in arguments, "--json" in arguments
     try:
         # A crash would end with 1, which means "verdict not met", and print what may hold a key.
         with boundary(TfgrpoError, "a bug of ours, or of code that the settings name"):
             build(arguments)(args=arguments, prog_name="tfgrpo")
     except TfgrpoError as error:
+        if as_json:
+            _print_json_of(error)
         raise SystemExit(_report(error, debug=debug)) from None
     except KeyboardInterrupt:
+        if as_json:
+            _print_json_of(TfgrpoError("interrupted: run the same command again to go on"))
         print("interrupted: run the same command again to go on", file=sys.stderr)
         raise SystemExit(130) from None
+    except SystemExit as ended:
+        if as_json and ended.code == 2:  # typer has refused the arguments, in words
+            _print_json_of(ConfigError("the command's arguments are wrong; see standard error"))
+        raise
+
+
+def _print_json_of(error: TfgrpoError) -> None:
+    """Print one JSON object where a command with `--json` fails: its reader never meets nothing."""
+    from tfgrpo.runtime.redaction import redact
+
+    told = {"type": type(error).__name__, "message": redact(str(error))}
+    kind = getattr(error, "kind", None)
+    told |= {} if kind is None else {"kind": kind}
+    fields = vars(error).get("json_fields", {"verdict": None})
+    print(json.dumps({"schema": 1, **fields, "error": told}))
 
 
 def run_program() -> None:

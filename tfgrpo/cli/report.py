@@ -100,7 +100,7 @@ def advise(
     """Say which lever pays next, from the groups already paid for."""
     if not 0 < level < 1:
         raise ConfigError(f"--level {level!r} is no probability: give one such as 0.9")
-    found = advise_on(load_view(run).groups, level=level)
+    found = advise_on(load_view(run, shown=0).figures, level=level)
     if as_json:
         typer.echo(json.dumps([a.to_dict() for a in found], indent=1))
         return
@@ -116,7 +116,7 @@ def _render(
 ) -> tuple[str, dict[str, Any]]:
     from tfgrpo.report.summary import summarise  # numpy is loaded only where figures are made
 
-    view = load_view(run)
+    view = load_view(run) if format is Format.html else load_view(run, shown=0)
     summary = summarise(view, rule=rule, level=level)
     verdict: dict[str, Any] = summary["verdict"]
     if format is Format.json:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfgrpo.group_figures import GroupFigures, figures_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Interval, Scores, paired_difference, permutation_p
 
@@ -97,21 +98,21 @@ def inclusion_plan(
     return [everything - out for out in left_out]
 
 
-def observations_of(groups: Iterable[RolloutGroup]) -> list[Observation]:
+def observations_of(groups: Iterable[RolloutGroup | GroupFigures]) -> list[Observation]:
     """Return the observations of groups whose inclusion was randomised.
 
     Such a group has `offered` (a list of experience ids) and `keep` in its metadata; what was
     included is read from the sources of its context's parts. Other groups are passed over.
     """
     found = []
-    for group in groups:
+    for group in figures_of(groups):
         offered = group.metadata.get("offered")
         if not offered:
             continue
-        included = frozenset(p.source for p in group.context.parts) & frozenset(offered)
+        included = frozenset(group.sources) & frozenset(offered)
         keep = float(group.metadata.get("keep", 0.5))
         found += [
-            Observation(group.task.task_id, reward, included, frozenset(offered), keep)
+            Observation(group.task_id, reward, included, frozenset(offered), keep)
             for reward in group.rewards_G
         ]
     return found

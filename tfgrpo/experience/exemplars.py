@@ -69,13 +69,14 @@ def _verified(
         least = best
     found: list[tuple[RolloutGroup, Rollout]] = []
     for group in groups:
-        usable = [r for r in group.graded if r.steps and r.answer.strip() and not r.is_truncated]
+        usable = [r for r in group.graded if r.steps and not r.is_truncated]
         good = [r for r in usable if (r.reward or 0.0) >= least - settings.tolerance]
-        if settings.repairs.fenced_data:
-            good = [r for r in good if is_fit(r, group.task)]
-        if good:
-            rank = sorted(good, key=lambda r: (-(r.reward or 0.0), len(r.answer), r.sample_index))
-            found.append((group, rank[0]))
+        sized = [(len(r.answer), r) for r in good if r.answer.strip()]
+        sized.sort(key=lambda pair: (-(pair[1].reward or 0.0), pair[0], pair[1].sample_index))
+        fenced = settings.repairs.fenced_data
+        fit = (r for _, r in sized if not fenced or is_fit(r, group.task))
+        if (chosen := next(fit, None)) is not None:
+            found.append((group, chosen))
     return found
 
 

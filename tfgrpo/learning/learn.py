@@ -137,15 +137,16 @@ async def learn_async(
                 )
             practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
         settings = _with_best_reward(settings, sampler)
+        nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
         learner = Learner(
             LearnRun(config, splits, settings, store, view),
             sampler,
             make_critic(config, settings, roles, practice_sampler, found.practised, splits),
             Practice(
                 config, settings, practice_sampler, splits.practice,
-                traces=traces, allocate=given.allocate,
+                traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
             ),
-            nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
+            nudger=nudger,
         )  # fmt: skip
         learned = await learner.run()
         result = make_result(config, store, learned, plan, splits, found.notes)

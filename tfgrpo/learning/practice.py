@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.experience import Library
+from tfgrpo.group_figures import GroupFigures, figures_of
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -69,7 +70,10 @@ def focused_pass(
 
 
 def task_needs(
-    tasks: Iterable[Task], history: Iterable[RolloutGroup], library: Library, full: float | None
+    tasks: Iterable[Task],
+    history: Iterable[RolloutGroup | GroupFigures],
+    library: Library,
+    full: float | None,
 ) -> dict[str, float]:
     """Return how much each task still asks for practice; tasks without need are left out.
 
@@ -82,7 +86,7 @@ def task_needs(
         history: practised groups and replays, in order.
         full: full marks; None takes the best reward seen.
     """
-    latest = {g.task.task_id: g for g in history if g.rewards_G}
+    latest = {g.task_id: g for g in figures_of(history) if g.rewards_G}
     rewards = [r for g in latest.values() for r in g.rewards_G]
     best = max(rewards, default=0.0) if full is None else full
     spread = max(best - min(rewards, default=0.0), 1e-9)
@@ -99,7 +103,7 @@ def task_needs(
     for task in tasks:
         key, group = task.task_id, latest.get(task.task_id)
         failure = 1.0 if group is None else max(0.0, best - max(group.rewards_G)) / spread
-        informed = group is None or (bool(group.context.parts) and len(group.rewards_G) > 1)
+        informed = group is None or (not group.is_bare and len(group.rewards_G) > 1)
         open_case = informed or key in against or key in thin or key not in cited
         if failure > 1e-9 and open_case:
             needs[key] = failure + (_EXTRA if key in thin or key in against else 0.0)

@@ -14,6 +14,7 @@ from tfgrpo.config.learn import Config
 from tfgrpo.context import Context
 from tfgrpo.experience import ExperienceSettings, Library, Value, prompt_context
 from tfgrpo.experience.entry_value import inclusion_plan, observations_of, value_entries
+from tfgrpo.group_figures import GroupFigures, figures_of
 from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.learning.practice import Batch, first_pass, focused_pass, task_needs
 from tfgrpo.learning.unverified import majority_graded
@@ -36,6 +37,7 @@ class Practice:
         tasks: the practice split.
         traces: saved groups that stand in for fresh rollouts.
         allocate: how many rollouts each task of a batch gets; uniform by default.
+        keeps_texts: hold the practised groups whole, for who reads them later; an allocator does.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Practice:
         *,
         traces: Sequence[RolloutGroup] = (),
         allocate: Allocator | None = None,
+        keeps_texts: bool = False,
     ) -> None:
         self._config = config
         self._settings = settings
@@ -55,8 +58,11 @@ class Practice:
         self._traces = traces
         self._allocate = allocate
         self.groups: list[RolloutGroup] = []
-        """Practised groups, in order."""
-        self._seen: list[RolloutGroup] = []
+        """Practised groups, in order, where their texts are kept."""
+        self._keeps_texts = keeps_texts or allocate is not None
+        self._practised: list[GroupFigures] = []
+        self._seen: list[GroupFigures] = []
+        self._measured_at = 0
 
     def batches(self, library: Callable[[], Library]) -> Iterator[Batch]:
         """Yield what each step practises; a later pass is drawn once the one before is over."""
@@ -81,20 +87,27 @@ class Practice:
             groups = await self._rolled(step, batch, version)
         if self._config.verifier.get("by") == "majority" and not self._sampler.verifier_id:
             groups = [majority_graded(g) for g in groups]
-        self.groups += groups
-        self._seen += groups
+        self.groups += groups if self._keeps_texts else []
+        figures = list(figures_of(groups))
+        self._practised += figures
+        self._seen += figures
         return groups
 
     def take_replays(self, groups: Sequence[RolloutGroup]) -> None:
         """Remember what supporting tasks came to under proposed rules."""
-        self._seen += groups
+        self._seen += figures_of(groups)
 
     def measured(self, version: Version) -> Version | None:
         """Return a version with its entries' measured values, None where nothing was measured.
 
-        Only tasks that chance drew count: those drawn for failing would praise every entry.
+        Only tasks that chance drew count: those drawn for failing would praise every entry. In a
+        long run some more practice changes nothing; values are measured again when it was a
+        fiftieth.
         """
-        drawn = [g for g in self.groups if not g.metadata.get("focused")]
+        if 50 * (len(self._practised) - self._measured_at) < self._measured_at:
+            return None
+        self._measured_at = len(self._practised)
+        drawn = [g for g in self._practised if not g.metadata.get("focused")]
         known = {e.experience_id for e in version.library.entries}
         values = {
             v.experience_id: Value.of(v.effect)

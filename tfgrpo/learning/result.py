@@ -169,9 +169,9 @@ def write_artefact(config: Config, result: Result, settings: ExperienceSettings)
 def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
     """How the rollouts of each stage ended."""
     counts: dict[str, dict[str, int]] = {}
-    for group in store.groups():
+    for group in store.figures():
         row = counts.setdefault(str(group.metadata.get("stage", "other")), {})
-        for outcome, n in group.outcome_counts().items():
+        for outcome, n in group.outcomes.items():
             row[outcome] = row.get(outcome, 0) + n
     return counts
 

@@ -17,9 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tfgrpo.experience import ExperienceSettings
-from tfgrpo.experience.informative import is_improvable
-from tfgrpo.report.view import scores_of
+from tfgrpo.group_figures import GroupFigures, figures_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import (
     Interval,
@@ -59,29 +57,31 @@ class Advice:
 
 
 def advise(
-    groups: Sequence[RolloutGroup], *, k: int = 4, level: float = 0.90, seed: int = 0
+    groups: Sequence[RolloutGroup | GroupFigures], *, k: int = 4, level: float = 0.90, seed: int = 0
 ) -> list[Advice]:
     """Return one piece of advice for each lever, best first.
 
     Args:
-        groups: all groups of a run, with `stage`, `step` and `arm` in their metadata.
+        groups: all groups of a run, or their figures, with `stage`, `step` and `arm` in their
+            metadata.
         k: draws to think of for best-of-k; lowered to what the groups have.
         level: of the intervals.
         seed: of the bootstrap.
     """
+    made = list(figures_of(groups))
     found = [
-        _experience(groups, level, seed),
-        _routing(groups, level, seed),
-        _best_of_k(groups, k, level, seed),
-        _hints(groups, level, seed),
-        _rl(groups, k, level, seed),
+        _experience(made, level, seed),
+        _routing(made, level, seed),
+        _best_of_k(made, k, level, seed),
+        _hints(made, level, seed),
+        _rl(made, k, level, seed),
     ]
     return sorted(
         found, key=lambda a: (_ORDER[a.kind], -(a.gain.low if a.gain else -math.inf), a.lever)
     )
 
 
-def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+def _experience(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
     practice = [g for g in groups if g.metadata.get("stage") == "practice"]
     gated = [g for g in groups if g.metadata.get("stage") == "gate"]
     proposed = [g for g in gated if g.metadata.get("arm") == "proposed"]
@@ -90,7 +90,7 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
     cost = f"about {_number(tokens)} tokens of practice a step, once"
     mixed = _share(practice, lambda g: g.is_informative())
     best = max((r for g in practice for r in g.rewards_G), default=0.0)
-    taught = _share(practice, lambda g: is_improvable(g, ExperienceSettings(), best))
+    taught = _share(practice, lambda g: _can_teach(g, best))
     if not steps:
         return Advice(
             "experience",
@@ -119,8 +119,19 @@ def _experience(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advi
     )
 
 
+def _can_teach(group: GroupFigures, best: float) -> bool:
+    """As `experience.informative.is_improvable` says it of a group, under default settings."""
+    if not group.readable:
+        return False
+    if group.is_informative():
+        return True
+    top = max(group.rewards_G)
+    is_full = top >= best - 1e-9 and top > 0.0
+    return not is_full and (group.has_feedback or group.has_reference)
+
+
 def _last_look(
-    gated: Sequence[RolloutGroup], practice: Sequence[RolloutGroup], step: int
+    gated: Sequence[GroupFigures], practice: Sequence[GroupFigures], step: int
 ) -> tuple[Scores, Scores]:
     """Gate rewards of the library that step practised with, and of the first one it proposed.
 
@@ -133,16 +144,16 @@ def _last_look(
     used = {g.metadata.get("library_version") for g in practice if g.metadata.get("step") == step}
     current = [g for g in gated if g.metadata.get("library_version") in used - {None, first}]
     current = current or [g for g in at if g.metadata.get("arm") == "current"]
-    return scores_of(current), scores_of(
+    return _scores(current), _scores(
         g for g in proposed if g.metadata.get("library_version") == first
     )
 
 
-def _routing(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+def _routing(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
     by_policy: dict[str, dict[str, list[float]]] = {}
     for group in _bare(groups):
         row = by_policy.setdefault(group.policy_id, {})
-        row.setdefault(group.task.task_id, []).extend(group.rewards_G)
+        row.setdefault(group.task_id, []).extend(group.rewards_G)
     shared = (
         [
             t
@@ -198,7 +209,7 @@ def _cross_fitted(
     return base, oracle
 
 
-def _best_of_k(groups: Sequence[RolloutGroup], k: int, level: float, seed: int) -> Advice:
+def _best_of_k(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advice:
     scores, k, rollouts_tokens = _deployed(groups, k)
     if k < 2:
         return Advice(
@@ -224,10 +235,10 @@ def _best_of_k(groups: Sequence[RolloutGroup], k: int, level: float, seed: int) 
     )
 
 
-def _hints(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
+def _hints(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
     practice = [g for g in _bare_or_practice(groups) if len(g.rewards_G) >= 2]
     rewards = [r for g in practice for r in g.rewards_G]
-    hinted = [g for g in groups if g.context.of_kind("hint")]
+    hinted = [g for g in groups if g.is_hinted]
     if not rewards or min(rewards) == max(rewards):
         return Advice(
             "hints",
@@ -242,7 +253,7 @@ def _hints(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
     dead: dict[str, list[float]] = {}
     for group in practice:
         is_dead = not group.is_informative() and group.rewards_G[0] == worst
-        dead.setdefault(group.task.task_id, []).append((best - worst) * is_dead)
+        dead.setdefault(group.task_id, []).append((best - worst) * is_dead)
     gain = mean_interval(dead, level=level, seed=seed)
     tokens = _tokens(practice) / len(practice)
     share = _share(practice, lambda g: not g.is_informative() and g.rewards_G[0] == worst)
@@ -258,7 +269,7 @@ def _hints(groups: Sequence[RolloutGroup], level: float, seed: int) -> Advice:
     )
 
 
-def _rl(groups: Sequence[RolloutGroup], k: int, level: float, seed: int) -> Advice:
+def _rl(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advice:
     practice = [g for g in _bare_or_practice(groups) if len(g.rewards_G) >= 2]
     mixed = _share(practice, lambda g: g.is_informative())
     scores, k, _ = _deployed(practice, k)
@@ -293,7 +304,7 @@ def _lift(scores: Scores, k: int, level: float, seed: int) -> Interval:
     return paired_difference(base, best, level=level, seed=seed)
 
 
-def _deployed(groups: Sequence[RolloutGroup], k: int) -> tuple[dict[str, list[float]], int, float]:
+def _deployed(groups: Sequence[GroupFigures], k: int) -> tuple[dict[str, list[float]], int, float]:
     """Rewards a task under one context, the k that they allow, and tokens of one rollout.
 
     Prefers the arm that will be used (test groups of the final library), then the bare model's
@@ -306,34 +317,41 @@ def _deployed(groups: Sequence[RolloutGroup], k: int) -> tuple[dict[str, list[fl
     for chosen in (*arms, list(groups)):
         scores: dict[str, list[float]] = {}
         for group in chosen:
-            kept = scores.setdefault(group.task.task_id, [])
+            kept = scores.setdefault(group.task_id, [])
             if len(group.rewards_G) > len(kept):
-                scores[group.task.task_id] = list(group.rewards_G)
+                scores[group.task_id] = list(group.rewards_G)
         counts = sorted(len(r) for r in scores.values())
         # The k that nine tenths of the tasks allow.
         allowed = min(k, counts[len(counts) // 10]) if counts else 0
         if allowed >= 2:
             enough = {t: r for t, r in scores.items() if len(r) >= allowed}
-            rollouts = sum(len(g.rollouts) for g in chosen)
+            rollouts = sum(g.n_rollouts for g in chosen)
             return enough, allowed, _tokens(chosen) / max(1, rollouts)
     return {}, 0, 0.0
 
 
-def _bare(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
-    return [g for g in groups if g.context.is_empty]
+def _bare(groups: Iterable[GroupFigures]) -> list[GroupFigures]:
+    return [g for g in groups if g.is_bare]
 
 
-def _bare_or_practice(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+def _bare_or_practice(groups: Sequence[GroupFigures]) -> list[GroupFigures]:
     practice = [g for g in groups if g.metadata.get("stage") == "practice"]
     return practice or _bare(groups)
 
 
-def _share(groups: Sequence[RolloutGroup], test: Any) -> float:
+def _scores(groups: Iterable[GroupFigures]) -> dict[str, list[float]]:
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        scores.setdefault(group.task_id, []).extend(group.rewards_G)
+    return scores
+
+
+def _share(groups: Sequence[GroupFigures], test: Any) -> float:
     return sum(bool(test(g)) for g in groups) / len(groups) if groups else 0.0
 
 
-def _tokens(groups: Iterable[RolloutGroup]) -> float:
-    return float(sum(g.usage.total_tokens for g in groups))
+def _tokens(groups: Iterable[GroupFigures]) -> float:
+    return float(sum(g.tokens for g in groups))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""All groups of a run as compressed data inside the page, small enough for one file.
+"""The groups that a view holds as compressed data inside the page, small enough for one file.
 
 A page stays under `MAX_BYTES` for 10,000 rollouts: groups are gzipped in chunks that the browser
 unpacks when they are looked at, and where that is not enough long texts keep head and tail.
@@ -42,6 +42,7 @@ class Islands:
     """Characters that a text could keep; longer ones were cut in the middle."""
     n_cut: int
     """Texts that were cut."""
+    n_groups: int = 0
 
     @property
     def size(self) -> int:
@@ -78,7 +79,7 @@ def _pack(view: RunView, notes: _Notes, clip: _Clip) -> Islands:
         "range": [min(rewards), max(rewards)] if rewards else [0, 1],
         "groups": [_entry(i, g) for i, g in enumerate(view.groups)],
     }
-    return Islands(_squeeze(index), tuple(chunks), clip.limit, clip.n_cut)
+    return Islands(_squeeze(index), tuple(chunks), clip.limit, clip.n_cut, len(view.groups))
 
 
 def _squeeze(value: Any) -> str:

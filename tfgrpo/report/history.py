@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from tfgrpo.group_figures import GroupFigures
 from tfgrpo.report.library_rows import entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, step_of
-from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Scores, mean_interval, paired_difference
 
 __all__ = ["GROUP_KINDS", "curve", "informative", "rejected", "versions"]
@@ -58,7 +58,7 @@ def _point(step: int, look: Any, kind: str, practice: dict[str, Any] | None) -> 
 
 
 def _practice_scores(view: RunView) -> dict[int, dict[str, list[float]]]:
-    steps: dict[int, list[RolloutGroup]] = {}
+    steps: dict[int, list[GroupFigures]] = {}
     for group in view.of_stage("practice"):
         steps.setdefault(step_of(group), []).append(group)
     return {step: scores_of(groups) for step, groups in steps.items()}
@@ -66,7 +66,7 @@ def _practice_scores(view: RunView) -> dict[int, dict[str, list[float]]]:
 
 def _gate_scores(view: RunView) -> dict[str, dict[str, list[float]]]:
     """Gate rewards by library version."""
-    versions: dict[str, list[RolloutGroup]] = {}
+    versions: dict[str, list[GroupFigures]] = {}
     for group in view.of_stage("gate"):
         versions.setdefault(str(group.metadata.get("library_version")), []).append(group)
     return {version: scores_of(groups) for version, groups in versions.items()}
@@ -106,7 +106,7 @@ def informative(view: RunView) -> list[dict[str, Any]]:
     ]
 
 
-def _group_kind(group: RolloutGroup, worst: float, best: float) -> str:
+def _group_kind(group: GroupFigures, worst: float, best: float) -> str:
     if len(group.rewards_G) < 2:
         return "unusable"
     if group.is_informative():

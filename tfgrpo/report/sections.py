@@ -194,6 +194,10 @@ def groups(s: Mapping[str, Any], islands: Islands) -> Html:
     if islands.n_cut:
         cut = h("p", f"{islands.n_cut} texts longer than {islands.text_limit} characters keep "
                      "head and tail here; the journal has them whole.", class_="note")  # fmt: skip
+    some = None
+    if islands.n_groups < s["run"]["groups"]:
+        some = h("p", f"{islands.n_groups:,} of {s['run']['groups']:,} groups are shown here, some "
+                      "of each stage; all figures are of all groups.", class_="note")  # fmt: skip
     outcomes = [
         [cell("stage", stage), *(cell(kind.replace("_", " "), n or "", "n") for kind, n in row)]
         for stage, row in _outcome_rows(s["outcomes"])
@@ -235,6 +239,7 @@ def groups(s: Mapping[str, Any], islands: Islands) -> Html:
                 h("span", id="page-words", class_="note"),
                 class_="controls",
             ),
+            some,
             cut,
             h("noscript", h("p", "The browser of groups needs JavaScript; all else is static.")),
             class_="card",

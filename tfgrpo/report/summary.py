@@ -18,13 +18,14 @@ from dataclasses import asdict
 from typing import Any
 
 from tfgrpo.experience.entry_value import observations_of, value_entries
+from tfgrpo.group_figures import GroupFigures
 from tfgrpo.nudges.record import nudge_totals, total_lines
 from tfgrpo.report import history
 from tfgrpo.report.advise import advise
 from tfgrpo.report.library_rows import entries_of, entry_text, library_texts
 from tfgrpo.report.reflection import claim_words, reflection
-from tfgrpo.report.view import RunView, scores_of, stage_of, step_of
-from tfgrpo.rollout import RolloutGroup, Usage
+from tfgrpo.report.view import RunView, sampled, scores_of, stage_of, step_of
+from tfgrpo.rollout import Usage
 from tfgrpo.statistics import (
     Scores,
     mean_interval,
@@ -41,6 +42,8 @@ __all__ = ["FORMAT", "FORMAT_VERSION", "leaks_of", "summarise"]
 
 FORMAT = "tfgrpo.report"
 FORMAT_VERSION = 1
+_MOST_MEASURED = 20_000
+"""Groups that entries' values are measured on; more would tell no more."""
 
 
 def summarise(
@@ -69,13 +72,13 @@ def summarise(
     summary["curve"] = history.curve(view, level, seed)
     summary["tasks"] = _tasks(view, arms, leaks)
     summary["informative"] = history.informative(view)
-    summary["outcomes"] = _outcomes(view.groups)
+    summary["outcomes"] = _outcomes(view.figures)
     summary["spend"] = _spend(view)
     summary["library"] = _library(view, level)
     summary["versions"] = history.versions(view)
     summary["rejected"] = history.rejected(view)
     summary["leaks"] = leaks.to_dict()
-    summary["advice"] = [a.to_dict() for a in advise(view.groups, seed=seed)]
+    summary["advice"] = [a.to_dict() for a in advise(view.figures, seed=seed)]
     plan = view.newest("forecast")
     summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)
@@ -104,13 +107,13 @@ def _run(view: RunView) -> dict[str, Any]:
     learn, policy = (view.config.get(name) or {} for name in ("learn", "policy"))
     return {
         "name": view.name,
-        "policy": policy.get("lm", "") or next((g.policy_id for g in view.groups), ""),
+        "policy": policy.get("lm", "") or next((g.policy_id for g in view.figures), ""),
         "preset": learn.get("preset", ""),
         "seed": learn.get("seed"),
-        "groups": len(view.groups),
-        "rollouts": sum(len(g.rollouts) for g in view.groups),
-        "steps": len({step_of(g) for g in view.groups if stage_of(g) == "practice"}),
-        "policies": sorted({g.policy_id for g in view.groups}),
+        "groups": len(view.figures),
+        "rollouts": sum(g.n_rollouts for g in view.figures),
+        "steps": len({step_of(g) for g in view.figures if stage_of(g) == "practice"}),
+        "policies": sorted({g.policy_id for g in view.figures}),
     }
 
 
@@ -161,7 +164,7 @@ def _verdict(
 
 def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> dict[str, Any]:
     groups = list(view.of_stage(view.proof_stage, arm))
-    rollouts = [r for g in groups for r in g.rollouts]
+    rollouts = sum(g.n_rollouts for g in groups)
     counts = sorted(len(r) for r in scores.values() if r)
     draws = counts[len(counts) // 10] if counts else 0  # what nine tenths of the tasks have
     return {
@@ -174,9 +177,9 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
         ],
         "is_binary": {x for r in scores.values() for x in r} <= {0.0, 1.0},
         "draws": draws,
-        "rollouts": len(rollouts),
-        "truncated": sum(r.is_truncated for r in rollouts),
-        "tokens_per_rollout": sum(r.usage.total_tokens for r in rollouts) / max(1, len(rollouts)),
+        "rollouts": rollouts,
+        "truncated": sum(g.truncated for g in groups),
+        "tokens_per_rollout": sum(g.tokens for g in groups) / max(1, rollouts),
     }
 
 
@@ -200,14 +203,13 @@ def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list
     return sorted(rows, key=lambda r: (r["difference"] is None, r["difference"] or 0, r["task_id"]))
 
 
-def _outcomes(groups: Iterable[RolloutGroup]) -> dict[str, dict[str, int]]:
+def _outcomes(groups: Iterable[GroupFigures]) -> dict[str, dict[str, int]]:
     """Rollouts by stage and outcome; `cut` counts replies that hit their token limit."""
     found: dict[str, Counter[str]] = {}
     for group in groups:
         row = found.setdefault(stage_of(group), Counter())
-        for rollout in group.rollouts:
-            row[rollout.outcome] += 1
-            row["cut"] += rollout.is_truncated
+        row.update(group.outcomes)
+        row["cut"] += group.truncated
     return {stage: dict(sorted((+row).items())) for stage, row in sorted(found.items())}
 
 
@@ -243,16 +245,14 @@ def _amounts(usage: Usage) -> dict[str, Any]:
 
 def _library(view: RunView, level: float) -> dict[str, Any]:
     version, library = view.final_library
-    shown = Counter(
-        source
-        for g in view.groups
-        for source in {p.source for p in g.context.parts}
-        for _ in g.rollouts
-    )
+    shown: Counter[str] = Counter()
+    for group in view.figures:
+        for source in set(group.sources):
+            shown[source] += group.n_rollouts
     measured = {
         v.experience_id: {**asdict(v.effect), "n_with": v.n_with, "n_without": v.n_without,
                           "p_value": v.p_value}
-        for v in value_entries(observations_of(view.groups), level=level)
+        for v in value_entries(observations_of(sampled(view.figures, _MOST_MEASURED)), level=level)
     }  # fmt: skip
     rows = [
         {

@@ -22,16 +22,17 @@ Does not know statistics or HTML. Source: own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tfgrpo.group_figures import GroupFigures
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.store.fold import SpendRow
 
-__all__ = ["DECISION_KINDS", "Decision", "RunView", "load_view", "scores_of"]
+__all__ = ["DECISION_KINDS", "Decision", "RunView", "load_view", "sampled", "scores_of"]
 
 DECISION_KINDS = (
     "step",
@@ -71,10 +72,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run at one moment."""
+    """A run at one moment.
+
+    `groups` are those whose texts a page shows, all of a small run and some of a large one; figures
+    are of all groups, and are made from `groups` where `all_figures` are not given.
+    """
 
     name: str
     groups: tuple[RolloutGroup, ...] = ()
+    all_figures: tuple[GroupFigures, ...] | None = None
+    read_tasks: Callable[[tuple[str, ...]], Iterable[Task]] | None = None
+    """Reads the tasks of some stages; None takes those of `groups`."""
     decisions: tuple[Decision, ...] = ()
     libraries: tuple[tuple[str, Any], ...] = ()
     """(version id, JSON form) of every version, oldest first."""
@@ -83,9 +91,20 @@ class RunView:
     damaged: tuple[str, ...] = ()
     """Rows of the journal that were set aside, in words."""
 
-    def of_stage(self, stage: str, arm: str | None = None) -> Iterator[RolloutGroup]:
-        """Yield the groups of one stage, of one arm or of all."""
-        for group in self.groups:
+    _made: list[GroupFigures] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def figures(self) -> Sequence[GroupFigures]:
+        """The figures of all groups."""
+        if self.all_figures is not None:
+            return self.all_figures
+        if not self._made:
+            self._made.extend(map(GroupFigures.of, self.groups))
+        return self._made
+
+    def of_stage(self, stage: str, arm: str | None = None) -> Iterator[GroupFigures]:
+        """Yield the figures of the groups of one stage, of one arm or of all."""
+        for group in self.figures:
             if stage_of(group) == stage and arm in (None, group.metadata.get("arm")):
                 yield group
 
@@ -97,8 +116,10 @@ class RunView:
         """Return the last decision of a kind: a run that went on decided again."""
         return next((d for d in reversed(self.decisions) if d.kind == kind), None)
 
-    def tasks(self, *stages: str) -> list[Task]:
-        """Return the tasks of some stages, each once."""
+    def tasks(self, *stages: str) -> Iterable[Task]:
+        """Return the tasks of some stages, each once; read from the journal where they are many."""
+        if self.read_tasks is not None:
+            return _Reading(self.read_tasks, stages)
         found = {g.task.task_id: g.task for g in self.groups if stage_of(g) in stages}
         return list(found.values())
 
@@ -106,7 +127,7 @@ class RunView:
     def proof_stage(self) -> str:
         """The stage that tells what the library is worth: `test`, or `eval` in a run that only
         evaluates."""
-        stages = {stage_of(g) for g in self.groups}
+        stages = {stage_of(g) for g in self.figures}
         return "eval" if "eval" in stages and "test" not in stages else "test"
 
     @property
@@ -134,42 +155,68 @@ class RunView:
         return self.libraries[-1] if self.libraries else ("", None)
 
 
-def stage_of(group: RolloutGroup) -> str:
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Tasks that are read anew each time they are gone through, and never held."""
+
+    read: Callable[[tuple[str, ...]], Iterable[Task]]
+    stages: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.read(self.stages))
+
+
+def stage_of(group: RolloutGroup | GroupFigures) -> str:
     """Return the stage that a group was made in; `other` where it does not say."""
     return str(group.metadata.get("stage") or "other")
 
 
-def step_of(group: RolloutGroup) -> int:
+def step_of(group: RolloutGroup | GroupFigures) -> int:
     """Return the step that a group belongs to; 0 where it does not say."""
     step = group.metadata.get("step")
     return step if isinstance(step, int) else 0
 
 
-def scores_of(groups: Iterable[RolloutGroup]) -> dict[str, list[float]]:
+def scores_of(groups: Iterable[GroupFigures]) -> dict[str, list[float]]:
     """Return rewards by task id; a task whose rollouts were not graded has an empty list."""
     scores: dict[str, list[float]] = {}
     for group in groups:
-        scores.setdefault(group.task.task_id, []).extend(group.rewards_G)
+        scores.setdefault(group.task_id, []).extend(group.rewards_G)
     return scores
 
 
-def load_view(folder: Path | str, *, stages: Sequence[str] | None = None) -> RunView:
+MOST_SHOWN = 2000
+"""Groups whose texts a view holds: all of a run, or some of each stage of a larger one."""
+
+
+def load_view(
+    folder: Path | str, *, stages: Sequence[str] | None = None, shown: int = MOST_SHOWN
+) -> RunView:
     """Read a run's journal; works beside a running process.
 
     Args:
         folder: the run's folder.
         stages: read the groups of these stages only; None reads all.
+        shown: groups whose texts are read; 0 where only figures are wanted.
 
     Raises:
         StoreError: there is no journal, or it cannot be read.
     """
     from tfgrpo.store.journal import Journal
 
+    def read_tasks(stages: tuple[str, ...]) -> Iterator[Task]:
+        with Journal.open(folder, readonly=True) as again:
+            yield from again.tasks(*stages)
+
     with Journal.open(folder, readonly=True) as store:
         wanted = [None] if stages is None else list(stages)
+        figures = tuple(g for stage in wanted for g in store.figures(stage))
+        names = [g.group_id for g in sampled(figures, shown)]
         return RunView(
             name=Path(folder).resolve().name,
-            groups=tuple(g for stage in wanted for g in store.groups(stage)),
+            groups=tuple(store.groups_named(names)),
+            all_figures=figures,
+            read_tasks=read_tasks,
             decisions=tuple(
                 Decision(kind, key, payload)
                 for kind in DECISION_KINDS
@@ -180,3 +227,26 @@ def load_view(folder: Path | str, *, stages: Sequence[str] | None = None) -> Run
             config=store.config or {},
             damaged=tuple(store.damaged),
         )
+
+
+def sampled(groups: Sequence[GroupFigures], most: int) -> list[GroupFigures]:
+    """Return at most so many groups: all, or evenly spread ones of each stage, which share the
+    places equally and leave what they do not need to the others.
+
+    >>> made = [GroupFigures(f"g{i}", "t", metadata={"stage": "test" if i < 2 else "practice"})
+    ...         for i in range(12)]
+    >>> [g.group_id for g in sampled(made, 6)]
+    ['g0', 'g1', 'g2', 'g4', 'g7', 'g9']
+    """
+    if len(groups) <= most:
+        return list(groups)
+    stages: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        stages.setdefault(stage_of(group), []).append(place)
+    chosen: list[int] = []
+    left = most
+    for number, places in enumerate(sorted(stages.values(), key=len)):
+        share = min(len(places), left // (len(stages) - number))
+        chosen += [places[i * len(places) // share] for i in range(share)]
+        left -= share
+    return [groups[place] for place in sorted(chosen)]

@@ -81,6 +81,8 @@ _HINT = re.compile(
     rf"|[<\[](?:{_SOFT})[>\]]",
     re.IGNORECASE,
 )
+_SIGNS = ("<", "[", "\u25c1", "&lt;", "```", "~~~")
+"""What a mark of any kind holds: most replies have none, which costs less to see than no word."""
 _SOFT_KINDS = ("soft:", "square:")
 _PAIRS_ONLY = (*_SOFT_KINDS, "details", "turn")
 """Kinds whose closing mark alone says nothing."""
@@ -159,7 +161,7 @@ def _read(text: str) -> _Reading | None:
     """Return the reading of a marked text; None where nothing in it is thinking."""
     if stripped := _STRIPPED_CHANNELS.match(text):
         return _Reading([text[stripped.end() :]], [stripped[1].strip()])
-    if not _HINT.search(text):
+    if not any(sign in text for sign in _SIGNS) or not _HINT.search(text):
         return None
     if (block := _BLOCK.match(text)) and (rest := text[block.end() :].lstrip()):
         reading = _Reading([rest]) if (inner := _read_marks(rest)) is None else inner

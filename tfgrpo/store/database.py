@@ -38,6 +38,9 @@ BATCH_S = 0.02
 """Longest time in seconds that a row which nobody waits for stays out of the file."""
 CHECKPOINT_EVERY = 4000
 """Rows between two moves of the log into the file."""
+LOG_BYTES = 32_000_000
+"""Size of the log from which it is emptied; at `MOST_LOG_BYTES` the writer waits for that."""
+MOST_LOG_BYTES = 160_000_000
 
 Statement = tuple[str, tuple[Any, ...]]
 
@@ -339,6 +342,8 @@ class DatabaseWriter:
         self._flush_due_in: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
         self._checkpoint_at = CHECKPOINT_EVERY
+        self._log = path.with_name(path.name + "-wal")
+        self._empty_again_at = 0
         self._has_work = threading.Event()
         self._keeper: threading.Thread | None = None
 
@@ -413,8 +418,36 @@ class DatabaseWriter:
                 raise
             self.failure = None
             self._resolve(None)
-            if self.rows >= self._checkpoint_at:
+            size = self._log_bytes()
+            if size >= max(MOST_LOG_BYTES, self._empty_again_at):
+                self._empty_log()
+            elif self.rows >= self._checkpoint_at or size >= LOG_BYTES:
                 self._wake_keeper()
+
+    def _log_bytes(self) -> int:
+        try:
+            return self._log.stat().st_size
+        except OSError:
+            return 0
+
+    def _empty_log(self) -> None:
+        """Move what is left of the log into the file and give its space back.
+
+        While rows are written a log only grows: it begins anew only where all of it has been moved,
+        which here waits for nobody. A reader that holds it open is tried again later.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            try:
+                self.connection.execute("PRAGMA busy_timeout=0")
+                self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as exc:
+                log.debug("%s: the log stays as it is: %s", self.path, exc)
+            finally:
+                self.connection.execute("PRAGMA busy_timeout=10000")
+            size = self._log_bytes()
+            self._empty_again_at = 0 if size < LOG_BYTES else size + LOG_BYTES
 
     def _save(self, batch: list[Statement]) -> None:
         """Write a batch; rows that no journal can hold are set aside and named, never the rest.
@@ -567,9 +600,11 @@ class DatabaseWriter:
                 if self._is_closed:
                     return
                 self._try_flush()
-            if self.rows >= self._checkpoint_at:
+            if self.rows >= self._checkpoint_at or self._log_bytes() >= LOG_BYTES:
                 self._checkpoint_at = self.rows + CHECKPOINT_EVERY
-                _checkpoint(self.path)
+                _checkpoint(self.path)  # most of it, while others write on
+                if self._log_bytes() >= max(LOG_BYTES, self._empty_again_at):
+                    self._empty_log()
 
     def _try_flush(self) -> None:
         try:

@@ -6,9 +6,11 @@ share them. Does not know who made a rollout or why. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tfgrpo.context import Context
+from tfgrpo.group_figures import GroupFigures
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
@@ -22,6 +24,10 @@ _UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
 """Outcomes that a resume tries again, unless their group is closed."""
 _NOTHING_BUILDS_ON = frozenset({"eval", "test"})
 """Stages whose closed groups are tried again, too: they are read and never built on."""
+
+
+_AT_ONCE = 500
+"""Rows of a reading of all groups."""
 
 
 class GroupJournal:
@@ -63,6 +69,34 @@ class GroupJournal:
         rollout, group_id = found
         is_final = (group_id, column_text(verifier_id)) in self._final
         return None if rollout.outcome in _UNFINISHED and not is_final else rollout
+
+    def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
+        """Return the finished rollouts among several, as `find_rollout` would one by one."""
+        if not self._has_rollouts and not self._fresh and not self._closed:
+            return {}
+        self._writer.flush()
+        names = {column_text(name): name for name in rollout_ids}
+        verifier = column_text(verifier_id)
+        rows = self._writer.read(
+            "SELECT rollout, rollout_id, group_id, body, digest FROM rollouts WHERE rollout_id IN"
+            f" ({', '.join('?' * len(names))}) AND verifier_id = ? ORDER BY rollout DESC",
+            (*names, verifier),
+        )
+        looked_at: set[str] = set()
+        found: dict[str, Rollout] = {}
+        for row, column, group, body, mark in rows:
+            if column in looked_at:
+                continue
+            value = self._values.get("rollouts", row, body, mark)
+            if value is DAMAGED:
+                continue
+            looked_at.add(column)
+            rollout = Rollout.from_dict(value)
+            if rollout.outcome not in _UNFINISHED or (group, verifier) in self._final:
+                found[names[column]] = rollout
+                # It is recorded as it is: its group need not look for it again.
+                self._fresh[column, verifier, group] = rollout
+        return found
 
     def _close(self, group: str, verifier: str, stage: str) -> None:
         self._closed.setdefault(group, set()).add(verifier)
@@ -137,6 +171,8 @@ class GroupJournal:
         """
         what = f"group {group.group_id!r}"
         verifier_id = str(group.metadata.get("verifier_id", ""))
+        if self._is_kept(group, verifier_id):
+            return
         rows = self._extra_rows()
         for rollout in group.rollouts:
             row = self._rollout_row(rollout, group.group_id, verifier_id)
@@ -152,6 +188,7 @@ class GroupJournal:
             {
                 "rollouts": [r.rollout_id for r in group.rollouts],
                 "metadata": jsonable(dict(group.metadata)),
+                "figures": GroupFigures.of(group).to_dict(),
             },
             f"group {group.group_id!r}",
         )
@@ -188,6 +225,28 @@ class GroupJournal:
             key = (column_text(rollout.rollout_id), column_text(verifier_id), name)
             self._fresh.pop(key, None)
 
+    def _is_kept(self, group: RolloutGroup, verifier_id: str) -> bool:
+        """Whether the newest record of a group says the same, and all its rollouts were found here:
+        then a resume has nothing to write, and need not put it together to see that."""
+        name, verifier = column_text(group.group_id), column_text(verifier_id)
+        if name not in self._closed:
+            return False
+        keys = [(column_text(r.rollout_id), verifier, name) for r in group.rollouts]
+        if any(self._fresh.get(k) is not r for k, r in zip(keys, group.rollouts, strict=True)):
+            return False
+        sql = "SELECT grp, body, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1"
+        for row, body, mark in self._writer.read(sql, (name,)):
+            value = self._values.get("groups", row, body, mark)
+            if value is DAMAGED or "figures" not in value:
+                return False
+            ids = [r.rollout_id for r in group.rollouts]
+            if value["rollouts"] != ids or value["metadata"] != jsonable(dict(group.metadata)):
+                return False
+            for key in keys:
+                self._fresh.pop(key, None)
+            return True
+        return False
+
     def groups(self, stage: str | None = None) -> Iterator[RolloutGroup]:
         """Yield the closed groups in the order in which they were closed, the newest record of
         each; of one stage, or of all. Bodies are read one group at a time.
@@ -204,6 +263,79 @@ class GroupJournal:
             group = self._group(row)
             if group is not None:
                 yield group
+
+    def figures(self, stage: str | None = None) -> Iterator[GroupFigures]:
+        """Yield the figures of the groups that `groups` yields, in the same order, without reading
+        rollouts, tasks or contexts.
+
+        Groups whose own row is damaged are left out and named in `damaged`.
+        """
+        seen: dict[Any, Any] = {}
+
+        def shared(value: Any) -> Any:
+            """One object for equal values, of which a run has few."""
+            return seen.setdefault(repr(value), value)
+
+        for row, group_id, policy_id, body, mark in self._rows(stage):
+            value = self._values.get("groups", row, body, mark)
+            if value is DAMAGED:
+                continue
+            if "figures" not in value:  # of an older run
+                group = self._group(row)
+                if group is not None:
+                    yield GroupFigures.of(group)
+                continue
+            figures = value["figures"]
+            for name in ("outcomes", "rewards", "sources"):
+                figures[name] = shared(figures.get(name, ()))
+            metadata = shared(value["metadata"])
+            names = from_column(group_id), shared(from_column(policy_id))
+            yield GroupFigures.from_dict(figures, *names, metadata)
+
+    def _rows(self, stage: str | None) -> Iterator[tuple[Any, ...]]:
+        """Yield the newest row of each group, in the order in which they were closed, some hundred
+        at a time: neither all of them lie in memory, nor is a reading held open."""
+        self._writer.flush()
+        numbers = self._writer.read(
+            "SELECT max(grp) FROM groups WHERE (? IS NULL OR stage = ?) GROUP BY group_id,"
+            " verifier_id ORDER BY min(grp)",
+            (stage, None if stage is None else column_text(stage)),
+        )
+        for start in range(0, len(numbers), _AT_ONCE):
+            part = [number for (number,) in numbers[start : start + _AT_ONCE]]
+            found = self._writer.read(
+                "SELECT grp, group_id, policy_id, body, digest FROM groups WHERE grp IN"
+                f" ({', '.join('?' * len(part))})",
+                tuple(part),
+            )
+            by_number = {row[0]: row for row in found}
+            yield from (by_number[number] for number in part if number in by_number)
+
+    def tasks(self, stages: Sequence[str]) -> Iterator[Task]:
+        """Yield the tasks of the groups of some stages, each once; damaged ones are left out."""
+        self._writer.flush()
+        marks = self._writer.read(
+            "SELECT task, min(grp) FROM groups WHERE stage IN"
+            f" ({', '.join('?' * len(stages))}) GROUP BY task ORDER BY min(grp)",
+            tuple(map(column_text, stages)),
+        )
+        for mark, row in marks:
+            for (body,) in self._writer.read("SELECT body FROM texts WHERE digest = ?", (mark,)):
+                value = self._values.get("groups", row, body, mark)
+                if value is not DAMAGED:
+                    yield Task.from_dict(value)
+
+    def groups_named(self, group_ids: Sequence[str]) -> list[RolloutGroup]:
+        """Return closed groups by id, the newest record of each; damaged ones are left out."""
+        self._writer.flush()
+        found: list[RolloutGroup] = []
+        for group_id in group_ids:
+            rows = self._writer.read(
+                "SELECT max(grp) FROM groups WHERE group_id = ?", (column_text(group_id),)
+            )
+            group = self._group(rows[0][0]) if rows[0][0] is not None else None
+            found += [] if group is None else [group]
+        return found
 
     def _group(self, row: int) -> RolloutGroup | None:
         found = self._writer.read(

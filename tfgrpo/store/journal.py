@@ -16,13 +16,14 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from tfgrpo.errors import ChangedSettingsError, StoreError
-from tfgrpo.rollout import Rollout, RolloutGroup
+from tfgrpo.group_figures import GroupFigures
+from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import canonical_json, jsonable
 from tfgrpo.store import fold as folding
 from tfgrpo.store.budget import Budget, Ledger
@@ -260,6 +261,10 @@ class Journal:
         """
         return self._groups.find_rollout(rollout_id, verifier_id)
 
+    def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
+        """Return the finished rollouts among several, by id; one reading for all of them."""
+        return self._groups.find_rollouts(rollout_ids, verifier_id)
+
     def record_rollout(self, rollout: Rollout, *, group_id: str, verifier_id: str) -> None:
         """Keep a finished rollout; equal to the newest record of it, it is kept once.
 
@@ -287,6 +292,19 @@ class Journal:
         Groups with a damaged row are left out and named in `damaged`.
         """
         return self._groups.groups(stage)
+
+    def figures(self, stage: str | None = None) -> Iterator[GroupFigures]:
+        """Yield the figures of the groups that `groups` yields, in the same order; no text is
+        read, so that a run of any size is added up in moments."""
+        return self._groups.figures(stage)
+
+    def tasks(self, *stages: str) -> Iterator[Task]:
+        """Yield the tasks of the groups of some stages, each once."""
+        return self._groups.tasks(stages)
+
+    def groups_named(self, group_ids: Sequence[str]) -> list[RolloutGroup]:
+        """Return closed groups by their ids; unknown and damaged ones are left out."""
+        return self._groups.groups_named(group_ids)
 
     def record_library(self, version_id: str, payload: Any) -> None:
         """Keep a library version; the same one twice in a row is kept once.

@@ -15,6 +15,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError
@@ -25,6 +26,7 @@ __all__ = ["Leak", "LeakReport", "find_leaks", "normalised", "refuse_contaminate
 LeakKind = Literal["same_id", "exact", "near", "answer_in_library", "task_in_library"]
 
 _WORD = re.compile(r"\w+(?:[.,]\d+)*", re.UNICODE)
+_Run = tuple[str, ...]
 _RUN = 3
 """Words a run: one changed word costs three runs, and few texts share most runs by chance."""
 _QUOTE = 8
@@ -85,8 +87,8 @@ class LeakReport:
 
 
 def find_leaks(
-    practice: Sequence[Task],
-    held_out: Sequence[Task],
+    practice: Iterable[Task],
+    held_out: Iterable[Task],
     library: Mapping[str, str] | None = None,
     *,
     near: float = 0.8,
@@ -94,13 +96,19 @@ def find_leaks(
     """Return every leak from practice tasks and library texts into held-out tasks.
 
     Args:
-        practice: tasks that lessons were learnt from.
+        practice: tasks that lessons were learnt from; gone through several times and never held,
+            so that they may be read from a file each time (no iterator).
         held_out: tasks whose scores are to be reported.
         library: text by experience id; a worked example counts with all its turns.
         near: share of shared word runs, in (0, 1], from which two texts are near-equal.
     """
-    leaks = [*_overlaps(practice, held_out, near), *_in_library(practice, held_out, library or {})]
-    return LeakReport(tuple(leaks), len(practice), len(held_out), len(library or {}))
+    held_out = list(held_out)
+    count = sum(1 for _ in practice)
+    template = _template(practice, held_out, count + len(held_out))
+    leaks = [*_overlaps(practice, held_out, template, near)]
+    if library:
+        leaks += _in_library(practice, held_out, template, library)
+    return LeakReport(tuple(leaks), count, len(held_out), len(library or {}))
 
 
 def refuse_contaminated(report: LeakReport, *, share: float = 1.0) -> None:
@@ -134,53 +142,85 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def _runs(words: Sequence[str], length: int) -> set[tuple[str, ...]]:
+def _runs(words: Sequence[str], length: int) -> set[_Run]:
     """All runs of `length` words; a shorter text is one run."""
     if len(words) <= length:
         return {tuple(words)} if words else set()
     return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
 
 
-def _overlaps(practice: Sequence[Task], held_out: Sequence[Task], near: float) -> Iterator[Leak]:
-    practised = {t.task_id for t in practice}
-    by_text = {normalised(t.text): t.task_id for t in reversed(practice)}
-    runs_of = {t.task_id: _runs(_words(t.text), _RUN) for t in practice}
-    template = _template([*runs_of.values(), *(_runs(_words(t.text), _RUN) for t in held_out)])
-    by_run: dict[tuple[str, ...], list[str]] = {}
-    for task_id, runs in runs_of.items():
-        runs_of[task_id] = runs - template
-        for run in runs - template:
+def _overlaps(
+    practice: Iterable[Task], held_out: Sequence[Task], template: set[_Run], near: float
+) -> Iterator[Leak]:
+    """Yield the overlaps; only the held-out tasks are indexed, the others pass by one by one."""
+    texts = {task.task_id: normalised(task.text) for task in held_out}
+    wanted = set(texts.values())
+    own = {task.task_id: _runs(_words(task.text), _RUN) - template for task in held_out}
+    by_run: dict[_Run, list[str]] = {}
+    for task_id, runs in own.items():
+        for run in runs:
             by_run.setdefault(run, []).append(task_id)
+    practised: set[str] = set()
+    by_text: dict[str, str] = {}
+    nearest: dict[str, tuple[int, str, int]] = {}
+    for task in practice:
+        words = _words(task.text)
+        if task.task_id in texts:
+            practised.add(task.task_id)
+        if (text := " ".join(words)) in wanted:
+            by_text.setdefault(text, task.task_id)
+        runs = _runs(words, _RUN) - template
+        for held, n in Counter(h for run in runs for h in by_run.get(run, ())).items():
+            if n > nearest.get(held, (0,))[0]:
+                nearest[held] = (n, task.task_id, len(runs))
     for task in held_out:
+        text = texts[task.task_id]
         if task.task_id in practised:
             yield Leak("same_id", task.task_id, task.task_id, 1.0)
-        elif (text := normalised(task.text)) in by_text:
+        elif text in by_text:
             yield Leak("exact", task.task_id, by_text[text], 1.0, text[:200])
-        else:
-            own = _runs(_words(task.text), _RUN) - template
-            shared = Counter(source for run in own for source in by_run.get(run, ()))
-            for source, count in shared.most_common(1):
-                similarity = count / min(len(own), len(runs_of[source]))
-                if similarity >= near:
-                    yield Leak("near", task.task_id, source, similarity, text[:200])
+        elif task.task_id in nearest:
+            n, source, size = nearest[task.task_id]
+            similarity = n / min(len(own[task.task_id]), size)
+            if similarity >= near:
+                yield Leak("near", task.task_id, source, similarity, text[:200])
 
 
-def _template(texts: Sequence[set[tuple[str, ...]]]) -> set[tuple[str, ...]]:
+_SAMPLE = 2000
+"""Texts among which a template's runs are looked for; they are counted in all."""
+
+
+def _template(practice: Iterable[Task], held_out: Sequence[Task], count: int) -> set[_Run]:
     """Runs that stand in more than a tenth of the texts and in at least four."""
-    counts = Counter(run for runs in texts for run in runs)
-    return {run for run, n in counts.items() if n >= 4 and n > len(texts) / 10}
+    every = max(1, count // _SAMPLE)
+    tasks = chain(practice, held_out)
+    found = Counter(run for t in islice(tasks, 0, None, every) for run in _runs_of(t))
+    if every == 1:
+        return {run for run, n in found.items() if n >= 4 and n > count / 10}
+    likely = {run for run, n in found.items() if n > count / every / 20}
+    counts: Counter[_Run] = Counter()
+    for task in chain(practice, held_out):
+        counts.update(likely & _runs_of(task))
+    return {run for run, n in counts.items() if n >= 4 and n > count / 10}
+
+
+def _runs_of(task: Task) -> set[_Run]:
+    return _runs(_words(task.text), _RUN)
 
 
 def _in_library(
-    practice: Sequence[Task], held_out: Sequence[Task], library: Mapping[str, str]
+    practice: Iterable[Task],
+    held_out: Sequence[Task],
+    template: set[_Run],
+    library: Mapping[str, str],
 ) -> Iterator[Leak]:
     spaced = {e: f" {normalised(text)} " for e, text in library.items()}
-    tasks = [*practice, *held_out]
-    template = _template([_runs(_words(t.text), _RUN) for t in tasks])
     answers = {t.task_id: set(_answers(t.reference)) for t in held_out}
-    labels = _labels(tasks, {a for own in answers.values() for a in own})
+    told = {a for own in answers.values() for a in own}
+    told = {a for a in told if any(f" {a} " in text for text in spaced.values())}
+    labels = _labels(chain(practice, held_out), told) if told else set()
     for task in held_out:
-        telling = sorted(answers[task.task_id] - labels)
+        telling = sorted((answers[task.task_id] & told) - labels)
         phrases = [
             " ".join(quote)
             for quote in sorted(_runs(_words(task.text), _QUOTE))
@@ -193,7 +233,7 @@ def _in_library(
                 yield Leak("task_in_library", task.task_id, experience_id, 1.0, phrase)
 
 
-def _is_own(quote: Sequence[str], template: set[tuple[str, ...]]) -> bool:
+def _is_own(quote: Sequence[str], template: set[_Run]) -> bool:
     """True when at least half of a quotation's runs stand in no template."""
     runs = _runs(quote, _RUN)
     return 2 * len(runs - template) >= len(runs)
@@ -203,12 +243,19 @@ def _first_inside(phrases: Sequence[str], text: str) -> str | None:
     return next((p for p in phrases if f" {p} " in text), None)
 
 
-def _labels(tasks: Sequence[Task], answers: set[str]) -> set[str]:
+def _labels(tasks: Iterable[Task], answers: set[str]) -> set[str]:
     """Answers that are no secret, since lessons may name them: several tasks share them as an
     answer, or three or more name them in their text as a choice."""
-    as_answer = Counter(a for t in tasks for a in set(_answers(t.reference)))
-    texts = {f" {normalised(t.text)} " for t in tasks}
-    return {a for a in answers if as_answer[a] > 1 or sum(f" {a} " in text for text in texts) >= 3}
+    as_answer: Counter[str] = Counter()
+    in_text: Counter[str] = Counter()
+    seen: set[int] = set()
+    for task in tasks:
+        as_answer.update(answers & set(_answers(task.reference)))
+        text = f" {normalised(task.text)} "
+        if (mark := hash(text)) not in seen:
+            seen.add(mark)
+            in_text.update(a for a in answers if f" {a} " in text)
+    return {a for a in answers if as_answer[a] > 1 or in_text[a] >= 3}
 
 
 def _answers(reference: Any) -> Iterable[str]:
