@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.routing.backtest.backtest import identity
 from tfgrpo.routing.calibration import (
     Gate,
     Risk,
@@ -201,8 +202,9 @@ def calibrate_router(
     against = against or router.best_model()
     for name in (against, *weak):
         router.info(name)
-    known = {o.prompt for o in router.outcomes()}
-    fresh = [o for o in outcomes if o.prompt not in known]
+    router.prepare()
+    known = {identity(o.prompt) for o in router.outcomes()}
+    fresh = [o for o in outcomes if identity(o.prompt) not in known]
     table = OutcomeTable.from_outcomes(fresh)
     if against not in table.model_names:
         raise ConfigError(
@@ -227,7 +229,7 @@ def calibrate_router(
         against=against, risk=risk, delta=delta, confidence=confidence,
     )  # fmt: skip
     router.promise(gates, against)
-    n_seen = len({o.key for o in outcomes if o.prompt in known})
+    n_seen = len({o.key for o in outcomes} - {o.key for o in fresh})
     return Calibrated(gates, against, len(kept), n_seen, len(candidates) - len(kept))
 
 

@@ -287,7 +287,7 @@ class Router:
 
     def prepare(self) -> None:
         """Fit every state to every outcome now; an ask afterwards waits for nothing."""
-        self._keeper.snapshot(wait=True)
+        self._keeper.prepare()
 
     def known_vectors(self, keys: Sequence[str]) -> Floats:
         """Return the vectors of known prompts, by key."""

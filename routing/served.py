@@ -234,6 +234,12 @@ class StateKeeper:
             assert self._snapshot is not None
             return self._snapshot
 
+    def prepare(self) -> None:
+        """Fit every state to every outcome now; asks afterwards wait for nothing."""
+        self._warm_up()
+        self.snapshot(wait=True)
+        self._warm.set()
+
     def _by_rates(self) -> Snapshot:
         """A snapshot of success rates: what is known without reading a prompt."""
         totals = self._totals()

@@ -140,7 +140,8 @@ def test_a_calibrated_router_keeps_its_promise_in_the_folder(tmp_path):
 
     fitted, held, models = (tmp_path / n for n in ("fit.jsonl", "held.jsonl", "models.json"))
     fitted.write_text("".join(json.dumps(r) + "\n" for r in rows(range(200))))
-    held.write_text("".join(json.dumps(r) + "\n" for r in rows(range(150, 600))))
+    shouted = [{**r, "prompt": r["prompt"].upper()} for r in rows(range(150, 200))]  # seen before
+    held.write_text("".join(json.dumps(r) + "\n" for r in [*shouted, *rows(range(200, 600))]))
     models.write_text(json.dumps([
         {"name": "small", "input_usd_per_mtok": 0.1, "output_usd_per_mtok": 0.1},
         {"name": "big", "input_usd_per_mtok": 10, "output_usd_per_mtok": 10},
