@@ -19,7 +19,7 @@ from tfgrpo.experience import ExperienceSettings
 from tfgrpo.learning.components import OpenLM, RunComponents
 from tfgrpo.learning.critics import make_critic
 from tfgrpo.learning.experience_settings import experience_settings
-from tfgrpo.learning.forecast import Forecast, forecast
+from tfgrpo.learning.forecast import Forecast, forecast, rehearse
 from tfgrpo.learning.loop import Learner
 from tfgrpo.learning.progress import ProgressView, QuietView
 from tfgrpo.learning.result import Result, make_result, write_artefact
@@ -88,7 +88,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     splits, traces = found.splits, found.traces
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
     scheduler = given.scheduler or named_scheduler(config.nudge)
-    plan = _forecast(config, splits, settings)
+    plan = _forecast(config, splits, settings, given)
     store = open_run(config, fork=fork, tasks=found.tasks, traces=traces)
     roles = RunComponents(config, store, given.opener)
     view = given.view or QuietView()
@@ -98,6 +98,9 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         store.record_decision("forecast", plan.to_dict(), key="run")
         store.record_decision("splits", splits.to_dict(), key="run")
         sampler = make_sampler(config, roles, given, store, view)
+        record_rewards(store, sampler)
+        for warning in plan.warnings:
+            view.say(f"warning: {warning}")
         practice_sampler = sampler
         if config.practice.sampling != SamplingConfig():
             if given.policy is not None:
@@ -122,7 +125,9 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
             practice_sampler=practice_sampler,
         )
         learned = await learner.run()
-        result = make_result(config, store, learned, plan, splits, found.notes)
+        result = make_result(
+            config, store, learned, plan, splits, found.notes, sampler.reward_range
+        )
         write_artefact(config, result, settings)
         return result
     finally:
@@ -131,10 +136,11 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
 
 
 def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
-    """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing.
+    """Return what `learn` would ask for; opens what it opens, calls nothing, writes nothing.
 
     Raises:
-        ConfigError: settings, tasks or prices that `learn` refuses, too.
+        ConfigError: settings, tasks, functions or prices that `learn` refuses, too.
+        MissingExtraError: the same.
     """
     given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
@@ -142,7 +148,16 @@ def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     found = read_run_tasks(config, given.tasks)
     check_nudge(config.nudge, found.splits.practice, from_traces=bool(found.traces))
     _check_prices(config, given)
-    return _forecast(config, found.splits, settings), found.splits
+    splits = found.splits
+    remarks = rehearse(
+        config,
+        (*splits.practice, *splits.gate, *splits.test),
+        given.opener,
+        policy=given.policy,
+        verifier=given.verifier,
+    )
+    plan = _forecast(config, splits, settings, given)
+    return replace(plan, warnings=(*remarks, *plan.warnings)), splits
 
 
 def _check_prices(config: Config, given: Overrides) -> None:
@@ -220,7 +235,18 @@ def make_sampler(
     )
 
 
-def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
+def record_rewards(store: Journal, sampler: Sampler) -> None:
+    """Record the verifier's range of rewards, so that no figure of the run shows what cannot be."""
+    low, high = sampler.reward_range or (None, None)
+    store.record_decision("rewards", {"low": low, "high": high}, key="range")
+
+
+def _forecast(
+    config: Config, splits: Splits, settings: ExperienceSettings, given: Overrides
+) -> Forecast:
+    if given.policy is not None:
+        policy = config.policy.model_copy(update={"kind": "function"})
+        config = config.model_copy(update={"policy": policy})
     table = PriceTable(config.run.prices or None)
     prices = []
     for spec in (config.policy.lm, config.critic.lm or config.policy.lm):
@@ -256,4 +282,5 @@ __all__ = [
     "learn_async",
     "make_sampler",
     "open_run",
+    "record_rewards",
 ]
