@@ -203,6 +203,11 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         StoreError: it cannot be read.
     """
     path = Path(path)
+    if (path / "run.db").is_file() and not (path / "library.json").is_file():
+        raise ConfigError(
+            f"run {str(path)!r} holds no library.json: it has not ended, and the same `tfgrpo "
+            f"learn` goes on. `tfgrpo library show {path}` says what it proposed so far"
+        )
     path = path / "library.json" if path.is_dir() else path
     try:
         if path.stat().st_size > _MAX_BYTES:

@@ -17,6 +17,7 @@ from tfgrpo.config.learn import MAY_CHANGE, Config, SamplingConfig
 from tfgrpo.errors import ChangedSettingsError, ConfigError
 from tfgrpo.experience import ExperienceSettings
 from tfgrpo.learning.components import OpenLM, RunComponents
+from tfgrpo.learning.counted_policy import counted
 from tfgrpo.learning.critics import make_critic
 from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast, rehearse
@@ -220,8 +221,11 @@ def make_sampler(
     """Return what rolls out: the policy and verifier given, or those that the settings describe;
     with `practice`, the policy as practice draws from it."""
     run = config.run
+    policy = given.policy or (roles.practice_policy() if practice else roles.policy())
+    if given.policy is not None or config.policy.kind == "function":
+        policy = counted(policy, store)
     return Sampler(
-        given.policy or (roles.practice_policy() if practice else roles.policy()),
+        policy,
         given.verifier or roles.verifier(),
         SampleSettings(
             concurrency=run.concurrency,

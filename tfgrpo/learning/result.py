@@ -32,7 +32,7 @@ from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.contamination import find_leaks
 
-__all__ = ["Result", "make_result", "write_artefact"]
+__all__ = ["Result", "make_result", "package_version", "write_artefact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +129,12 @@ def make_result(
 ) -> Result:
     """Put a finished run's figures together; a test task quoted in the library becomes a note."""
     proof, smallest, verdict = learned.proof, plan.min_detectable, None
+    outcome, reasons = _outcome(store)
     if proof is not None:
         verdict = judge_gain(proof.empty, proof.final)
         verdict = verdict if reward_range is None else verdict.within(reward_range)
+        if not outcome.is_kept:
+            verdict = verdict.of_nothing_kept()
         if len(splits.test) > 1:
             smallest = min_detectable(
                 len(splits.test), config.gate.test_group_size, pilot=proof.empty
@@ -142,7 +145,6 @@ def make_result(
     if quoted:
         notes = (*notes, f"test tasks or answers stand in the library: {', '.join(quoted[:5])}")
     spend = tuple(store.spend())
-    outcome, reasons = _outcome(store)
     return Result(
         folder=store.folder,
         learned=learned,
@@ -187,7 +189,7 @@ def write_artefact(config: Config, result: Result, settings: ExperienceSettings)
         cost={"rows": [row.to_dict() for row in result.spend]},
         limits=(*_why_lines(result), *result.notes),
         created=datetime.now(UTC).date().isoformat(),
-        package_version=_package_version(),
+        package_version=package_version(),
     )
     artefact = Artefact(
         library=result.library,
@@ -220,7 +222,8 @@ def _row(interval: Interval | None) -> dict[str, float | int] | None:
     return None if interval is None else interval.to_dict()
 
 
-def _package_version() -> str:
+def package_version() -> str:
+    """Return the installed version of this package; empty in a bare checkout."""
     try:
         return installed_version("tfgrpo")
     except PackageNotFoundError:

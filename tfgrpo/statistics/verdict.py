@@ -121,6 +121,13 @@ class Verdict:
         is_gain = self.rule.kind == "gain"
         return replace(self, interval=self.interval.within(reward_range, of_difference=is_gain))
 
+    def of_nothing_kept(self) -> Verdict:
+        """Return the verdict on a run that kept nothing: there is no gain to judge."""
+        if self.status != "not_met":
+            return self
+        reason = "nothing was kept, so nothing changes"
+        return replace(self, interval=None, is_beyond_noise=False, reason=reason)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
         interval = self.interval
