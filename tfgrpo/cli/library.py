@@ -19,11 +19,17 @@ import typer
 
 from tfgrpo.diagnosis import RunOutcome, outcome_of
 from tfgrpo.errors import ConfigError, EditError
-from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact, scan
+from tfgrpo.experience.artefact import (
+    Artefact,
+    Card,
+    export_artefact,
+    load_artefact,
+    package_version,
+    scan,
+)
 from tfgrpo.experience.entry import Experience
 from tfgrpo.experience.library import EMPTY_LIBRARY, Library
 from tfgrpo.experience.settings import PRESETS, preset
-from tfgrpo.learning.result import package_version
 from tfgrpo.report.reflection import claim_words
 from tfgrpo.runtime.import_string import noted_config
 from tfgrpo.runtime.terminal import one_line, printable
@@ -75,6 +81,11 @@ class Source:
                 store.record_library(library.version_id, library.to_dict())
             return
         folder = self.path if self.path.is_dir() else self.path.parent
+        if (folder / FILE).is_file():  # so that report, escalate and a rerun know of it
+            with Journal.open(folder) as store:
+                store.record_library(library.version_id, library.to_dict())
+                row = {"from": self.library.version_id, "to": library.version_id}
+                store.record_decision("edited", row, key=library.version_id)
         export_artefact(replace(self.artefact, library=library), folder)
 
 
@@ -169,8 +180,17 @@ def show(
     )
     for entry in library.entries if everything else library.shown:
         typer.echo(_line(entry))
+    for line in _scan_lines(library):
+        typer.echo(line)
+
+
+def _scan_lines(library: Library) -> list[str]:
+    """Return one line a finding with all entries that it is about, so that a rare one shows."""
+    entries: dict[str, list[str]] = {}
     for key, finding in scan(library):
-        typer.echo(f"look at {key}: it {finding}")
+        entries.setdefault(finding, []).append(key)
+    rarest_first = sorted(entries.items(), key=lambda row: len(row[1]))
+    return [f"look at {', '.join(keys)}: {finding}" for finding, keys in rarest_first]
 
 
 def _state_lines(source: Source, where: str) -> list[str]:
@@ -267,7 +287,8 @@ def _change(where: str, make: Callable[[Library], Library], as_json: bool) -> No
         )
     source = find(where)
     library = make(source.library)
-    source.save(library)
+    if library is not source.library:
+        source.save(library)
     if as_json:
         _print_json({"before": source.library.version_id, "after": library.version_id})
         return

@@ -4,7 +4,7 @@
 causes. Both read the records that a journal keeps. Does not know how a run learns, or markup.
 """
 
-from tfgrpo.diagnosis.outcome import NOT_KEPT, RunOutcome, outcome_of
+from tfgrpo.diagnosis.outcome import NOT_KEPT, RunOutcome, edited_version, outcome_of
 from tfgrpo.diagnosis.reasons import KINDS, Cause, Reason, reward_range_of, why_not_kept
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Cause",
     "Reason",
     "RunOutcome",
+    "edited_version",
     "outcome_of",
     "reward_range_of",
     "why_not_kept",

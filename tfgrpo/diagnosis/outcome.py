@@ -10,11 +10,11 @@ Does not know why (`reasons`). Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["NOT_KEPT", "RunOutcome", "State", "outcome_of"]
+__all__ = ["NOT_KEPT", "RunOutcome", "State", "edited_version", "outcome_of"]
 
 State = Literal["kept", "candidate, not kept", "nothing proposed", "not ended"]
 NOT_KEPT: State = "candidate, not kept"
@@ -42,6 +42,19 @@ class RunOutcome:
         if self.is_kept and self.version_id.partition("/")[0] == version_id:
             return "kept"
         return "not ended" if self.state == "not ended" else NOT_KEPT
+
+
+def edited_version(version_id: str, edits: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a person made of a kept library by pins, bans and undos, oldest first.
+
+    >>> edited_version("a/top-3", [{"from": "a", "to": "b"}, {"from": "x", "to": "y"}])
+    'b/top-3'
+    """
+    name, slash, selection = version_id.partition("/")
+    for edit in edits:
+        if edit.get("from") == name:
+            name = str(edit.get("to") or name)
+    return name + slash + selection
 
 
 def outcome_of(final: Mapping[str, Any] | None, has_candidates: bool) -> RunOutcome:

@@ -302,6 +302,13 @@ def _gate(record: _Record) -> Iterator[Reason]:
     gain, tasks = found["estimate"], int(found.get("n_tasks") or 0)
     tried = f"{len(rows)} candidate{'s' * (len(rows) > 1)} tried at the gate, the best"
     moved = f"moved the {tasks} gate tasks by {gain:+.2f} (at worst {found['low']:+.2f})"
+    if _is_full(record):
+        yield Reason(
+            "nothing_to_gain",
+            f"the {tasks} gate tasks are solved without a library, so none can show a gain",
+            "take more or harder gate tasks",
+        )
+        return
     if gain <= 0.01:
         yield Reason(
             "no_effect",
@@ -315,15 +322,24 @@ def _gate(record: _Record) -> Iterator[Reason]:
     width = _width(record)
     seen = {"pilot": pilot, "level": level, "reward_width": width}
     least = min_detectable(max(2, tasks), draws, **seen)
+    kept = f"only a gain of about {least:+.2f} is kept" if least < width else "no gain is kept"
     needed = tasks_needed(gain, draws, **seen)
     enough = f"about {needed} gate tasks find a gain of {gain:+.2f}" if needed else "more tasks"
     yield Reason(
         "small_gate",
         f"{tried} {moved}: with {tasks} gate tasks x {draws} draws and {len(record.looks)} "
-        f"comparisons only a gain of about {least:+.2f} is kept",
+        f"comparisons {kept}",
         f"give the gate more tasks ({enough}), or more draws for each",
         (f"gate.group_size={2 * draws}",) if needed is None or needed < 2 * tasks else (),
     )
+
+
+def _is_full(record: _Record) -> bool:
+    """True where the bare model has full marks on the gate split."""
+    bare = [g for g in record.of("gate") if g.context.is_empty]
+    rewards = [r for g in bare for r in g.rewards_G]
+    full = record.reward_range[1] if record.reward_range else max(rewards, default=0.0)
+    return bool(rewards) and sum(rewards) / len(rewards) >= _NEAR_FULL * full > 0
 
 
 def _gate_scores(record: _Record) -> Scores:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.config.learn import Config
-from tfgrpo.diagnosis import KINDS, Reason, RunOutcome, outcome_of, why_not_kept
+from tfgrpo.diagnosis import KINDS, Reason, RunOutcome, edited_version, outcome_of, why_not_kept
 from tfgrpo.experience import (
     Artefact,
     Card,
@@ -21,6 +19,7 @@ from tfgrpo.experience import (
     Library,
     export_artefact,
 )
+from tfgrpo.experience.artefact import package_version
 from tfgrpo.learning.components import sampling_of
 from tfgrpo.learning.forecast import Forecast
 from tfgrpo.learning.loop import LearnOutcome
@@ -32,7 +31,7 @@ from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.contamination import find_leaks
 
-__all__ = ["Result", "make_result", "package_version", "write_artefact"]
+__all__ = ["Result", "kept_library", "make_result", "write_artefact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +168,18 @@ def _outcome(store: Journal) -> tuple[RunOutcome, list[Reason]]:
     return outcome_of(final, bool(store.libraries())), found
 
 
-def write_artefact(config: Config, result: Result, settings: ExperienceSettings) -> None:
+def kept_library(store: Journal, result: Result) -> Library:
+    """Return what the run kept, with the changes that a person made to it since."""
+    kept = result.library
+    edits = [payload for _, payload in store.decisions("edited")]
+    version = edited_version(kept.version_id, edits)
+    newest = dict(store.libraries()).get(version) if version != kept.version_id else None
+    return kept if newest is None else Library.from_dict(newest)
+
+
+def write_artefact(
+    config: Config, result: Result, settings: ExperienceSettings, library: Library
+) -> None:
     """Write the artefact into the run's folder: JSON, Markdown and the ready prompt.
 
     Also where nothing was kept: the empty library is an answer that loads and renders the bare
@@ -192,7 +202,7 @@ def write_artefact(config: Config, result: Result, settings: ExperienceSettings)
         package_version=package_version(),
     )
     artefact = Artefact(
-        library=result.library,
+        library=library,
         card=card,
         placement=settings.deployed_placement,
         template=settings.template,
@@ -220,11 +230,3 @@ def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
 
 def _row(interval: Interval | None) -> dict[str, float | int] | None:
     return None if interval is None else interval.to_dict()
-
-
-def package_version() -> str:
-    """Return the installed version of this package; empty in a bare checkout."""
-    try:
-        return installed_version("tfgrpo")
-    except PackageNotFoundError:
-        return ""

@@ -13,6 +13,7 @@ decisions the following kinds are read, every key optional:
     rejected_edit  step, reason, and edit, edits or text
     summary        group_id, rollout_id, text
     contrast       group_id, text (or lessons)
+    edited         from and to: versions of the kept library before and after a person's change
     rewards        low and high: the verifier's range of rewards, null where it has no bound
     forecast       any object; shown as it is
     nudge          what `tfgrpo.nudges` records of a step: help for failed tasks, and the recheck
@@ -29,7 +30,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tfgrpo.diagnosis import KINDS, Reason, RunOutcome, outcome_of, reward_range_of, why_not_kept
+from tfgrpo.diagnosis import (
+    KINDS,
+    Reason,
+    RunOutcome,
+    edited_version,
+    outcome_of,
+    reward_range_of,
+    why_not_kept,
+)
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.import_string import noted_config
 from tfgrpo.statistics import Interval
@@ -48,6 +57,7 @@ DECISION_KINDS = (
     "forecast",
     "nudge",
     "rewards",
+    "edited",
 )
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -161,7 +171,9 @@ class RunView:
     @property
     def final_library(self) -> tuple[str, Any]:
         """The version that was kept, or the newest; without payload where there is none."""
-        chosen = self._final_version.partition("/")[0]  # a selection of entries has a suffix
+        edits = self.payloads("edited")["edited"]
+        chosen = edited_version(self._final_version, edits)
+        chosen = chosen.partition("/")[0]  # a selection of entries has a suffix
         if chosen == "empty":
             return "empty", None
         by_id = dict(self.libraries)

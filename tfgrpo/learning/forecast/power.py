@@ -63,6 +63,8 @@ def power_warnings(config: Config, sizes: tuple[int, int, int]) -> list[str]:
     if keepable is None or keepable < _HOPELESS or not practice:
         return []
     words = f"with {gate} gate tasks only a gain of about {keepable:.2f} is kept"
+    if keepable >= 1:
+        words = f"with {gate} gate tasks not even a gain of 1 is surely kept"
     better = _better_sizes(config, practice + gate + test)
     if better is not None and better[1] > gate:
         found = keepable_gain(config, better[1])
