@@ -90,8 +90,9 @@ def reward_range_of(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float] | 
     """Return the range of rewards that a run recorded of its verifier; None without bounds."""
     row = rows[-1] if rows else {}
     low, high = row.get("low"), row.get("high")
-    is_known = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high
-    return (float(low), float(high)) if is_known else None
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low < high:
+        return float(low), float(high)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +321,7 @@ def _gate(record: _Record) -> Iterator[Reason]:
     level = choice_level(len(record.looks))
     pilot = _gate_scores(record)
     width = _width(record)
-    seen = {"pilot": pilot, "level": level, "reward_width": width}
+    seen: dict[str, Any] = {"pilot": pilot, "level": level, "reward_width": width}
     least = min_detectable(max(2, tasks), draws, **seen)
     kept = f"only a gain of about {least:+.2f} is kept" if least < width else "no gain is kept"
     needed = tasks_needed(gain, draws, **seen)

@@ -75,8 +75,9 @@ def rehearse(
         if config.learn.entries != "exemplars":
             roles.lm(config.critic)
         judge = verifier or _verifier(config, roles)
-        for task in tasks if judge is not None else ():
-            judge.check_task(task)
+        if judge is not None:
+            for task in tasks:
+                judge.check_task(task)
     finally:
         run_sync(roles.aclose)
     return roles.remarks
