@@ -53,6 +53,7 @@ def run(package: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
     code = compile(block(package), PAGE.name, "exec")
     for key in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.setenv(key, "none")
+    monkeypatch.setenv("DSPY_CACHEDIR", str(Path.cwd() / "dspy"))  # else an earlier reply is taken
     if package == "anthropic":
         with _anthropic_server() as (url, bodies):
             monkeypatch.setenv("ANTHROPIC_BASE_URL", url)
