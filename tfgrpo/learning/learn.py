@@ -90,6 +90,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
     scheduler = given.scheduler or named_scheduler(config.nudge)
     plan = _forecast(config, splits, settings, given)
+    await _rehearsed(config, splits, given)  # what is wrong leaves no folder behind
     store = open_run(config, fork=fork, tasks=found.tasks, traces=traces)
     roles = RunComponents(config, store, given.opener)
     view = given.view or QuietView()
@@ -150,15 +151,19 @@ def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
     check_nudge(config.nudge, found.splits.practice, from_traces=bool(found.traces))
     _check_prices(config, given)
     splits = found.splits
-    remarks = rehearse(
+    remarks = run_sync(lambda: _rehearsed(config, splits, given))
+    plan = _forecast(config, splits, settings, given)
+    return replace(plan, warnings=(*remarks, *plan.warnings)), splits
+
+
+async def _rehearsed(config: Config, splits: Splits, given: Overrides) -> list[str]:
+    return await rehearse(
         config,
         (*splits.practice, *splits.gate, *splits.test),
         given.opener,
         policy=given.policy,
         verifier=given.verifier,
     )
-    plan = _forecast(config, splits, settings, given)
-    return replace(plan, warnings=(*remarks, *plan.warnings)), splits
 
 
 def _check_prices(config: Config, given: Overrides) -> None:

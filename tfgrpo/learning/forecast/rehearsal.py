@@ -16,7 +16,6 @@ from tfgrpo.learning.components import OpenLM, check_unverified, make_policy, wi
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.rollout import Task
-from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.verifiers import make_verifier
 
 __all__ = ["rehearse"]
@@ -49,7 +48,7 @@ class _Roles:
             await lm.aclose()
 
 
-def rehearse(
+async def rehearse(
     config: Config,
     tasks: Sequence[Task],
     opener: OpenLM,
@@ -79,7 +78,7 @@ def rehearse(
             for task in tasks:
                 judge.check_task(task)
     finally:
-        run_sync(roles.aclose)
+        await roles.aclose()
     return roles.remarks
 
 
