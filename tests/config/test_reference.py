@@ -24,11 +24,19 @@ SCHEMAS = ROOT / "docs" / "schemas"
 HEAD = """\
 # Config reference
 
-Every key of every config file: what it does, what may stand there, what it is without you. Made from the models that check the files (`python -m tests.config.test_reference`); a test holds the two together. `tfgrpo config show FILE` prints the same sentences beside your own values, `--section learn.settings` a part, `--for train` another verb's.
+Every key of every config file: what it does, what may stand there, what it is without you. Made
+from the models that check the files (`python -m tests.config.test_reference`); a test holds the
+two together. `tfgrpo config show FILE` prints the same sentences beside your own values,
+`--section learn.settings` a part, `--for train` another verb's.
 
-An unknown key is an error that names the nearest known one. Paths are relative to the file. `--set section.key=value` wins over the file. A key that is left out has its default; `unset` means that nobody sets it.
+An unknown key is an error that names the nearest known one. Paths are relative to the file. `--set
+section.key=value` wins over the file. A key that is left out has its default; `unset` means that
+nobody sets it.
 
-**Completion in an editor.** [schemas/](schemas/) holds a JSON Schema for each verb. With Taplo or Even Better TOML, the first line of a config names it: `#:schema PATH/docs/schemas/learn.json` (`tfgrpo config show --schema --for learn > learn.json` writes the file where only the package is installed).
+**Completion in an editor.** [schemas/](schemas/) holds a JSON Schema for each verb. With Taplo or
+Even Better TOML, the first line of a config names it: `#:schema PATH/docs/schemas/learn.json`
+(`tfgrpo config show --schema --for learn > learn.json` writes the file where only the package is
+installed).
 """
 
 
