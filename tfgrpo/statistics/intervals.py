@@ -130,7 +130,7 @@ def mean_interval(
     means = _task_means(scores)
     if not means:
         raise ValueError("no task has a reward: there is nothing to average")
-    values = np.array(list(means.values()))
+    values = np.array([means[task] for task in sorted(means)])  # in any order the same interval
     return interval_of_mean(values, reward_width_of(scores), level, n_boot, seed)
 
 
