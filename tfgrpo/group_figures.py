@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from tfgrpo.rollout import RolloutGroup
+from tfgrpo.runtime.redaction import redact_known
 
 __all__ = ["GroupFigures", "figures_of"]
 
@@ -75,7 +76,7 @@ class GroupFigures:
             is_bare=group.context.is_empty,
             is_hinted=bool(group.context.of_kind("hint")),
             cut_rewards=tuple(r.reward for r in cut if r.reward is not None),
-            errors={str(r.outcome): r.error[:_ERROR_CHARS] for r in failed},
+            errors={str(r.outcome): redact_known(r.error)[:_ERROR_CHARS] for r in failed},
         )
 
     @property
