@@ -9,6 +9,7 @@ Does not know which settings changed. Source: own.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
 from tfgrpo.store.journal import FILE, Journal
+from tfgrpo.store.postgres.opening import list_runs
+from tfgrpo.store.postgres.places import Place, place_of
 
 _COPIED = (
     "INSERT INTO completions (key, call, finish, body, digest)"
@@ -32,6 +35,7 @@ def fork_run(
     folder: Path,
     config: Mapping[str, Any],
     *,
+    store: str = "",
     budget: Budget | None = None,
     durable: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -40,13 +44,33 @@ def fork_run(
 
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
-    number = 1
-    while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():
-        number += 1
-    store = Journal.open(
-        target, create=True, config=config, budget=budget, durable=durable, clock=clock
+    source = place_of(folder, store)
+    target = _unused(source)
+    journal = Journal.open(
+        target.folder,
+        store="" if target.address is None else target.address.url + f"#{target.address.run}",
+        create=True,
+        config=config,
+        budget=budget,
+        durable=durable,
+        clock=clock,
     )
-    source = folder / FILE
-    with store_errors(source, "copy from"):
-        store.take_over(source, _COPIED)
-    return store
+    with store_errors(source.folder / FILE, "copy from"):
+        journal.take_over(source, _COPIED)
+    return journal
+
+
+def _unused(source: Place) -> Place:
+    """Return the first place `NAME-forkN` that nothing is in."""
+    taken = [] if source.address is None else list_runs(source.address)
+    for number in itertools.count(1):
+        folder = source.folder.with_name(f"{source.folder.name}-fork{number}")
+        if source.address is None:
+            target = Place(folder)
+        else:
+            target = Place(folder, source.address.named(f"{source.address.run}-fork{number}"))
+            if target.address is not None and target.address.run in taken:
+                continue
+        if not folder.exists():
+            return target
+    raise AssertionError("numbers do not end")

@@ -1,9 +1,9 @@
-"""`Journal`: the journal of one run, in `run.db` of the run's folder.
+"""`Journal`: the journal of one run, in `run.db` of the run's folder or on a PostgreSQL server.
 
 Append-only: calls (their intent with the worst case before they are sent, their result after),
-replies, rollouts, groups, library versions, decisions. One process writes; it is told apart by a
-lock. What was paid for is in the file before anybody acts on it, so the death of the process costs
-at most the calls in flight.
+replies, rollouts, groups, library versions, decisions. A file has one writer, told apart by a lock;
+a server lets several write, each with a seat of its own. What was paid for is written before
+anybody acts on it, so the death of a process costs at most its calls in flight.
 
 Does not know: how calls are made (`journaled`), what a decision or a library means, config keys.
 Idea: journal is the truth, everything else a fold of it (own; event sourcing).
@@ -11,6 +11,7 @@ Idea: journal is the truth, everything else a fold of it (own; event sourcing).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -19,19 +20,20 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Protocol, Self
 
-from tfgrpo.errors import ChangedSettingsError, StoreError
+from tfgrpo.errors import BudgetError, ChangedSettingsError, StoreError
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import canonical_json, jsonable
 from tfgrpo.store import fold as folding
-from tfgrpo.store.budget import Budget, Ledger
+from tfgrpo.store.budget import Budget, Ledger, Reservation
 from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import difference, without_secrets
 from tfgrpo.store.database import (
     DatabaseWriter,
+    RowStore,
     Statement,
     check_file,
     connect,
@@ -44,53 +46,69 @@ from tfgrpo.store.database import (
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.lock import RunLock
+from tfgrpo.store.postgres.address import Address, is_address
+from tfgrpo.store.postgres.database import PostgresDatabase
+from tfgrpo.store.postgres.opening import Opened, look_at_run, open_run
+from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
+from tfgrpo.store.postgres.seat import Terms
+from tfgrpo.store.postgres.tranches import SharedLedger
 
 log = logging.getLogger(__name__)
 
 __all__ = ["FILE", "Journal"]
 
-FILE = "run.db"
-"""Name of the journal in a run's folder."""
+Role = Literal["learner", "writer"]
+_ASK_AGAIN_S = 0.25
+"""How long to wait for what other writers may give back, before asking again."""
 _FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
+
+
+class _Lock(Protocol):
+    """The right to write, where the rows' own place does not give it."""
+
+    def release(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class Journal:
     """The journal of one run. Use `open`; close it, or use it as a context manager.
 
-    Implements `protocols.Recorder`. Safe to use from several threads; one process at a time.
+    Implements `protocols.Recorder`. Safe to use from several threads; on a server by several
+    processes at a time.
     """
 
     def __init__(
         self,
-        folder: Path,
-        writer: DatabaseWriter,
-        lock: RunLock | None,
+        place: Place,
+        writer: RowStore,
         ledger: Ledger,
         *,
+        lock: _Lock | None = None,
+        can_write: bool,
         resumed: bool,
     ) -> None:
-        self.folder = folder
+        self.place = place
+        """Where it is."""
+        self.folder = place.folder
+        """Where the run writes for people."""
         self.ledger = ledger
         """What this run has spent, earlier sessions included, under its budget."""
         self.is_resumed = resumed
-        """True when the folder held a journal before it was opened."""
+        """True when there was a journal before it was opened."""
         self._writer = writer
         self._lock = lock
-        self._session = 0
-        self._can_write = lock is not None
+        self._can_write = can_write
         for row in folding.fold_spend(writer):
             for usage in (row.usage, row.booked):
                 ledger.charge(**ledger_amounts(usage))
         self._earlier_s = folding.elapsed_seconds(writer)
         ledger.charge(seconds=self._earlier_s)
-        if self._can_write:
-            rows = writer.read(
-                "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
-            )
-            self._session = int(rows[0][0]) + 1
+        if isinstance(ledger, SharedLedger) and isinstance(writer, PostgresDatabase):
+            ledger.start(writer.draw)
+        if can_write:
             writer.commit_now([self._session_row("open")])
         self._values = Values(writer, can_write=self._can_write)
-        self.calls = CallJournal(writer, self._values, self._session, self._elapsed_s)
+        self.calls = CallJournal(writer, self._values, self._elapsed_s)
         """The calls of the run, for `JournaledLM`."""
         self._groups = GroupJournal(writer, self._values, self.calls.hit_rows)
 
@@ -99,6 +117,8 @@ class Journal:
         cls,
         folder: Path | str,
         *,
+        store: str = "",
+        role: Role = "learner",
         create: bool = False,
         config: Mapping[str, Any] | None = None,
         readonly: bool = False,
@@ -107,49 +127,97 @@ class Journal:
         may_change: Collection[str] = (),
         defaults: Mapping[str, Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        terms: Terms | None = None,
     ) -> Journal:
         """Open a run's journal, or make one.
 
         Args:
-            folder: the run's folder; made with access for its owner only.
+            folder: the run's folder, made with access for its owner only; or the address of a run
+                on a server, `postgresql://…#NAME`.
+            store: the address of the database that keeps the folder's run; empty takes the one
+                that the folder names, else the folder itself.
+            role: on a server, `writer` stands beside others; a run has one `learner`.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
                 must equal the kept ones, except for `may_change`; a run without a single reply
                 or graded rollout takes any settings.
             readonly: look only; takes no lock, so it works beside a running process.
             budget: the limits of the ledger; spend of earlier sessions counts against them.
-            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction.
+            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction; a
+                server's always does.
             may_change: dotted config keys that a resume may change; a section covers its keys.
             defaults: default settings: a key that an older run lacks is unchanged at its default.
             clock: monotonic seconds.
+            terms: of a writer's seat on a server.
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
-        path = Path(folder)
-        ledger = Ledger(budget or Budget(), clock=clock)
-        if not (create or os.path.exists(path / FILE)):  # False where this user may not look
-            raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
+        place = place_of(folder, store)
+        if place.address is not None:
+            journal = cls._open_on_server(
+                place,
+                readonly=readonly,
+                budget=budget,
+                clock=clock,
+                make=lambda a: open_run(
+                    a, create=create, role=role, budget=budget, terms=terms, clock=clock
+                ),
+            )
+        else:
+            path, ledger = place.folder, Ledger(budget or Budget(), clock=clock)
+            if not (create or os.path.exists(path / FILE)):  # False where this user may not look
+                raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
+            if readonly:
+                return cls._open_readonly(place, ledger)
+            journal = cls._open_locked(place, ledger, durable=durable)
         if readonly:
-            return cls._open_readonly(path, ledger)
-        store = cls._open_locked(path, ledger, durable=durable)
+            return journal
         try:
-            changed = store._changes(config, may_change, defaults)
+            changed = journal._changes(config, may_change, defaults)
             if changed:
                 raise ChangedSettingsError(
-                    f"run {str(path)!r} was made with other settings:\n  "
+                    f"run {str(place)!r} was made with other settings:\n  "
                     + "\n  ".join(changed)
                     + "\nuse them again, choose another folder, or fork the run (--fork)"
                 )
-            store._keep_config(config)
-            return store
+            journal._keep_config(config)
+            if not is_address(folder):
+                point_to(place)
+            return journal
         except BaseException:
-            store.close()
+            journal.close()
             raise
 
     @classmethod
-    def _open_locked(cls, path: Path, ledger: Ledger, *, durable: bool) -> Journal:
+    def _open_on_server(
+        cls,
+        place: Place,
+        *,
+        readonly: bool,
+        budget: Budget | None,
+        clock: Callable[[], float],
+        make: Callable[[Address], Opened],
+    ) -> Journal:
+        address = place.address
+        assert address is not None
+        opened = look_at_run(address, budget=budget, clock=clock) if readonly else make(address)
+        try:
+            return cls(
+                place,
+                opened.database,
+                opened.ledger,
+                can_write=not readonly,
+                resumed=opened.is_resumed,
+            )
+        except BaseException:
+            opened.database.close()
+            raise
+
+    @classmethod
+    def _open_locked(cls, place: Place, ledger: Ledger, *, durable: bool) -> Journal:
+        path = place.folder
         file = path / FILE
         with store_errors(path, "use the run folder"):
             if not path.exists():
@@ -166,9 +234,13 @@ class Journal:
                 connection = connect(file, durable=durable)
             try:
                 check_file(connection, file, thorough=lock.was_killed)
-                return cls(
-                    path, DatabaseWriter(connection, file, reserve), lock, ledger, resumed=existed
+                writer = DatabaseWriter(connection, file, reserve)
+                newest = writer.read(
+                    "SELECT coalesce(max(session), 0) FROM sessions"
+                    " WHERE typeof(session) = 'integer'"
                 )
+                writer.session = int(newest[0][0]) + 1
+                return cls(place, writer, ledger, lock=lock, can_write=True, resumed=existed)
             except BaseException:
                 connection.close()
                 raise
@@ -177,14 +249,15 @@ class Journal:
             raise
 
     @classmethod
-    def _open_readonly(cls, path: Path, ledger: Ledger) -> Journal:
-        file = path / FILE
+    def _open_readonly(cls, place: Place, ledger: Ledger) -> Journal:
+        file = place.folder / FILE
         with store_errors(file, "open"):
-            refuse_links(path, *_FILES)
+            refuse_links(place.folder, *_FILES)
             connection = connect(file, readonly=True)
         try:
             check_file(connection, file, thorough=False)
-            return cls(path, DatabaseWriter(connection, file), None, ledger, resumed=True)
+            writer = DatabaseWriter(connection, file)
+            return cls(place, writer, ledger, can_write=False, resumed=True)
         except BaseException:
             connection.close()
             raise
@@ -197,7 +270,7 @@ class Journal:
         return (
             "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)",
             (
-                self._session,
+                self._writer.session,
                 event,
                 time.time(),
                 self._elapsed_s(),
@@ -230,12 +303,20 @@ class Journal:
             return
         asked = without_secrets(jsonable(config))
         if asked != self.config:
-            row = ("INSERT INTO meta VALUES ('config', ?)", (canonical_json(asked),))
+            row = ("INSERT INTO meta VALUES (?, ?)", ("config", canonical_json(asked)))
             self._writer.commit_now([row])
 
     @property
     def writer(self) -> DatabaseWriter:
-        """The one way to write rows, for a room with tables of its own."""
+        """The one way to write rows, for a room with tables of its own.
+
+        Raises:
+            StoreError: the journal is on a server, which has the run's tables only.
+        """
+        if not isinstance(self._writer, DatabaseWriter):
+            raise StoreError(
+                f"{str(self.place)!r} is on a server: only a journal in a file has other tables"
+            )
         return self._writer
 
     @property
@@ -249,7 +330,7 @@ class Journal:
         try:
             config = json.loads(rows[0][0])
         except (TypeError, ValueError) as exc:
-            log.warning("%s: the kept settings are damaged (%s)", self.folder / FILE, exc)
+            log.warning("%s: the kept settings are damaged (%s)", self._writer.name, exc)
             return None
         return config if isinstance(config, dict) else None
 
@@ -257,6 +338,46 @@ class Journal:
     def damaged(self) -> list[str]:
         """Rows that did not match their digest and were set aside, in words."""
         return self._values.damaged
+
+    async def reserve(self, **amounts: float) -> Reservation:
+        """Hold the worst case of a call; wait while only worst cases of calls in flight stand in
+        the way, or what other writers of the run hold.
+
+        Raises:
+            BudgetError: a limit would be passed, also when the calls in flight end.
+            StoreError: the server cannot be reached.
+        """
+        ledger, calls = self.ledger, self.calls
+        while True:
+            try:
+                if isinstance(ledger, SharedLedger):
+                    return ledger.reserve_here(**amounts)
+                return ledger.reserve(**amounts)
+            except BudgetError as exc:
+                refused = exc
+            others = False
+            if isinstance(ledger, SharedLedger):
+                drawing = ledger.draw_soon(refused, amounts)
+                refusal = None if drawing is None else await asyncio.wrap_future(drawing)
+                if drawing is not None and refusal is None:
+                    continue
+                if refusal is not None:
+                    others, refused = not refusal.is_final, refusal.error()
+            if calls.any_in_flight and ledger.could_fit(**amounts):
+                await calls.wait_for_an_end(_ASK_AGAIN_S if others else None)
+            elif others:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            else:
+                raise refused
+
+    def lease_group(self, group_id: str, verifier_id: str) -> bool:
+        """Return True where this process is the one to make a group: always in a file; on a server
+        where no other writer that lives makes it. Held until the journal is closed.
+
+        Raises:
+            StoreError: the server cannot be reached.
+        """
+        return self._writer.lease_group(group_id, verifier_id)
 
     def find_rollout(self, rollout_id: str, verifier_id: str) -> Rollout | None:
         """Return a finished rollout as it was graded by that verifier, if there is one.
@@ -359,12 +480,13 @@ class Journal:
         if self._can_write:
             self._writer.commit_now(self.calls.hit_rows())
 
-    def take_over(self, source: Path, copies: Iterable[str]) -> None:
-        """Run copying statements against another journal, attached as `old`, all or nothing."""
-        self._writer.copy_from(source, copies)
+    def take_over(self, source: Place, copies: Iterable[str]) -> None:
+        """Run copying statements against another journal of the same kind, which they call `old`,
+        all or nothing."""
+        self._writer.copy_from(source.address or source.folder / FILE, copies)
         self.calls.expect_replies()
         self._groups.expect_rollouts()
-        self.record_decision("fork", {"from": str(source.parent)}, key=str(source.parent))
+        self.record_decision("fork", {"from": str(source)}, key=str(source))
 
     def close(self) -> None:
         """Write what is left and leave in order; may be called twice.
