@@ -16,11 +16,14 @@ from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.runtime.import_string import add_module_folder, noted_module_folder
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.store.postgres.places import place_of
 from tfgrpo.tasks.files import read_tasks
 
 
 def escalate(
-    run: Annotated[Path, typer.Argument(help="A finished learning run's folder.", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="A finished learning run's folder or address.", metavar="RUN")
+    ],
     model: Annotated[
         str, typer.Option(help="local:PATH of the model to train; else the run's own policy.")
     ] = "",
@@ -63,7 +66,8 @@ def escalate(
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
     from tfgrpo.escalate import pipeline as verb
 
-    add_module_folder(modules or noted_module_folder(run) or Path("."))
+    folder_of_run = place_of(run).folder
+    add_module_folder(modules or noted_module_folder(folder_of_run) or Path("."))
     values: dict[str, object] = {"model": model, "method": method, "grpo_steps": grpo_steps}
     settings = EscalateSettings.of(**values, **_extra(set_ or []))
     given = None if tasks is None else read_tasks(tasks)

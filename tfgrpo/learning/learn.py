@@ -34,6 +34,7 @@ from tfgrpo.store import Budget, Journal
 from tfgrpo.store.booking import require_price
 from tfgrpo.store.budget import Ledger
 from tfgrpo.store.forking import fork_run
+from tfgrpo.store.journal import Role
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.run_tasks import read_run_tasks
@@ -163,6 +164,7 @@ def open_run(
     fork: bool = False,
     tasks: Sequence[Task] = (),
     traces: Sequence[RolloutGroup] = (),
+    role: Role = "learner",
 ) -> Journal:
     """Open the run's journal under its budget, or make it.
 
@@ -180,6 +182,8 @@ def open_run(
     try:
         return Journal.open(
             folder,
+            store=config.run.store,
+            role=role,
             create=True,
             config=values,
             budget=budget,
@@ -190,7 +194,7 @@ def open_run(
         if not fork:
             raise
         log.info("forking %s: %s", folder, exc)
-    return fork_run(folder, values, budget=budget)
+    return fork_run(folder, values, store=config.run.store, budget=budget)
 
 
 def make_sampler(

@@ -168,7 +168,7 @@ def load_view(folder: Path | str, *, stages: Sequence[str] | None = None) -> Run
     with Journal.open(folder, readonly=True) as store:
         wanted = [None] if stages is None else list(stages)
         return RunView(
-            name=Path(folder).resolve().name,
+            name=store.folder.resolve().name,
             groups=tuple(g for stage in wanted for g in store.groups(stage)),
             decisions=tuple(
                 Decision(kind, key, payload)

@@ -32,7 +32,7 @@ _COPIED = (
 
 
 def fork_run(
-    folder: Path,
+    folder: Path | str,
     config: Mapping[str, Any],
     *,
     store: str = "",
@@ -48,7 +48,7 @@ def fork_run(
     target = _unused(source)
     journal = Journal.open(
         target.folder,
-        store="" if target.address is None else target.address.url + f"#{target.address.run}",
+        store="" if target.address is None else target.address.whole,
         create=True,
         config=config,
         budget=budget,

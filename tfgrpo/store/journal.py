@@ -48,7 +48,7 @@ from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.lock import RunLock
 from tfgrpo.store.postgres.address import Address, is_address
 from tfgrpo.store.postgres.database import PostgresDatabase
-from tfgrpo.store.postgres.opening import Opened, look_at_run, open_run
+from tfgrpo.store.postgres.opening import Opened, list_runs, look_at_run, open_run
 from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
 from tfgrpo.store.postgres.seat import Terms
 from tfgrpo.store.postgres.tranches import SharedLedger
@@ -58,9 +58,31 @@ log = logging.getLogger(__name__)
 __all__ = ["FILE", "Journal"]
 
 Role = Literal["learner", "writer"]
+_NUMBERED = {
+    "calls": "call",
+    "completions": "completion",
+    "rollouts": "rollout",
+    "groups": "grp",
+    "decisions": "decision",
+}
 _ASK_AGAIN_S = 0.25
 """How long to wait for what other writers may give back, before asking again."""
 _FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
+
+
+def _refuse_a_left_behind_file(place: Place, create: bool) -> None:
+    """Refuse to begin anew on a server what a folder's own journal has paid for.
+
+    Raises:
+        StoreError: with the command that copies it.
+    """
+    address = place.address
+    assert address is not None
+    if create and (place.folder / FILE).exists() and address.run not in list_runs(address):
+        raise StoreError(
+            f"run {str(place.folder)!r} has its journal in {FILE}, and none in {str(address)!r}: "
+            f"copy it first (tfgrpo runs copy {place.folder} '{address}'), or choose another folder"
+        )
 
 
 class _Lock(Protocol):
@@ -156,6 +178,8 @@ class Journal:
         """
         place = place_of(folder, store)
         if place.address is not None:
+            if store:
+                _refuse_a_left_behind_file(place, create)
             journal = cls._open_on_server(
                 place,
                 readonly=readonly,
@@ -465,6 +489,13 @@ class Journal:
             (column_text(kind),),
         )
         return self._values.named("decisions", rows)
+
+    def change_mark(self) -> str:
+        """Return a text that changes when calls, rollouts, groups or decisions are added."""
+        newest = " UNION ALL ".join(
+            f"SELECT max({column}) FROM {table}" for table, column in _NUMBERED.items()
+        )
+        return "-".join(str(number or 0) for (number,) in self._writer.read(newest))
 
     def spend(self) -> list[SpendRow]:
         """Return what was spent by stage and model, earlier sessions included."""

@@ -46,6 +46,11 @@ class Address:
     def __repr__(self) -> str:
         return f"Address({str(self)!r})"
 
+    @property
+    def whole(self) -> str:
+        """The address to connect with, password included: never shown or written."""
+        return f"{self.url}#{quote(self.run, safe='')}" if self.run else self.url
+
     def named(self, run: str) -> Address:
         """Return the address of a run in the same database."""
         return Address(self.url, self.shown, _checked_name(run), self.secrets)

@@ -629,7 +629,8 @@ def _decides(statement: Statement) -> bool:
 
 def _intents(starts: list[_Start], session: int) -> tuple[list[Statement], list[Statement]]:
     """Return the rows of calls that claim draws, and of those that do not."""
-    keyed, plain = [], []
+    keyed: list[Statement] = []
+    plain: list[Statement] = []
     for start in starts:
         (keyed if start.keys else plain).append(start.intent(start.call, session))
     return keyed, plain

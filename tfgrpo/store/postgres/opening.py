@@ -22,6 +22,7 @@ from tfgrpo.store.postgres.tranches import SharedLedger, set_caps
 
 __all__ = [
     "Opened",
+    "find_run",
     "list_runs",
     "look_at_run",
     "migrate_database",
@@ -67,7 +68,7 @@ def open_run(
             learner at work, or other writers under other caps.
     """
     with _links(address) as (writing, reading):
-        number, existed = writing.retry("open", lambda c: _find_run(c, address, create))
+        number, existed = writing.retry("open", lambda c: find_run(c, address, create))
         for link in (writing, reading):
             link.see(number)
         seat = Seat(address.run, role, terms or Terms())
@@ -101,7 +102,7 @@ def look_at_run(
         StoreError: no such run, the server cannot be used, or tables of another version.
     """
     with _links(address, readonly=True) as links:
-        number, _ = links[1].retry("open", lambda c: _find_run(c, address, create=False))
+        number, _ = links[1].retry("open", lambda c: find_run(c, address, create=False))
         links[1].see(number)
         return Opened(
             PostgresDatabase(address, links), Ledger(budget or Budget(), clock=clock), True
@@ -128,8 +129,13 @@ def _ledger_of(caps: dict[str, int], clock: Callable[[], float]) -> SharedLedger
     return SharedLedger(Budget(**{name: cap / UNIT for name, cap in caps.items()}), clock=clock)
 
 
-def _find_run(connection: Any, address: Address, create: bool) -> tuple[int, bool]:
-    """Return the run's number and whether it was there."""
+def find_run(connection: Any, address: Address, create: bool) -> tuple[int, bool]:
+    """Return the run's number and whether it was there; with `create` make it, and the tables of
+    an empty database.
+
+    Raises:
+        StoreError: there is none, or the tables are of another version.
+    """
     if schema_version(connection) == 0 and create:
         migrate(connection)
     elif schema_version(connection) == 0:

@@ -19,7 +19,7 @@ from tfgrpo.errors import StoreError
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.store.postgres.address import Address, is_address, parse_address
 
-__all__ = ["FILE", "POINTER", "Place", "is_run", "place_of", "point_to", "runs_under"]
+__all__ = ["FILE", "POINTER", "Place", "is_run", "place_of", "point_to", "runs_under", "shown"]
 
 FILE = "run.db"
 """Name of the journal in a run's folder."""
@@ -104,6 +104,11 @@ def point_to(place: Place) -> None:
 def is_run(folder: Path) -> bool:
     """Tell whether a folder, or an address, is a run's."""
     return is_address(folder) or any(os.path.exists(folder / name) for name in (FILE, POINTER))
+
+
+def shown(where: Path | str) -> str:
+    """Return how a folder or an address is told to people: without secrets."""
+    return str(parse_address(where)) if is_address(where) else str(where)
 
 
 def runs_under(root: Path) -> list[Path]:
