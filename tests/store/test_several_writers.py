@@ -16,12 +16,23 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tests.store.conftest import Where
-from tests.store.driver import MODEL, PRICES, CountingServer, ServerLM, Settings, learn, result_of
+from tests.store.driver import (
+    MODEL,
+    PRICES,
+    CountingServer,
+    EvenVerifier,
+    ServerLM,
+    Settings,
+    learn,
+    result_of,
+)
 from tests.store.postgres_server import PostgresServer
 from tests.store.test_both_stores import ask, group
 from tfgrpo.errors import BudgetError, ProviderError, StoreError
-from tfgrpo.protocols import Completion, Request
-from tfgrpo.rollout import Usage
+from tfgrpo.policies.chat import ChatPolicy
+from tfgrpo.protocols import Completion, Request, Sampling
+from tfgrpo.rollout import RolloutGroup, Task, Usage
+from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.store.budget import UNIT, Budget
 from tfgrpo.store.calls import CallEnd, CallStart
@@ -282,7 +293,7 @@ async def test_an_overdrawn_call_is_seen_by_all(on_server: Where) -> None:
                 await second.reserve(cost_usd=0.01)
 
 
-# Deciding and sharing ----------------------------------------------------------------------------------
+# Deciding and sharing ------------------------------------------------------------------
 
 
 def test_a_learner_may_have_writers_beside_it_and_no_second_learner(on_server: Where) -> None:
@@ -330,6 +341,26 @@ def test_a_group_is_made_by_one_writer_until_it_is_closed_or_gone(on_server: Whe
         assert first.lease_group("h", "v")
         first.close()
         assert second.lease_group("h", "v")
+
+
+async def test_two_processes_that_sample_the_same_groups_share_them(on_server: Where) -> None:
+    server = CountingServer()
+    tasks = [Task(f"t{i}", f"question {i}") for i in range(10)]
+
+    async def sample(store: Journal) -> list[RolloutGroup]:
+        lm = JournaledLM(_Slow(server), store, prices=PRICES)
+        policy = ChatPolicy(lm, sampling=Sampling(0.7, max_tokens=8))
+        sampler = Sampler(policy, EvenVerifier(), SampleSettings(4, probe=0), recorder=store)
+        return await sampler.groups(tasks, GroupSpec(3, stage="eval"))
+
+    with writer(on_server("run")) as first, writer(on_server("run")) as second:
+        found = await asyncio.gather(sample(first), sample(second))
+        assert found[0] == found[1]
+        rows = "SELECT count(*), count(DISTINCT rollout_id) FROM rollouts"
+        assert first._writer.read(rows) == [(30, 30)]
+        made = "SELECT count(DISTINCT session) FROM calls"
+        assert first._writer.read(made) == [(2,)]
+    assert set(server.received.values()) == {1} and len(server.received) == 30
 
 
 def test_time_in_which_several_are_at_work_counts_once(on_server: Where) -> None:

@@ -312,6 +312,7 @@ class PostgresDatabase:
 
         def copy(connection: Any) -> None:
             with connection.transaction():
+                connection.execute("SET LOCAL synchronous_commit = on")
                 connection.execute(
                     "SELECT set_config('tfgrpo.old', run::text, true) FROM tfgrpo.runs"
                     " WHERE name = %s",

@@ -116,6 +116,7 @@ class Link:
         address: of the database.
         run: number of the run whose rows it sees; 0 sees none.
         readonly: refuse every write.
+        durable: what is committed survives the server's loss of power, too.
         patience_s: how long to try again.
     """
 
@@ -125,12 +126,14 @@ class Link:
         run: int = 0,
         *,
         readonly: bool = False,
+        durable: bool = True,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.address = address
         self.run = run
         self.patience_s = patience_s
         self._readonly = readonly
+        self._durable = durable
         self._connection: Any = None
         self._is_over = False
 
@@ -168,10 +171,14 @@ class Link:
             made.execute(
                 "SELECT set_config('search_path', 'tfgrpo_run, pg_catalog', false),"
                 " set_config('tfgrpo.run', %s, false),"
-                " set_config('synchronous_commit', 'on', false),"
+                " set_config('synchronous_commit', %s, false),"
                 " set_config('default_transaction_read_only', %s, false),"
                 " set_config('client_min_messages', 'warning', false)",
-                (str(self.run or ""), "on" if self._readonly else "off"),
+                (
+                    str(self.run or ""),
+                    "on" if self._durable else "off",
+                    "on" if self._readonly else "off",
+                ),
             )
         except BaseException:
             made.close()

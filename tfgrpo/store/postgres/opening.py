@@ -114,7 +114,7 @@ def _links(address: Address, *, readonly: bool = False) -> Iterator[tuple[Link, 
     """Give two connections; closed where opening fails."""
     links = (
         Link(address, patience_s=_OPENING_S),
-        Link(address, readonly=readonly, patience_s=_OPENING_S),
+        Link(address, readonly=readonly, durable=False, patience_s=_OPENING_S),
     )
     try:
         yield links
