@@ -67,6 +67,7 @@ class GroupJournal:
         if found is None:
             self._absent.add((rollout_id, verifier_id))
             return None
+        self._absent.discard((rollout_id, verifier_id))
         rollout, group_id = found
         if rollout.outcome in _UNFINISHED and not self._is_final(group_id, verifier_id):
             return None
