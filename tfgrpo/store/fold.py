@@ -206,7 +206,7 @@ def elapsed_seconds(writer: RowStore) -> float:
     several writers were at work counts once."""
     sessions = (
         "SELECT session, min(began) AS began, max(elapsed_s) AS longest FROM"
-        " (SELECT session, at AS began, elapsed_s FROM sessions UNION ALL"
+        " (SELECT session, at - elapsed_s AS began, elapsed_s FROM sessions UNION ALL"
         "  SELECT c.session, NULL, r.elapsed_s FROM results r JOIN calls c ON c.call = r.call) e"
         " GROUP BY session"
     )
