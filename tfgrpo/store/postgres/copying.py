@@ -35,7 +35,7 @@ from tfgrpo.store.postgres.address import Address
 from tfgrpo.store.postgres.link import Link, explain
 from tfgrpo.store.postgres.opening import find_run, refuse_writers
 from tfgrpo.store.postgres.places import FILE, POINTER, Place
-from tfgrpo.store.postgres.statements import TABLES, from_server, insert_sql, to_server
+from tfgrpo.store.postgres.statements import TABLES, array_text, from_server, insert_sql
 
 __all__ = ["Copied", "copy_run"]
 
@@ -336,7 +336,7 @@ def _has_rows(connection: Any, table: str) -> bool:
 def _write_server(connection: Any, table: str, rows: Sequence[Row]) -> None:
     columns = TABLES[table]
     arrays = [
-        [to_server(value, type_) for value in column]
+        array_text(column, type_)
         for type_, column in zip(columns.values(), zip(*rows, strict=True), strict=True)
     ]
     connection.execute(insert_sql(table, tuple(columns)), arrays)

@@ -29,6 +29,7 @@ from tfgrpo.store.postgres.link import FENCED, Link, Pause, explain, is_bad_row
 from tfgrpo.store.postgres.seat import Seat, reap
 from tfgrpo.store.postgres.statements import (
     TABLES,
+    array_text,
     bulk_of,
     from_server,
     in_dialect,
@@ -247,7 +248,7 @@ class PostgresDatabase:
             assert self._seat is not None
             if time.monotonic() - start.asked_at <= self._seat.terms.send_within_s:
                 return Claim(start.call, start.mine if keys else None)
-            log.warning("%s: a call waited too long to be sent; it is asked for anew", self.name)
+            log.debug("%s: a call waited too long to be sent; it is asked for anew", self.name)
             self.put(unsent(start.call))
 
     def _next_call(self) -> int:
@@ -503,8 +504,8 @@ class PostgresDatabase:
             _CLAIM,
             [
                 session,
-                [key for key, _ in pairs],
-                [call for _, call in pairs],
+                array_text([key for key, _ in pairs], "bytea"),
+                array_text([call for _, call in pairs], "bigint"),
                 self._seat.terms.call_s,
                 *bulk.arrays([values for _, values in keyed]),
             ],

