@@ -149,8 +149,8 @@ async def test_a_writer_that_is_gone_loses_its_draws_at_once_and_its_calls_are_b
 async def test_a_frozen_writer_sends_nothing_that_it_no_longer_owns(on_server: Where) -> None:
     patient = Terms(lease_s=0.4, call_s=0.4, beat_s=0.1, send_within_s=0.3)
     with writer(on_server("run"), terms=patient) as store:
-        database = store._writer
-        once, thawed = database._once, threading.Event()  # type: ignore[attr-defined]
+        batches: Any = store._writer._batches  # type: ignore[attr-defined]
+        once, thawed = batches.once, threading.Event()
 
         def frozen(*given: Any) -> Any:
             done = once(*given)
@@ -158,7 +158,7 @@ async def test_a_frozen_writer_sends_nothing_that_it_no_longer_owns(on_server: W
             thawed.set()
             return done
 
-        database._once = frozen  # type: ignore[attr-defined]
+        batches.once = frozen
         claim = await store.calls.claim(start(), (b"k" * 32,))
         assert thawed.is_set()
         store._writer.flush()
@@ -171,14 +171,15 @@ async def test_a_frozen_writer_sends_nothing_that_it_no_longer_owns(on_server: W
 def _freeze(store: Journal) -> Callable[[], None]:
     """Stop a writer's signs of life, as a stopped process does; returns what lets it go on."""
     database: Any = store._writer
-    go_on, do_items, beat = threading.Event(), database._do_items, database._beat
+    batches = database._batches
+    go_on, save, beat = threading.Event(), batches.save, batches.beat
 
     def later(items: Any) -> None:
         go_on.wait(PATIENCE_S)
-        do_items(items)
+        save(items)
 
-    database._do_items = later
-    database._beat = lambda: go_on.wait(PATIENCE_S) and beat()
+    batches.save = later
+    batches.beat = lambda: go_on.wait(PATIENCE_S) and beat()
     return go_on.set
 
 
@@ -379,9 +380,9 @@ def test_time_in_which_several_are_at_work_counts_once(on_server: Where) -> None
 def test_a_connection_that_breaks_in_a_commit_writes_each_row_once(on_server: Where) -> None:
     hit = "INSERT INTO hits VALUES (?, ?, ?)"
     with writer(on_server("run")) as store:
-        database: Any = store._writer
+        batches: Any = store._writer._batches  # type: ignore[attr-defined]
         lost = {"left": 2}
-        write = database._write
+        write = batches._write
 
         def breaking(connection: Any, *rest: Any) -> None:
             write(connection, *rest)
@@ -392,7 +393,7 @@ def test_a_connection_that_breaks_in_a_commit_writes_each_row_once(on_server: Wh
                 connection.close()
                 connection.execute("SELECT 1")
 
-        database._write = breaking
+        batches._write = breaking
         store._writer.commit_now([(hit, ("s", "m", 1))])
         store._writer.commit_now([(hit, ("s", "m", 2))])
         assert store.spend()[0].hits == 3

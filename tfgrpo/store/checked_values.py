@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from tfgrpo.store.codec import DamagedValue, from_column, unpack
-from tfgrpo.store.database import RowStore
+from tfgrpo.store.rows import RowStore
 
 log = logging.getLogger(__name__)
 

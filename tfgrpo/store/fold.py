@@ -15,7 +15,7 @@ from typing import Any
 from tfgrpo.rollout import MOST_TOKENS, Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import from_column
-from tfgrpo.store.database import RowStore
+from tfgrpo.store.rows import RowStore
 
 __all__ = ["RunState", "SpendRow", "fold"]
 

@@ -15,7 +15,8 @@ from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
-from tfgrpo.store.database import RowStore, Statement
+from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import RowStore
 
 __all__ = ["GroupJournal"]
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from tfgrpo.errors import BudgetError, ChangedSettingsError, StoreError
 from tfgrpo.rollout import Rollout, RolloutGroup
@@ -31,27 +31,21 @@ from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import difference, without_secrets
-from tfgrpo.store.database import (
-    DatabaseWriter,
-    RowStore,
-    Statement,
-    check_file,
-    connect,
-    create_file,
-    refuse_links,
-    refuse_network_disk,
-    reserve_space,
-    store_errors,
-)
+from tfgrpo.store.database import DatabaseWriter, Statement
+from tfgrpo.store.file_run import open_file
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
-from tfgrpo.store.lock import RunLock
-from tfgrpo.store.postgres.address import Address, is_address
+from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.database import PostgresDatabase
-from tfgrpo.store.postgres.opening import Opened, list_runs, look_at_run, open_run
+from tfgrpo.store.postgres.opening import (
+    look_at_run,
+    open_run,
+    refuse_a_left_behind_file,
+)
 from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
 from tfgrpo.store.postgres.seat import Terms
-from tfgrpo.store.postgres.tranches import SharedLedger
+from tfgrpo.store.postgres.tranches import Refusal, SharedLedger
+from tfgrpo.store.rows import OpenRun
 
 log = logging.getLogger(__name__)
 
@@ -67,29 +61,6 @@ _NUMBERED = {
 }
 _ASK_AGAIN_S = 0.25
 """How long to wait for what other writers may give back, before asking again."""
-_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
-
-
-def _refuse_a_left_behind_file(place: Place, create: bool) -> None:
-    """Refuse to begin anew on a server what a folder's own journal has paid for.
-
-    Raises:
-        StoreError: with the command that copies it.
-    """
-    address = place.address
-    assert address is not None
-    if create and (place.folder / FILE).exists() and address.run not in list_runs(address):
-        raise StoreError(
-            f"run {str(place.folder)!r} has its journal in {FILE}, and none in {str(address)!r}: "
-            f"copy it first (tfgrpo runs copy {place.folder} '{address}'), or choose another folder"
-        )
-
-
-class _Lock(Protocol):
-    """The right to write, where the rows' own place does not give it."""
-
-    def release(self) -> None: ...
-    def abandon(self) -> None: ...
 
 
 class Journal:
@@ -99,26 +70,15 @@ class Journal:
     processes at a time.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        writer: RowStore,
-        ledger: Ledger,
-        *,
-        lock: _Lock | None = None,
-        can_write: bool,
-        resumed: bool,
-    ) -> None:
+    def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
+        writer, ledger, self.is_resumed, self._lock = opened
         self.place = place
         """Where it is."""
         self.folder = place.folder
         """Where the run writes for people."""
         self.ledger = ledger
         """What this run has spent, earlier sessions included, under its budget."""
-        self.is_resumed = resumed
-        """True when there was a journal before it was opened."""
         self._writer = writer
-        self._lock = lock
         self._can_write = can_write
         for row in folding.fold_spend(writer):
             for usage in (row.usage, row.booked):
@@ -177,25 +137,26 @@ class Journal:
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
         place = place_of(folder, store)
-        if place.address is not None:
-            if store:
-                _refuse_a_left_behind_file(place, create)
-            journal = cls._open_on_server(
-                place,
-                readonly=readonly,
-                budget=budget,
-                clock=clock,
-                make=lambda a: open_run(
-                    a, create=create, role=role, budget=budget, terms=terms, clock=clock
-                ),
-            )
+        if place.address is None:
+            opened = open_file(
+                place.folder, Ledger(budget or Budget(), clock=clock), create=create,
+                readonly=readonly, durable=durable,
+            )  # fmt: skip
+        elif readonly:
+            opened = look_at_run(place.address, budget=budget, clock=clock)
         else:
-            path, ledger = place.folder, Ledger(budget or Budget(), clock=clock)
-            if not (create or os.path.exists(path / FILE)):  # False where this user may not look
-                raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
-            if readonly:
-                return cls._open_readonly(place, ledger)
-            journal = cls._open_locked(place, ledger, durable=durable)
+            if store:
+                refuse_a_left_behind_file(place, create=create)
+            opened = open_run(
+                place.address, create=create, role=role, budget=budget, terms=terms, clock=clock
+            )
+        try:
+            journal = cls(place, opened, can_write=not readonly)
+        except BaseException:
+            opened.database.abandon()
+            if opened.lock is not None:
+                opened.lock.release()
+            raise
         if readonly:
             return journal
         try:
@@ -212,78 +173,6 @@ class Journal:
             return journal
         except BaseException:
             journal.close()
-            raise
-
-    @classmethod
-    def _open_on_server(
-        cls,
-        place: Place,
-        *,
-        readonly: bool,
-        budget: Budget | None,
-        clock: Callable[[], float],
-        make: Callable[[Address], Opened],
-    ) -> Journal:
-        address = place.address
-        assert address is not None
-        opened = look_at_run(address, budget=budget, clock=clock) if readonly else make(address)
-        try:
-            return cls(
-                place,
-                opened.database,
-                opened.ledger,
-                can_write=not readonly,
-                resumed=opened.is_resumed,
-            )
-        except BaseException:
-            opened.database.close()
-            raise
-
-    @classmethod
-    def _open_locked(cls, place: Place, ledger: Ledger, *, durable: bool) -> Journal:
-        path = place.folder
-        file = path / FILE
-        with store_errors(path, "use the run folder"):
-            if not path.exists():
-                path.mkdir(parents=True, mode=0o700)
-            refuse_network_disk(path)
-            refuse_links(path, *_FILES)
-            lock = RunLock(path / "lock")
-        try:
-            existed = file.exists()
-            reserve = reserve_space(path)
-            if not existed:
-                create_file(file)
-            with store_errors(file, "open"):
-                connection = connect(file, durable=durable)
-            try:
-                check_file(connection, file, thorough=lock.was_killed)
-                writer = DatabaseWriter(connection, file, reserve)
-                newest = writer.read(
-                    "SELECT coalesce(max(session), 0) FROM sessions"
-                    " WHERE typeof(session) = 'integer'"
-                )
-                writer.session = int(newest[0][0]) + 1
-                return cls(place, writer, ledger, lock=lock, can_write=True, resumed=existed)
-            except BaseException:
-                connection.close()
-                raise
-        except BaseException:
-            lock.release()
-            raise
-
-    @classmethod
-    def _open_readonly(cls, place: Place, ledger: Ledger) -> Journal:
-        file = place.folder / FILE
-        with store_errors(file, "open"):
-            refuse_links(place.folder, *_FILES)
-            connection = connect(file, readonly=True)
-        try:
-            check_file(connection, file, thorough=False)
-            writer = DatabaseWriter(connection, file)
-            return cls(place, writer, ledger, can_write=False, resumed=True)
-        except BaseException:
-            connection.close()
             raise
 
     def _elapsed_s(self) -> float:
@@ -374,25 +263,33 @@ class Journal:
         ledger, calls = self.ledger, self.calls
         while True:
             try:
-                if isinstance(ledger, SharedLedger):
-                    return ledger.reserve_here(**amounts)
-                return ledger.reserve(**amounts)
+                if not isinstance(ledger, SharedLedger):
+                    return ledger.reserve(**amounts)
+                return ledger.reserve_here(**amounts)
             except BudgetError as exc:
-                refused = exc
-            others = False
-            if isinstance(ledger, SharedLedger):
-                drawing = ledger.draw_soon(refused, amounts)
-                refusal = None if drawing is None else await asyncio.wrap_future(drawing)
-                if drawing is not None and refusal is None:
-                    continue
-                if refusal is not None:
-                    others, refused = not refusal.is_final, refusal.error()
-            if calls.any_in_flight and ledger.could_fit(**amounts):
-                await calls.wait_for_an_end(_ASK_AGAIN_S if others else None)
-            elif others:
-                await asyncio.sleep(_ASK_AGAIN_S)
-            else:
-                raise refused
+                if isinstance(ledger, SharedLedger):
+                    drawing = ledger.draw_soon(exc, amounts)
+                    if drawing is not None:
+                        refusal = await asyncio.wrap_future(drawing)
+                        if refusal is not None:
+                            await self._wait_for_room(refusal)
+                        continue
+                if not (calls.any_in_flight and ledger.could_fit(**amounts)):
+                    raise
+            await calls.wait_for_an_end()
+
+    async def _wait_for_room(self, refusal: Refusal) -> None:
+        """Wait until calls end here, or others may have given back what they hold.
+
+        Raises:
+            BudgetError: neither can make room.
+        """
+        if refusal.could_fit and self.calls.any_in_flight:
+            await self.calls.wait_for_an_end(_ASK_AGAIN_S)
+        elif refusal.could_fit and refusal.held_by_others:
+            await asyncio.sleep(_ASK_AGAIN_S)
+        else:
+            raise refusal.error()
 
     def lease_group(self, group_id: str, verifier_id: str) -> bool:
         """Return True where this process is the one to make a group: always in a file; on a server

@@ -8,26 +8,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfgrpo.errors import StoreError
 from tfgrpo.store.budget import UNIT, Budget, Ledger
 from tfgrpo.store.postgres.address import Address
+from tfgrpo.store.postgres.batches import BatchWriter
 from tfgrpo.store.postgres.database import PostgresDatabase
 from tfgrpo.store.postgres.link import PATIENCE_S, Link
+from tfgrpo.store.postgres.places import FILE, Place
 from tfgrpo.store.postgres.schema import check_schema, migrate, schema_version
 from tfgrpo.store.postgres.seat import Role, Seat, Terms, reap
 from tfgrpo.store.postgres.statements import TABLES
 from tfgrpo.store.postgres.tranches import SharedLedger, set_caps
+from tfgrpo.store.rows import OpenRun
 
 __all__ = [
-    "Opened",
     "find_run",
     "list_runs",
     "look_at_run",
     "migrate_database",
     "open_run",
     "purge_run",
+    "refuse_a_left_behind_file",
     "refuse_writers",
 ]
 
@@ -36,12 +39,19 @@ _OPENING_S = 10.0
 _MADE_WITH_THE_RUN = ("writers", "draws", "leases", "ledgers", "tranches")
 
 
-class Opened(NamedTuple):
-    """An open run."""
+def refuse_a_left_behind_file(place: Place, *, create: bool) -> None:
+    """Refuse to begin anew on a server what a folder's own journal has paid for.
 
-    database: PostgresDatabase
-    ledger: Ledger
-    is_resumed: bool
+    Raises:
+        StoreError: with the command that copies it.
+    """
+    address = place.address
+    assert address is not None
+    if create and (place.folder / FILE).exists() and address.run not in list_runs(address):
+        raise StoreError(
+            f"run {str(place.folder)!r} has its journal in {FILE}, and none in {str(address)!r}: "
+            f"copy it first (tfgrpo runs copy {place.folder} '{address}'), or choose another folder"
+        )
 
 
 def open_run(
@@ -52,7 +62,7 @@ def open_run(
     budget: Budget | None = None,
     terms: Terms | None = None,
     clock: Callable[[], float] = time.monotonic,
-) -> Opened:
+) -> OpenRun:
     """Open a run for writing.
 
     Args:
@@ -86,27 +96,26 @@ def open_run(
             ledger = asked if budget is not None else _ledger_of(caps, clock)
             for link in (writing, reading):
                 link.patience_s = PATIENCE_S
-            database = PostgresDatabase(address, (writing, reading), seat, ledger)
+            database = PostgresDatabase(address, reading, BatchWriter(writing, seat, ledger))
         except BaseException:
             seat.leave()
             raise
-        return Opened(database, ledger, existed)
+        return OpenRun(database, ledger, existed)
 
 
 def look_at_run(
     address: Address, *, budget: Budget | None = None, clock: Callable[[], float] = time.monotonic
-) -> Opened:
+) -> OpenRun:
     """Open a run for looking only; works beside its writers and on a replica.
 
     Raises:
         StoreError: no such run, the server cannot be used, or tables of another version.
     """
-    with _links(address, readonly=True) as links:
-        number, _ = links[1].retry("open", lambda c: find_run(c, address, create=False))
-        links[1].see(number)
-        return Opened(
-            PostgresDatabase(address, links), Ledger(budget or Budget(), clock=clock), True
-        )
+    with _links(address, readonly=True) as (_, reading):
+        number = reading.retry("open", lambda c: find_run(c, address, create=False))[0]
+        reading.see(number)
+        ledger = Ledger(budget or Budget(), clock=clock)
+        return OpenRun(PostgresDatabase(address, reading), ledger, True)
 
 
 @contextmanager

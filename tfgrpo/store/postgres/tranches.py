@@ -47,9 +47,9 @@ class Refusal:
     writers: int
 
     @property
-    def is_final(self) -> bool:
-        """True where nothing that other writers give back can make room."""
-        return self.spent + self.asked > self.cap or not self.held_by_others
+    def could_fit(self) -> bool:
+        """True where what is held, and not what is spent, stands in the way."""
+        return self.spent + self.asked <= self.cap
 
     def error(self) -> BudgetError:
         """Return it as the error of a refused reservation."""
