@@ -120,8 +120,8 @@ class CallJournal:
             self._writer.flush()  # what was paid for first; raises while the disk is full
             if self._writer.is_full:
                 raise StoreError(
-                    f"there is no room left for {self._writer.name!r}: what was paid for is kept "
-                    "and no new call is made. Free some space and run again"
+                    f"the disk of {self._writer.name!r} is full: what was paid for is kept and no "
+                    "new call is made. Free some space and run again"
                 )
 
         def intent(call: int, session: int) -> Statement:
