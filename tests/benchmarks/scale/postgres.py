@@ -53,6 +53,8 @@ WRITERS = 8
 LATENCY_S = 0.03
 _PAUSES_S = (0.5, 2.0)
 """Between two writers killed."""
+_SERVER_EVERY_S = 12.0
+REPLIES = 4000
 CONCURRENCY = 16
 RACING = 64
 """Calls in flight of a writer: while it is killed, and while it is timed."""
@@ -284,7 +286,7 @@ def race(places: Sequence[str], calls: int, durable: bool = False) -> float:
     return calls * len(places) / (max(t[1] for t in times) - min(t[0] for t in times))
 
 
-def speed(server: PostgresServer, calls: int, rounds: int = 3) -> dict[str, Any]:
+def speed(server: PostgresServer, calls: int, rounds: int = 2) -> dict[str, Any]:
     """Return the best of some rounds of each kind, one after another."""
     best: Counter[str] = Counter()
     for number in range(rounds):
@@ -340,9 +342,7 @@ class Books:
         self._link.close()
 
 
-def damage(
-    server: PostgresServer, replies: int, cap_usd: float, server_every_s: float, seed: int
-) -> dict[str, Any]:
+def damage(server: PostgresServer, replies: int, cap_usd: float, seed: int) -> dict[str, Any]:
     """Let writers work while they and the server are killed; return what came of it."""
     rng, provider = random.Random(seed), Provider()
     address = f"{server.new_database()}#run"
@@ -354,7 +354,7 @@ def damage(
     ]  # fmt: skip
     books = Books(address)
     killed = killed_servers = 0
-    next_server = time.monotonic() + server_every_s
+    next_server = time.monotonic() + _SERVER_EVERY_S
     while not all(w.is_over for w in writers):
         time.sleep(rng.uniform(*_PAUSES_S))
         victims = [w for w in writers if not w.is_over and w.is_open.is_set()]
@@ -368,7 +368,7 @@ def damage(
             time.sleep(rng.uniform(0.0, 0.5))
             server.start()
             killed_servers += 1
-            next_server = time.monotonic() + server_every_s
+            next_server = time.monotonic() + _SERVER_EVERY_S
     books.close()
     ends = Counter(w.words[-1][0] for w in writers if w.wait() == 0 and w.words)
     assert sum(ends.values()) == WRITERS, ends
@@ -415,21 +415,21 @@ def main() -> None:
     """Measure and record."""
     racing_server = PostgresServer(settings=())
     try:
-        figures: dict[str, Any] = {"writers": WRITERS, **speed(racing_server, 3000)}
+        figures: dict[str, Any] = {"writers": WRITERS, **speed(racing_server, 2000)}
     finally:
         racing_server.close()
     server = PostgresServer(settings=())
     try:
-        free = damage(server, 16_000, 1000.0, server_every_s=4.0, seed=1)
+        free = damage(server, REPLIES, 1000.0, seed=1)
         print(free, file=sys.stderr)
-        capped = damage(server, 16_000, 0.08, server_every_s=4.0, seed=2)
+        capped = damage(server, REPLIES, 0.02, seed=2)
         print(capped, file=sys.stderr)
     finally:
         server.close()
     for name in ("lost", "paid_twice"):
         figures[name] = free[name] + capped[name]
     figures["cap_violations"] = sum(d["cap_violations"] + d["book_wrong"] for d in (free, capped))
-    figures |= {"replies": 16_000, "killed": free, "killed_under_a_cap": capped}
+    figures |= {"replies": REPLIES, "killed": free, "killed_under_a_cap": capped}
     record("scale_postgres", json.loads(json.dumps(figures)), f"python -m {_MODULE}")
 
 
