@@ -24,6 +24,8 @@ from tfgrpo.experience.settings import PRESETS, preset
 from tfgrpo.report.reflection import claim_words
 from tfgrpo.runtime.terminal import one_line, printable
 from tfgrpo.store import Journal
+from tfgrpo.store.postgres.address import is_address
+from tfgrpo.store.postgres.places import place_of, shown
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -68,25 +70,37 @@ def find(where: str) -> Source:
     path = Path(where)
     if path.is_file() or (path / "library.json").is_file():
         return Source(path, load_artefact(path), is_run=False)
-    folder, _, version = where.rpartition("@") if "@" in where else (where, "", "")
+    folder, _, version = _split_version(where)
     path = Path(folder)
-    if not path.is_dir():
+    if not (path.is_dir() or is_address(folder)):
         raise ConfigError(
-            f"no library at {where!r}: give a run's folder, an artefact's folder or a library.json"
+            f"no library at {shown(where)!r}: give a run's folder, an artefact's folder or a "
+            "library.json"
         )
-    with Journal.open(path, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
         rows = store.libraries()
         config = store.config or {}
+        name = str(store.place)
     versions = [key for key, _ in rows]
     if not rows:
-        raise ConfigError(f"run {str(path)!r} has recorded no library yet")
+        raise ConfigError(f"run {name!r} has recorded no library yet")
     matching = [payload for key, payload in rows if key.startswith(version)]
     if not matching:
         raise ConfigError(
-            f"run {str(path)!r} has no version {version!r}; there are: {', '.join(versions)}"
+            f"run {name!r} has no version {version!r}; there are: {', '.join(versions)}"
         )
     library = Library.from_dict(matching[-1])
-    return Source(path, Artefact(library, Card(name=path.name), **_injection(config)), is_run=True)
+    card = Card(name=place_of(folder).folder.name)
+    return Source(path, Artefact(library, card, **_injection(config)), is_run=True)
+
+
+def _split_version(where: str) -> tuple[str, str, str]:
+    """Cut `@VERSION` off; in an address, behind the run's name only."""
+    place, mark, name = where.rpartition("#") if is_address(where) else ("", "", where)
+    if "@" not in name:
+        return where, "", ""
+    name, at, version = name.rpartition("@")
+    return place + mark + name, at, version
 
 
 def _injection(config: Any) -> dict[str, Any]:

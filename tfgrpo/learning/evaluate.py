@@ -58,7 +58,7 @@ async def evaluate_async(
     """
     given = Overrides(**parts)
     tasks = list(given.tasks) if given.tasks is not None else read_tasks(config.tasks.path)
-    store = open_run(config, tasks=tasks)
+    store = open_run(config, tasks=tasks, role="writer")
     roles = RunComponents(config, store, given.opener)
     if given.on_open is not None:
         given.on_open(store)
