@@ -301,10 +301,25 @@ class Sampler:
         return units
 
     def _is_ours(self, group: _OpenGroup) -> bool:
-        if not group.is_ours:
-            shared = self._recorder if isinstance(self._recorder, SharedRecorder) else None
-            group.is_ours = shared is None or shared.lease_group(group.group_id, self.verifier_id)
+        """Tell whether a group is to be made here; asks others once it is needed."""
+        if group.is_ours:
+            return True
+        if not isinstance(self._recorder, SharedRecorder):
+            group.is_ours = True
+        elif self._recorder.lease_group(group.group_id, self.verifier_id):
+            group.is_ours = True
+            self._take_over(group)  # what another has made before it was ours
+        else:
+            group.is_ours = False
         return group.is_ours
+
+    def _take_over(self, group: _OpenGroup) -> None:
+        """Take what the recorder holds of a group; one that is whole then is closed here, too,
+        which costs nothing where it is closed already."""
+        was_missing = bool(group.missing)
+        self._find(group)
+        if was_missing and not group.missing:
+            self._record(group)
 
     async def _others(self, groups: Sequence[_OpenGroup]) -> list[_OpenGroup]:
         """Wait for groups that other processes make; return those to be made here after all.
@@ -316,9 +331,7 @@ class Sampler:
             self.raise_if_stopped()
             was_missing = sum(len(g.missing) for g in groups)
             for group in groups:
-                self._find(group)
-                if not group.missing:
-                    self._record(group)  # once more where it is there already, which costs nothing
+                self._take_over(group)
             ours = [g for g in groups if g.missing and self._is_ours(g)]
             if ours or sum(len(g.missing) for g in groups) < was_missing:
                 return ours
@@ -345,7 +358,8 @@ class Sampler:
                     continue
                 state.in_flight += len(unit.indices)
                 try:
-                    await self._do(unit, state)
+                    for run in _runs([i for i in unit.indices if i not in unit.group.rollouts]):
+                        await self._do(_Unit(unit.group, run), state)
                 except TfgrpoError as exc:
                     state.ended = state.ended or exc
                 finally:

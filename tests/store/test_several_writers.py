@@ -34,6 +34,7 @@ from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import RolloutGroup, Task, Usage
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import journal as journal_module
 from tfgrpo.store.budget import UNIT, Budget
 from tfgrpo.store.calls import CallEnd, CallStart
 from tfgrpo.store.postgres.seat import Terms
@@ -269,6 +270,72 @@ async def test_what_one_writer_holds_idle_comes_back_to_another(on_server: Where
             second.ledger.reserve(calls=1).release()
 
 
+async def test_money_is_free_again_only_when_the_journal_says_what_a_call_has_cost(
+    on_server: Where,
+) -> None:
+    class Answering(ServerLM):
+        async def complete(self, *given: Any) -> list[Completion]:
+            thaw.append(_freeze(store))
+            return await super().complete(*given)
+
+    thaw: list[Callable[[], None]] = []
+    server = CountingServer()
+    with writer(on_server("run"), budget=Budget(cost_usd=1.0)) as store:
+        lm = JournaledLM(Answering(server), store, prices=PRICES)
+        task = asyncio.create_task(lm.complete(ask(), 1, [0]))
+        await until(lambda: bool(server.answered))
+        await asyncio.sleep(0.05)
+        worst = store.ledger.reserved["cost_usd"]
+        assert worst > 0.0 and store.ledger.spent["cost_usd"] == 0.0
+        thaw[0]()
+        await task
+        assert store.ledger.reserved["cost_usd"] == 0.0
+        assert 0.0 < store.ledger.spent["cost_usd"] < worst
+
+
+async def test_a_sign_of_life_while_a_run_is_opened_moves_no_money(
+    on_server: Where, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(cost_usd=1.0)
+    with writer(on_server("run"), budget=budget) as first:
+        call = (await first.calls.claim(start(cost_usd=0.5), (b"k" * 32,))).call
+        assert call is not None
+        await first.calls.end(call, CallEnd("ok", Usage(calls=1, cost_usd=0.5), 0.1, 1))
+    looked = journal_module.folding.fold_spend
+
+    def slowly(rows: Any) -> Any:
+        found = looked(rows)
+        if getattr(rows, "_batches", None) is not None:
+            threading.Event().wait(0.5)  # beats pass meanwhile
+        return found
+
+    monkeypatch.setattr(journal_module.folding, "fold_spend", slowly)
+    with writer(on_server("run"), budget=budget, terms=QUICK) as second:
+        assert books(second)["cost_usd"] == (UNIT, UNIT // 2, 0)
+        rows = "SELECT overshoot FROM tfgrpo.ledgers WHERE run = tfgrpo.run()"
+        assert second._writer.read(rows) == [(0,)]
+
+
+async def test_late_results_count_once_also_after_the_books_were_made_anew(
+    on_server: Where,
+) -> None:
+    budget = Budget(cost_usd=1.0)
+    first = writer(on_server("run"), budget=budget, terms=QUICK)
+    with first:
+        call = (await first.calls.claim(start(cost_usd=0.5), (b"a" * 32,))).call
+        assert call is not None
+        thaw = _freeze(first)
+        watcher = writer(on_server("run"), budget=budget, terms=QUICK)
+        await until(lambda: watcher._writer.read("SELECT count(*) FROM live") == [(1,)])
+        watcher.close()
+        with writer(on_server("run"), budget=budget, terms=QUICK) as alone:  # counts from the rows
+            assert books(alone)["cost_usd"] == (UNIT, UNIT // 2, 0)
+            thaw()
+            await first.calls.end(call, CallEnd("ok", Usage(calls=1, cost_usd=0.125), 0.1, 1))
+            first.close()
+            assert books(alone)["cost_usd"] == (UNIT, UNIT // 8, 0)
+
+
 async def test_writers_under_other_caps_are_refused(on_server: Where) -> None:
     with writer(on_server("run"), budget=Budget(calls=10)) as first:
         with pytest.raises(StoreError, match="under other caps \\(calls 10; asked: calls 11\\)"):
@@ -438,6 +505,7 @@ import asyncio, sys
 from tests.store.driver import CountingServer, ServerLM, PRICES
 from tests.store.test_both_stores import ask
 from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import journal as journal_module
 from tfgrpo.store.budget import Budget
 
 class Waits(ServerLM):

@@ -280,26 +280,33 @@ class JournaledLM(LMWrapper):
         except ProviderError as exc:
             seconds = self._clock() - began
             end = book_failure(exc, duration_s=seconds, price=self._price, extra_calls=extra)
-            reservation.settle(**settlement(end, reservation.amounts))
-            await calls.end(number, end)
+            await self._end(number, end, reservation)
             raise
         except BudgetError as exc:  # the LM was refused a further call: what was sent was refused
             end = CallEnd("rejected", Usage(calls=1 + extra), self._clock() - began, error=str(exc))
-            reservation.settle(**settlement(end, reservation.amounts))
-            await calls.end(number, end)
+            await self._end(number, end, reservation)
             raise
         finally:
             if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
                 ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
                 reservation.settle()
                 calls.end_soon(number, ended)
-        reservation.settle(**settlement(end, reservation.amounts))
         self._learn(plain, end)
         pairs = [(draw.key, reply) for draw, reply in zip(draws, kept)]
-        await calls.end(number, end, pairs)
+        await self._end(number, end, reservation, pairs)
         if self._shared is not None:
             self._shared.keep(pairs)
         return pairs
+
+    async def _end(
+        self, number: int, end: CallEnd, reservation: Reservation, replies: Sequence[_Reply] = ()
+    ) -> None:
+        """Write how a call ended and give back what it did not use: in this order, so that nobody
+        is given what the journal still books for it."""
+        try:
+            await self._store.calls.end(number, end, replies)
+        finally:
+            reservation.settle(**settlement(end, reservation.amounts))
 
     def _learnt(self) -> LearntBound:
         """What earlier calls taught, those of earlier sessions included: read before the first

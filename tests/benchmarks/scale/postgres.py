@@ -312,6 +312,7 @@ class Books:
 
     def __init__(self, address: str) -> None:
         self.looks = self.wrong = 0
+        self.over_usd = 0.0
         self._link = Link(parse_address(address), patience_s=60)
         self._address = parse_address(address)
         self._over = threading.Event()
@@ -335,6 +336,7 @@ class Books:
             )
             self.looks += bool(rows)
             self.wrong += sum(used > cap or overshoot > 0 for cap, used, overshoot in rows)
+            self.over_usd = max([self.over_usd, *(over / UNIT for _, _, over in rows)])
 
     def close(self) -> None:
         self._over.set()
@@ -379,6 +381,7 @@ def damage(server: PostgresServer, replies: int, cap_usd: float, seed: int) -> d
         **_compare(address, provider, writers, cap_usd, replies if ends["done"] else 0),
         "book_looks": books.looks,
         "book_wrong": books.wrong,
+        "book_over_usd": books.over_usd,
     }
 
 

@@ -235,7 +235,8 @@ class BatchWriter:
         ledger, terms = self.ledger, self.seat.terms
 
         def work(connection: Any, session: int) -> Any:
-            return ledger.beat(connection, session) if ledger.caps else None
+            has_books = ledger.caps and ledger.is_started
+            return ledger.beat(connection, session) if has_books else None
 
         change = self.once("go on with", work)
         if change is not None:

@@ -85,6 +85,11 @@ class SharedLedger(Ledger):
         """Why the newest tranche was refused; None where it was granted."""
 
     @property
+    def is_started(self) -> bool:
+        """True once what the run had spent before is known here."""
+        return self._ask is not None
+
+    @property
     def caps(self) -> Mapping[str, int]:
         """The shared limits, in units."""
         return {name: self._caps[name] for name in self._names}
@@ -348,6 +353,13 @@ def set_caps(
             " WHERE resource = %s",
             (cap, cap, resource),
         )
+    # writers that were closed as if they were gone may still write what their calls have cost
+    connection.execute(
+        "INSERT INTO tfgrpo.tranches (session, resource, held, counted)"
+        " SELECT w.session, s.resource, 0, s.amount"
+        "  FROM tfgrpo.writers w, LATERAL tfgrpo.spent_of(w.session) s"
+        " WHERE w.run = tfgrpo.run() AND w.closed_at IS NOT NULL AND NOT w.is_dead"
+    )
     return dict(caps)
 
 
