@@ -191,8 +191,9 @@ class CurriculumConfig(Section):
     rest_epochs: int = Field(default=0, ge=0)
     """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
     allocate: str = ""
-    """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
-    `module:name` of a class whose objects are `Allocator`s."""
+    """What gives group sizes: `practice` (a probe first, then what can turn out mixed),
+    `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or `module:name` of a class
+    whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"
     """What the allocator chooses from: the step's tasks, or all of them."""

@@ -74,8 +74,8 @@ def load(
     state, weights, tensors = checkpoint.load(done[-1])
     if state["identity"] != identity:
         raise StoreError(
-            f"checkpoint {str(done[-1])!r} belongs to a run with other settings, tasks or "
-            "number of processes; choose another run.folder or restore the settings"
+            f"checkpoint {str(done[-1])!r} belongs to a run with other settings, tasks or rows, or "
+            "another number of processes; choose another folder or restore the settings"
         )
     load_hf_weights(decoder, weights)
     prefix = f"{distributed.world()[0]}."

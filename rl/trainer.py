@@ -21,7 +21,14 @@ from typing import Any
 import torch
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
+from tfgrpo.protocols import (
+    Allocator,
+    Generator,
+    GroupVerifier,
+    GrowingAllocator,
+    HintScheduler,
+    Verifier,
+)
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
@@ -134,6 +141,11 @@ class Trainer:
                     f"{name} with {self._world} processes: one process keeps the state; train on "
                     "one, or leave it out"
                 )
+        if isinstance(parts.allocate, GrowingAllocator) and isinstance(verifier, GroupVerifier):
+            raise ConfigError(
+                "curriculum.allocate lets groups grow, and the verifier scores the rollouts of a "
+                "group against each other: such scores change with it; use another of the two"
+            )
         self._folder = Path(run.folder)
         self.curriculum = Curriculum(
             c,

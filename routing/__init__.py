@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfgrpo.routing.cooldown import Cooldowns
     from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
     from tfgrpo.routing.outcome_files import read_models, read_outcomes
+    from tfgrpo.routing.promises import Calibrated, HeldOut, calibrate_pool, calibrate_router
     from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
     from tfgrpo.routing.routed_lm import RoutedLM
     from tfgrpo.routing.router import Router, RouterOptions, Session
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tfgrpo.routing.verbs import fit, load, route
 
 _HOME = {
+    "Calibrated": "promises",
     "Candidate": "rules",
     "Cascade": "cascade",
     "Cheapest": "rules",
@@ -33,6 +35,7 @@ _HOME = {
     "Estimates": "estimator.value_model",
     "Gate": "calibration",
     "Guaranteed": "rules",
+    "HeldOut": "promises",
     "ModelInfo": "records",
     "ModelState": "estimator.value_model",
     "OutcomeTable": "records",
@@ -46,6 +49,8 @@ _HOME = {
     "TradeOff": "rules",
     "ValueModel": "estimator.value_model",
     "calibrate": "calibration",
+    "calibrate_pool": "promises",
+    "calibrate_router": "promises",
     "fit": "verbs",
     "load": "verbs",
     "read_models": "outcome_files",
@@ -54,6 +59,7 @@ _HOME = {
 }
 
 __all__ = [
+    "Calibrated",
     "Candidate",
     "Cascade",
     "Cheapest",
@@ -61,6 +67,7 @@ __all__ = [
     "Estimates",
     "Gate",
     "Guaranteed",
+    "HeldOut",
     "ModelInfo",
     "ModelState",
     "OutcomeTable",
@@ -74,6 +81,8 @@ __all__ = [
     "TradeOff",
     "ValueModel",
     "calibrate",
+    "calibrate_pool",
+    "calibrate_router",
     "fit",
     "load",
     "read_models",

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,13 @@ from numpy.typing import NDArray
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import digest
 
-__all__ = ["Gate", "Risk", "betting_rejects", "calibrate", "calibrate_pool", "failure_bound"]
+__all__ = [
+    "Gate",
+    "Risk",
+    "betting_rejects",
+    "calibrate",
+    "failure_bound",
+]
 
 Array = NDArray[np.float64]
 Risk = Literal["net", "regret", "failure"]
@@ -94,7 +100,7 @@ class Gate:
     n: int
     """Calibration prompts."""
     kept: int
-    """Those at or above the threshold."""
+    """Those that the model keeps: at or above the threshold and, among several, cheapest there."""
     observed: float
     """The risk among the calibration prompts at the threshold."""
     attainable: float
@@ -186,24 +192,22 @@ def calibrate(
     if strong is None:
         raise ConfigError(f"risk {risk!r} compares with the strong model: give its successes too")
     strong = np.asarray(strong, dtype=np.float64)
-    _check(scores, weak, strong, risk, delta, confidence)
-    losses = _losses(weak, strong, risk)
-    found = _most_lenient(scores, losses, risk, delta, confidence)
+    check_values(scores, weak, strong, risk, delta, confidence)
+    policy = _Alone(scores, losses_of(weak, strong, risk))
+    found = most_lenient(policy, risk, delta, confidence)
     if found is not None and found[1] < min_coverage * len(scores):
         found = None
     threshold, kept, observed = found or (math.inf, 0, 0.0)
     rule = [risk, delta, confidence, min_coverage]
-    data = [[float(v) for v in values] for values in (scores, losses)]
-    least: float | None = delta
-    if found is None:
-        least = _least(scores, losses, risk, confidence)
+    data = [[float(v) for v in values] for values in (scores, policy.losses)]
+    least = delta if found is not None else least_level(policy, risk, confidence)
     return Gate(
         risk, delta, confidence, threshold, len(scores), kept, observed,
-        _attainable(scores, losses, risk, delta), least, digest([rule, data], 12),
+        _attainable(scores, policy.losses, risk, delta), least, digest([rule, data], 12),
     )  # fmt: skip
 
 
-def _check(
+def check_values(
     scores: Array, weak: Array, strong: Array, risk: str, delta: float, confidence: float
 ) -> None:
     if not scores.shape == weak.shape == strong.shape or scores.ndim != 1:
@@ -222,7 +226,7 @@ def _check(
             raise ConfigError(f"{name} is {value!r}; allowed is a number between 0 and 1")
 
 
-def _losses(weak: Array, strong: Array, risk: Risk) -> Array:
+def losses_of(weak: Array, strong: Array, risk: Risk) -> Array:
     """Loss of keeping each prompt; of `regret` and `failure` 0 or 1, above one half is 1."""
     if risk == "net":
         return strong - weak
@@ -231,12 +235,40 @@ def _losses(weak: Array, strong: Array, risk: Risk) -> Array:
     return (1 - weak > 0.5).astype(np.float64)
 
 
-def _most_lenient(
-    scores: Array, losses: Array, risk: Risk, delta: float, confidence: float
+class Keeping(Protocol):
+    """What a threshold does: which prompts it keeps, and what each would lose if kept."""
+
+    @property
+    def ranked(self) -> Array:
+        """The thresholds at which something changes, falling; one a prompt."""
+        ...
+
+    def at(self, threshold: float) -> tuple[NDArray[np.bool_], Array]:
+        """Return which prompts are kept, and the loss of each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """One cheap model under a strong one."""
+
+    scores: Array
+    losses: Array
+
+    @property
+    def ranked(self) -> Array:
+        return np.sort(self.scores)[::-1]
+
+    def at(self, threshold: float) -> tuple[NDArray[np.bool_], Array]:
+        return self.scores >= threshold, self.losses
+
+
+def most_lenient(
+    policy: Keeping, risk: Risk, delta: float, confidence: float
 ) -> tuple[float, int, float] | None:
     """Return threshold, number kept and observed risk of the last test passed."""
-    n, best = len(scores), None
-    ranked = np.sort(scores)[::-1]
+    ranked = policy.ranked
+    n, best = len(ranked), None
     starts = _STARTS if risk == "failure" else (0.0,)
     alpha = (1 - confidence) / len(starts)
     for start in starts:
@@ -247,15 +279,17 @@ def _most_lenient(
             continue
         sizes = np.unique(np.linspace(first, n, _STEPS).astype(int))
         for threshold in dict.fromkeys(float(ranked[s - 1]) for s in sizes):
-            keep = scores >= threshold
+            if not math.isfinite(threshold):
+                break
+            keep, losses = policy.at(threshold)
             if not _passes(losses, keep, risk, delta, alpha):
                 break
             if best is None or keep.sum() > best[1]:
-                best = threshold, int(keep.sum()), _risk(losses, keep, risk)
+                best = threshold, int(keep.sum()), risk_of(losses, keep, risk)
     return best
 
 
-def _risk(losses: Array, keep: NDArray[np.bool_], risk: Risk) -> float:
+def risk_of(losses: Array, keep: NDArray[np.bool_], risk: Risk) -> float:
     kept = float(losses[keep].sum())
     return kept / max(int(keep.sum()), 1) if risk == "failure" else kept / max(len(losses), 1)
 
@@ -278,37 +312,14 @@ def _attainable(scores: Array, losses: Array, risk: Risk, delta: float) -> float
     return float((fine[-1] + 1) / len(scores)) if len(fine) else 0.0
 
 
-def _least(scores: Array, losses: Array, risk: Risk, confidence: float) -> float | None:
+def least_level(policy: Keeping, risk: Risk, confidence: float) -> float | None:
     """Least level of `_LEVELS` at which a gate keeps something worth having."""
     low, high = 0, len(_LEVELS)
     while low < high:
         middle = (low + high) // 2
-        found = _most_lenient(scores, losses, risk, _LEVELS[middle], confidence)
-        if found is not None and found[1] >= _WORTH * len(scores):
+        found = most_lenient(policy, risk, _LEVELS[middle], confidence)
+        if found is not None and found[1] >= _WORTH * len(policy.ranked):
             high = middle
         else:
             low = middle + 1
     return _LEVELS[low] if low < len(_LEVELS) else None
-
-
-def calibrate_pool(
-    scores: Mapping[str, Array],
-    weak: Mapping[str, Array],
-    strong: Array | None = None,
-    *,
-    against: str = "",
-    risk: Risk = "net",
-    delta: float = 0.02,
-    confidence: float = 0.90,
-) -> dict[str, Gate]:
-    """Return a gate a model; all hold together with `confidence` (Bonferroni over the models)."""
-    each = 1 - (1 - confidence) / max(len(scores), 1)
-    return {
-        name: replace(
-            calibrate(
-                scores[name], weak[name], strong, risk=risk, delta=delta, confidence=each
-            ),
-            model=name, against=against,
-        )
-        for name in scores
-    }  # fmt: skip

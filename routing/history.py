@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfgrpo.routing.estimator.prompt_features import embed_prompts
 from tfgrpo.routing.records import SuccessCount
-from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
+from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = ["Ground", "History", "Merged"]
 

@@ -1,28 +1,26 @@
 """Choose a model for a prompt, and say why.
 
-Where no model qualifies, the named fallback answers, and the reason says whether it is dearer. A
-session stays on its model unless leaving it gains more than reading the conversation anew costs.
-Thompson draws explore under a cap on extra dollars. New outcomes are worked in without training;
-any number of threads may ask and record at once.
+Every model's estimate is judged by the rule; what happens to its choice is in `deciding`. New
+outcomes are worked in without training; any number of threads may ask and record at once.
 Does not know how to call a model (`routed_lm`), how candidates are judged (`rules`), how states are
-kept (`served`) or files (`router_files`). Source: own; Thompson 1933.
+kept (`served`) or files (`router_files`). Source: own.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from tfgrpo.errors import BudgetError, ConfigError
+from tfgrpo.errors import ConfigError
 from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.cooldown import Cooldowns
+from tfgrpo.routing.deciding import Explorer, Session, Sessions, fall_back
+from tfgrpo.routing.estimator.prompt_features import embed_prompts, prepare
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
 from tfgrpo.routing.router_files import RouterFiles
@@ -32,22 +30,11 @@ from tfgrpo.routing.rules import (
     Guaranteed,
     RouteDecision,
     RouteRule,
-    TradeOff,
 )
-from tfgrpo.routing.served import Refit, Saved, Snapshot, StateKeeper
-from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
-from tfgrpo.store.budget import Budget, Ledger
+from tfgrpo.routing.served import First, Refit, Saved, Snapshot, StateKeeper
+from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = ["Router", "RouterOptions", "Session"]
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """A conversation that a prompt belongs to."""
-
-    name: str
-    tokens: int = 0
-    """Tokens of the conversation that another model would read anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +56,10 @@ class RouterOptions:
     refit: Refit = "background"
     """`background`: only the first ask waits for states, later outcomes are worked in behind the
     answers. `wait`: every ask sees all that was recorded before it."""
+    first: First = "wait"
+    """`wait`: before the states are there an ask waits for them. `rates`: it is answered at once by
+    the models' success rates, and by states as soon as they are there; so is an ask while a
+    sentence encoder is being loaded."""
     refit_every_s: float = 1.0
     """Least seconds between two refits in the background."""
 
@@ -121,15 +112,13 @@ class Router:
         self.embedder_spec = ""
         self.gates: dict[str, Gate] = {}
         self._keeper = StateKeeper(
-            value, models, refit=options.refit, every_s=options.refit_every_s
-        )
+            value, models, refit=options.refit, every_s=options.refit_every_s, first=options.first,
+            warm_up=lambda: prepare(embedder),
+        )  # fmt: skip
         self._outcomes: dict[str, list[SuccessCount]] = {name: [] for name in names}
         self._stored: Callable[[], Sequence[SuccessCount]] = lambda: ()
-        usd = options.explore_usd
-        self._explore = None if usd is None else Ledger(Budget(cost_usd=usd))
-        self._rng = np.random.default_rng(options.seed)
-        self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._lock = threading.Lock()
+        self._explorer = Explorer(options.explore_usd, options.seed)
+        self._sessions = Sessions(options.max_sessions)
 
     @classmethod
     def restore(
@@ -163,7 +152,8 @@ class Router:
         """Return a router from a folder that `fit` or `tfgrpo route fit` wrote.
 
         Without a rule its calibrated gates decide, or else the cheapest model whose lower bound
-        clears 0.8; without a fallback the model with the best success rate answers.
+        clears 0.8; without a fallback the strong model of the gates answers, or else the model with
+        the best success rate.
 
         Raises:
             StoreError: files are missing, damaged or of another version.
@@ -195,7 +185,11 @@ class Router:
                 options=options, outcomes=lambda: files.outcomes,
             )  # fmt: skip
         router.embedder_spec, router.gates = files.embedder_spec, dict(files.gates)
-        router.fallback = router.best_model() if fallback is None else fallback
+        promised = [g.against for g in files.gates.values() if g.against in names]
+        if fallback is None:
+            # The strong model of a promise answers what no gate keeps.
+            fallback = promised[0] if promised else router.best_model()
+        router.fallback = fallback
         router._check(router.fallback)
         return router
 
@@ -238,6 +232,12 @@ class Router:
         other = copy.copy(self)
         other.rule, other.fallback = rule, fallback
         return other
+
+    def promise(self, gates: Mapping[str, Gate], against: str) -> None:
+        """Let calibrated gates decide from now on; the strong model answers what none keeps."""
+        self._check(against)
+        self.gates = dict(gates)
+        self.rule, self.fallback = Guaranteed(self.gates), against
 
     def best_model(self) -> str:
         """Return the model with the best smoothed success rate over its outcomes."""
@@ -336,16 +336,9 @@ class Router:
             ConfigError: an empty prompt or an unknown model in `among`.
             NoneHealthyError: every model is cooling down and the cooldowns say raise.
         """
-        if not prompt.strip():
-            raise ConfigError("the prompt is empty: there is nothing to route")
-        for name in among or ():
-            self._check(name)
+        text = _read(prompt, question)
         snapshot = self._keeper.snapshot()
-        names = list(snapshot.names if among is None else among)
-        text = question if question and question.strip() else prompt
-        if vector is None:
-            vector = embed_prompts(self.embedder, [text], [tags_of("", metadata or {})])[0]
-        candidates = self._candidates(snapshot, len(prompt), vector, names)
+        candidates = self._asked(snapshot, prompt, text, metadata, vector, among)
         usable = [c for c in candidates if c.state != "cooling"] or candidates
         qualified = [c for c in usable if c.qualifies]
         ranking = tuple(
@@ -357,14 +350,52 @@ class Router:
         if isinstance(session, str):
             session = Session(session)
         if not qualified:
-            decision = self._fall_back(ranking, usable)
+            decision = fall_back(ranking, usable, self.fallback)
         else:
             best = max(qualified, key=lambda c: (c.utility, c.mean))
             decision = RouteDecision(best.model, f"{best.model}: {best.note}", ranking, "rule")
-            decision = self._stay(decision, qualified, session)
-            decision = self._try_other(decision, usable)
-        self._remember(session, decision.model)
+            decision = self._sessions.stay(
+                decision, qualified, session, self.rule,
+                input_usd_per_mtok=self.info(best.model).input_usd_per_mtok or 0.0,
+                margin=self.options.switch_margin,
+            )  # fmt: skip
+            decision = self._explorer.turn(decision, usable, self.rule)
+        self._sessions.remember(session, decision.model)
+        if not snapshot.reads_prompts:
+            reason = f"{decision.reason}; by success rates alone, while the states are being made"
+            return replace(decision, reason=reason, share_read=0.0)
         return self._said(decision, text)
+
+    def candidates(
+        self,
+        prompt: str,
+        *,
+        question: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        vector: Floats | None = None,
+        among: Sequence[str] | None = None,
+    ) -> list[Candidate]:
+        """Return every model's standing, judged by the rule, without choosing; raises as `ask`."""
+        snapshot = self._keeper.snapshot()
+        return self._asked(snapshot, prompt, _read(prompt, question), metadata, vector, among)
+
+    def _asked(
+        self,
+        snapshot: Snapshot,
+        prompt: str,
+        text: str,
+        metadata: Mapping[str, str] | None,
+        vector: Floats | None,
+        among: Sequence[str] | None,
+    ) -> list[Candidate]:
+        if not prompt.strip():
+            raise ConfigError("the prompt is empty: there is nothing to route")
+        for name in among or ():
+            self._check(name)
+        names = list(snapshot.names if among is None else among)
+        if vector is None and snapshot.reads_prompts:
+            vector = embed_prompts(self.embedder, [text], [tags_of("", metadata or {})])[0]
+        return self._candidates(snapshot, len(prompt), vector, names)
 
     def _said(self, decision: RouteDecision, text: str) -> RouteDecision:
         """Say it where a text was not read whole."""
@@ -376,19 +407,10 @@ class Router:
             reason += f"; only {share:.0%} of the text was read: give the question alone"
         return replace(decision, reason=reason, share_read=share)
 
-    def _remember(self, session: Session | None, model: str) -> None:
-        if session is None:
-            return
-        with self._lock:
-            self._sessions[session.name] = model
-            self._sessions.move_to_end(session.name)
-            while len(self._sessions) > self.options.max_sessions:
-                self._sessions.popitem(last=False)
-
     def _candidates(
-        self, snapshot: Snapshot, length: int, vector: Floats, names: Sequence[str]
+        self, snapshot: Snapshot, length: int, vector: Floats | None, names: Sequence[str]
     ) -> list[Candidate]:
-        row = np.asarray(vector, dtype=np.float32)
+        row = np.zeros(0, np.float32) if vector is None else np.asarray(vector, np.float32)
         cooldowns = self.options.cooldowns
         allowed = set(names if cooldowns is None else cooldowns.available(list(names)))
         e = snapshot.bank.ask(row, level=self.options.interval)
@@ -426,76 +448,14 @@ class Router:
             object.__setattr__(raw, name, value)
         return raw
 
-    def _fall_back(
-        self, ranking: Sequence[Candidate], usable: Sequence[Candidate]
-    ) -> RouteDecision:
-        by_name = {c.model: c for c in usable}
-        chosen = by_name.get(self.fallback) or max(usable, key=lambda c: c.mean)
-        known = [c.cost_usd for c in usable if c.cost_usd is not None]
-        dearer = chosen.cost_usd is not None and bool(known) and chosen.cost_usd > min(known)
-        which = "the fallback" if chosen.model == self.fallback else "in place of the fallback"
-        notes = "; ".join(f"{c.model}: {c.note}" for c in usable if c.model != chosen.model)
-        reason = f"no model qualifies ({notes or chosen.note}); {chosen.model} answers as {which}"
-        if dearer:
-            reason += ", which is not the cheapest"
-        return RouteDecision(chosen.model, reason, tuple(ranking), "fallback", dearer)
-
-    def _stay(
-        self,
-        decision: RouteDecision,
-        qualified: Sequence[Candidate],
-        session: Session | None,
-    ) -> RouteDecision:
-        current = None if session is None else self._sessions.get(session.name)
-        if session is None or current is None or current == decision.model:
-            return decision
-        by_name = {c.model: c for c in qualified}
-        if current not in by_name:
-            return decision
-        new, old = by_name[decision.model], by_name[current]
-        reread_usd = session.tokens * (self.info(new.model).input_usd_per_mtok or 0.0) / 1e6
-        price = reread_usd * (self.rule.per_usd if isinstance(self.rule, TradeOff) else 1.0)
-        margin = self.options.switch_margin if isinstance(self.rule, TradeOff) else 0.0
-        gain = new.utility - old.utility
-        if gain > price + margin:
-            return decision
-        reason = (
-            f"the session stays with {current}: {new.model} gains {gain:.3g}, changing costs "
-            f"{price + margin:.3g}"
-        )
-        return RouteDecision(current, reason, decision.ranking, "session")
-
-    def _try_other(self, decision: RouteDecision, usable: Sequence[Candidate]) -> RouteDecision:
-        """Draw each model's success probability and follow the rule on the draws, under the cap."""
-        if self._explore is None or len(usable) < 2 or decision.kind == "session":
-            return decision
-        with self._lock:
-            noise = self._rng.standard_normal(len(usable))
-        f = np.array([c.logit_mean for c in usable]) + noise * [c.logit_sd for c in usable]
-        samples = {
-            c.model: replace(c, mean=float(p), low=float(p), coverage="covered")
-            for c, p in zip(usable, 1 / (1 + np.exp(-f)), strict=True)
-        }
-        drawn = []
-        for c in usable:
-            qualifies, utility, _ = self.rule.judge(samples[c.model], samples)
-            drawn.append((qualifies, utility, c.model == decision.model, c))
-        qualifies, _, _, pick = max(drawn, key=lambda d: d[:3])
-        greedy = next(c for c in usable if c.model == decision.model)
-        if not qualifies or pick is greedy or pick.cost_usd is None or greedy.cost_usd is None:
-            return decision
-        extra = max(pick.cost_usd - greedy.cost_usd, 0.0)
-        try:
-            self._explore.reserve(cost_usd=extra).settle(cost_usd=extra)
-        except BudgetError:
-            return decision
-        reason = f"{pick.model} is explored in place of {greedy.model} (extra ${extra:.3g})"
-        return RouteDecision(pick.model, reason, decision.ranking, "explore")
-
     @property
     def explored_usd(self) -> float:
         """Extra expected dollars spent on exploration so far."""
-        return 0.0 if self._explore is None else float(self._explore.spent.get("cost_usd", 0.0))
+        return self._explorer.spent_usd
+
+
+def _read(prompt: str, question: str | None) -> str:
+    return question if question and question.strip() else prompt
 
 
 def _known(value: float) -> float | None:

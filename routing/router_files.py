@@ -31,20 +31,19 @@ from tfgrpo.routing.calibration import Gate
 from tfgrpo.routing.costs import CostModel
 from tfgrpo.routing.estimator.bank import Scores
 from tfgrpo.routing.estimator.compact import Compact
+from tfgrpo.routing.estimator.prompt_features import (
+    TAG_WEIGHT,
+    PromptFeatures,
+    embed_prompts,
+    shared_ends,
+)
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer, ValueModel
 from tfgrpo.routing.history import Ground, History, Merged
 from tfgrpo.routing.outcome_files import parse_outcomes
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
 from tfgrpo.routing.served import Saved, StateKeeper
-from tfgrpo.runtime.embedders import (
-    Embedder,
-    PromptFeatures,
-    VectorCache,
-    embed_prompts,
-    open_embedder,
-    shared_ends,
-)
+from tfgrpo.runtime.embedders import LENGTH, LENGTH_WEIGHT, Embedder, open_embedder
 
 __all__ = ["LEAST_REFERENCE", "RouterFiles", "fit_files"]
 
@@ -337,9 +336,7 @@ def _pool(meta: Mapping[str, Any], arrays: Mapping[str, Any]) -> ReferencePool:
 
 
 def _embedder(spec: str, folder: Path, features: Mapping[str, Any] | None) -> Embedder:
-    base = open_embedder(spec)
-    if not spec.startswith("hashed"):
-        base = VectorCache(base, folder / "vectors")
+    base = open_embedder(spec, cache=folder / "vectors")
     if features is None:
         return base
     shared, weights = features["shared"], features["weights"]
@@ -349,7 +346,7 @@ def _embedder(spec: str, folder: Path, features: Mapping[str, Any] | None) -> Em
     )  # fmt: skip
 
 
-def features_of(outcomes: Sequence[SuccessCount]) -> dict[str, Any]:
+def features_of(outcomes: Sequence[SuccessCount], spec: str = "") -> dict[str, Any]:
     """Return what `PromptFeatures` needs to know of the prompts: tags and what all share."""
     first = {o.key: o for o in outcomes}
     counts: dict[str, int] = {}
@@ -360,7 +357,9 @@ def features_of(outcomes: Sequence[SuccessCount]) -> dict[str, Any]:
     # A tag of one prompt, or of all of them, tells nothing.
     tags = {t: counts[t] / len(first) for t in sorted(common) if 1 < counts[t] < len(first)}
     shared = shared_ends([o.prompt for o in first.values()])
-    return {"tags": tags, "shared": list(shared), "weights": [0.25, 0.5]}
+    # Lengths stand once in a row, whether the spec asks for them or not.
+    lengths = 0.0 if LENGTH in spec.split("+") else LENGTH_WEIGHT
+    return {"tags": tags, "shared": list(shared), "weights": [lengths, TAG_WEIGHT]}
 
 
 def fit_files(
@@ -383,7 +382,7 @@ def fit_files(
     if not outcomes:
         raise ConfigError("there are no outcomes to fit on: give a file with at least one row")
     table = OutcomeTable.from_outcomes(outcomes, models)
-    embedder = _embedder(embedder_spec, Path(folder), features_of(outcomes))
+    embedder = _embedder(embedder_spec, Path(folder), features_of(outcomes, embedder_spec))
     counts = (table.trials > 0).sum(axis=0)
     columns = np.flatnonzero(counts >= max(least_reference, 10))
     pool = None

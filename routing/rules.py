@@ -20,6 +20,8 @@ __all__ = ["Candidate", "Cheapest", "Guaranteed", "RouteDecision", "RouteRule", 
 
 
 DEFAULT_TARGET = 0.8
+UNPROVEN: tuple[Coverage, ...] = ("far", "empty")
+"""Coverage under which no gate keeps a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,7 @@ class Guaranteed:
             return False, -_cost(candidate), "no gate calibrated"
         if not gate.is_open:
             return False, -_cost(candidate), gate.promise
-        if candidate.coverage in ("far", "empty"):
+        if candidate.coverage in UNPROVEN:
             return False, -_cost(candidate), f"insufficient evidence: {candidate.coverage}"
         score = candidate.mean
         if gate.against:

@@ -1,16 +1,19 @@
 """States of all models, made once, swapped whole, kept up to date behind the answers.
 
 A `Snapshot` never changes: whoever holds one can ask it, whatever is recorded meanwhile. The keeper
-builds the first one once, however many threads ask; later it works a few new outcomes in at once
-(one row each, no refit) and refits in a thread of its own, at most once in `every_s`.
+builds the first one once, however many threads ask, who wait for it or are answered by success
+rates until it is there; later it works a few new outcomes in at once (one row each, no refit) and
+refits in a thread of its own, at most once in `every_s`.
 Does not know rules, sessions or files. Source: own.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,19 +24,32 @@ from tfgrpo.routing.costs import CostBank, CostModel
 from tfgrpo.routing.estimator.bank import Bank, Scores
 from tfgrpo.routing.estimator.compact import Compact, compact, with_outcome
 from tfgrpo.routing.estimator.coverage import far_floor, text_width
+from tfgrpo.routing.estimator.rates import RateBank
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.history import Ground, History
 from tfgrpo.routing.records import ModelInfo, SuccessCount
 
-__all__ = ["Refit", "Saved", "Snapshot", "StateKeeper"]
+__all__ = ["First", "Refit", "Saved", "Snapshot", "StateKeeper"]
 
 Refit = Literal["wait", "background"]
 """`wait`: an ask sees everything recorded before it. `background`: only the first ask waits."""
+First = Literal["wait", "rates"]
+"""What asks get before the first states are there: `wait` for them, or success `rates` at once."""
 
 QUICK = 8
 """New outcomes of a model that are worked in at once; more wait for the refit."""
 
 log = logging.getLogger(__name__)
+
+_AT_WORK: weakref.WeakSet[StateKeeper] = weakref.WeakSet()
+"""Keepers whose worker was started: a thread in the middle of a fit would abort the interpreter's
+end, so they are ended first."""
+
+
+@atexit.register
+def _end_workers() -> None:
+    for keeper in list(_AT_WORK):
+        keeper.close()
 
 
 @dataclass(frozen=True)
@@ -41,11 +57,16 @@ class Snapshot:
     """What is asked: a bank, costs, and which outcomes they know."""
 
     names: tuple[str, ...]
-    bank: Bank
+    bank: Bank | RateBank
     costs: CostBank
     version: int
     line: Mapping[str, int]
     """Model to its place in the bank."""
+
+    @property
+    def reads_prompts(self) -> bool:
+        """False while only success rates are known."""
+        return isinstance(self.bank, Bank)
 
 
 @dataclass
@@ -68,6 +89,18 @@ class _Model:
     costs: CostModel | None = None
     fresh: list[tuple[int, SuccessCount]] = field(default_factory=list)
     """Outcomes since `state` was fitted or updated."""
+    total: tuple[float, float] = (0.0, 0.0)
+    """Successes and trials of all that was recorded."""
+
+
+def _mean_cost(model: _Model) -> CostModel:
+    """What an answer costs on average, where that was fitted once."""
+    known = model.costs
+    one = np.zeros(1)
+    if known is None or known.coefficients is None:
+        in_dollars = model.info.output_usd_per_mtok is None
+        return CostModel(model.info, in_dollars, None, one, 0.0, 0.0)
+    return CostModel(model.info, known.in_dollars, one, one, known.level, known.spread)
 
 
 class StateKeeper:
@@ -80,9 +113,23 @@ class StateKeeper:
         *,
         refit: Refit = "background",
         every_s: float = 1.0,
+        first: First = "wait",
+        warm_up: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start with models that have no outcomes; `value` is called when a state is fitted."""
+        """Start with models that have no outcomes.
+
+        Args:
+            value: called when a state is fitted.
+            models: who can be asked about.
+            refit: whether asks wait for new outcomes.
+            every_s: least seconds between two refits in the background.
+            first: what asks get before the first states are there.
+            warm_up: called in the background before the first states answer, where `first` does not
+                wait: loads what else an ask needs.
+        """
         self._value, self._refit, self._every_s = value, refit, every_s
+        self._first, self._warm_up = first, warm_up
+        self._warm = threading.Event()
         self._lock = threading.RLock()
         self._building = threading.Lock()
         self._models = {m.name: _Model(m) for m in models}
@@ -103,9 +150,12 @@ class StateKeeper:
             self._ground, self._scores, self._floor = saved.ground, saved.scores, saved.floor
             for name, model in self._models.items():
                 model.history = saved.histories.get(name, History())
+                model.total = model.history.total()
                 model.state, model.costs = saved.states.get(name), saved.costs.get(name)
             if all(m.state is not None for m in self._models.values()):
                 self._swap()
+            if self._first == "rates":
+                self._wake()
 
     def saved(self) -> Saved:
         """Return outcomes and states to be stored, all fitted to all outcomes."""
@@ -137,12 +187,12 @@ class StateKeeper:
 
     def rates(self) -> dict[str, float]:
         """Return each model's success rate, with one success and one failure added."""
+        return {name: (k + 1) / (n + 2) for name, (k, n) in self._totals().items()}
+
+    def _totals(self) -> dict[str, tuple[float, float]]:
+        """Successes and trials of each model, those included that wait to be embedded."""
         with self._lock:
-            found = {n: m.history.total() for n, m in self._models.items()}
-            for o in self._waiting:
-                k, n = found[o.model]
-                found[o.model] = k + o.successes, n + o.trials
-        return {name: (k + 1) / (n + 2) for name, (k, n) in found.items()}
+            return {name: model.total for name, model in self._models.items()}
 
     def add(self, info: ModelInfo) -> None:
         """Add a model, or change its prices."""
@@ -155,15 +205,23 @@ class StateKeeper:
         """Take outcomes of known models."""
         with self._lock:
             self._waiting += outcomes
+            for o in outcomes:
+                model = self._models[o.model]
+                model.total = model.total[0] + o.successes, model.total[1] + o.trials
             self._touch()
 
     def _touch(self) -> None:
         self._version += 1
-        if self._snapshot is not None and self._refit == "background":
+        known = self._snapshot is not None and self._refit == "background"
+        if known or (self._first == "rates" and not self._warm.is_set()):
             self._wake()
 
     def snapshot(self, *, wait: bool = False) -> Snapshot:
         """Return the newest snapshot; with `wait`, one that is fitted to every outcome."""
+        if self._first == "rates" and not wait and not self._warm.is_set():
+            with self._lock:
+                self._wake()
+            return self._by_rates()
         now = self._snapshot
         if now is not None and not wait and self._refit == "background":
             return now
@@ -175,6 +233,15 @@ class StateKeeper:
                 self._build("all")
             assert self._snapshot is not None
             return self._snapshot
+
+    def _by_rates(self) -> Snapshot:
+        """A snapshot of success rates: what is known without reading a prompt."""
+        totals = self._totals()
+        costs = [_mean_cost(self._models[name]) for name in totals]
+        return Snapshot(
+            tuple(totals), RateBank(list(totals.values())), CostBank(costs), -1,
+            {name: i for i, name in enumerate(totals)},
+        )  # fmt: skip
 
     def _is_quick(self) -> bool:
         return any(m.state is not None and m.state.n_updates for m in self._models.values())
@@ -194,8 +261,10 @@ class StateKeeper:
             model.fresh.append((row, o))
         return version
 
-    def _build(self, how: Literal["quick", "due", "all"]) -> None:
+    def _build(self, how: Literal["quick", "due", "all"], *, behind: bool = False) -> None:
         """Bring the states up to date and swap the snapshot; called under `_building`.
+
+        `behind` the answers it ends when the keeper is closed.
 
         `quick` refits nothing that can be worked in or can wait, `due` what has many outcomes that
         are not fitted, `all` everything that is not fitted to every outcome.
@@ -203,6 +272,8 @@ class StateKeeper:
         version = self._take_in()
         self._prepare()
         for name, model in list(self._models.items()):
+            if behind and self._stop.is_set():
+                return
             if model.state is None or (how == "all" and (model.fresh or model.state.n_updates)):
                 self._fit(name, model)
             elif model.fresh and len(model.fresh) <= QUICK:
@@ -286,23 +357,26 @@ class StateKeeper:
             self._worker = threading.Thread(
                 target=self._work, name="tfgrpo-router-refit", daemon=True
             )
+            _AT_WORK.add(self)
             self._worker.start()
 
     def _work(self) -> None:
         """Work in what is new at once, refit what is due after a pause, the rest when idle."""
         took = 0.0
+        if self._first == "rates" and not self._warm.is_set():
+            self._start_up()
         while not self._stop.is_set():
             idle = not self._dirty.wait(timeout=max(self._every_s, 4 * took))
             self._dirty.clear()
             began = time.monotonic()
             try:
                 with self._building:
-                    self._build("all" if idle else "quick")
+                    self._build("all" if idle else "quick", behind=True)
                 if not idle:
                     self._stop.wait(max(self._every_s, 4 * took))
                     began = time.monotonic()
                     with self._building:
-                        self._build("due")
+                        self._build("due", behind=True)
             except Exception:
                 # The old snapshot goes on answering; the next outcome tries again.
                 log.exception("the states could not be refitted; answers come from the old ones")
@@ -311,6 +385,17 @@ class StateKeeper:
                 if idle and not self._dirty.is_set():
                     self._worker = None
                     return
+
+    def _start_up(self) -> None:
+        try:
+            self._warm_up()
+            if self._snapshot is None:
+                with self._building:
+                    self._build("all", behind=True)
+        except Exception:
+            # From here on an ask does it itself, and raises what is wrong.
+            log.exception("the first states could not be made behind the answers")
+        self._warm.set()
 
     def close(self) -> None:
         """End the worker; the last snapshot goes on answering."""

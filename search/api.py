@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from tfgrpo.config.flat_options import gathered
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Verifier
@@ -70,7 +71,7 @@ def make_algorithm(name: str, **options: Any) -> Algorithm:
     if name not in ALGORITHMS:
         raise ConfigError(f"no algorithm {name!r}; there are {', '.join(sorted(ALGORITHMS))}")
     try:
-        return ALGORITHMS[name](**options)
+        return ALGORITHMS[name](**gathered(ALGORITHMS[name], options))
     except TypeError as exc:
         raise ConfigError(f"algorithm {name!r} with {options}: {exc}") from exc
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
@@ -38,7 +39,6 @@ async def group_of(
     context: Context = EMPTY_CONTEXT,
     policy_id: str = "search",
     seed: int = 0,
-    scope: str = "search",
     include_failed: bool = False,
     verifier_timeout_s: float = 120.0,
 ) -> RolloutGroup:
@@ -52,7 +52,7 @@ async def group_of(
         verifier_timeout_s: wall time of one verification, seconds.
     """
     tree, task = result.fold.tree, result.task
-    group_id = group_id_of(task, context, policy_id, seed=seed, scope=scope)
+    group_id = group_id_of(task, context, policy_id, seed=seed, scope="search")
     ends = tree.with_status("terminal")
     if include_failed:
         ends = sorted([*ends, *tree.with_status("dead")], key=lambda n: n.id)
@@ -94,10 +94,8 @@ def _rollout(
             usage = usage + (node.usage or Usage())
     ids = [n.id for n in path]
     shared = max((_common(ids, r.metadata["node_path"]) for r in earlier), default=1) - 1
-    return rollout_of(
-        result.task,
-        result.fold.tree,
-        end,
+    return replace(
+        rollout_of(result.task, result.fold.tree, end),
         rollout_id=f"{group_id}-n{end.id}",
         usage=usage,
         sample_index=index,

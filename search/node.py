@@ -242,10 +242,8 @@ class Node:
 
 def make_node(
     node_id: int,
-    parent: int,
-    depth: int,
+    parent: Node,
     proposal: Proposal,
-    key: str,
     prior: float,
     g: float,
     score: NodeScore,
@@ -257,10 +255,10 @@ def make_node(
     """
     node = _new(Node)  # one assignment a line: that is what the interpreter does fastest
     node.id = node_id
-    node.parent = parent
-    node.depth = depth
+    node.parent = parent.id
+    node.depth = parent.depth + 1
     node.action = proposal.action
-    node.action_key = key
+    node.action_key = action_key(proposal.action)
     node.count = proposal.count
     node.prior = prior
     node.status = "open"

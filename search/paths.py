@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.messages import Message, ToolCall
-from tfgrpo.rollout import Rollout, Step, Task, Usage
+from tfgrpo.rollout import Rollout, Step, Task
 from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
@@ -68,13 +68,9 @@ def rollout_of(
     tree: Tree,
     node: Node,
     *,
-    rollout_id: str = "",
     outcome: StepResult | None = None,
-    usage: Usage | None = None,
-    sample_index: int = 0,
-    metadata: Mapping[str, Any] | None = None,
 ) -> Rollout:
-    """Return the path to `node` as an ungraded rollout.
+    """Return the path to `node` as an ungraded rollout, without what it cost.
 
     Args:
         outcome: of the last action, where it is not in the tree yet.
@@ -84,11 +80,8 @@ def rollout_of(
     if outcome is not None and nodes:
         steps[-1] = step_of(nodes[-1], outcome.observation)
     return Rollout(
-        rollout_id or f"{task.task_id}-{node.id}",
+        f"{task.task_id}-{node.id}",
         task.task_id,
         tuple(steps),
-        usage=usage or Usage(),
-        sample_index=sample_index,
         is_truncated=any(n.proposal is not None and n.proposal.is_truncated for n in nodes),
-        metadata=metadata or {},
     )

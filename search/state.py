@@ -235,7 +235,6 @@ class SearchState:
     ) -> list[Node] | None:
         """Make new children in one go; None where two of them are the same."""
         tree, seq, above = self.tree, self.commits, node.g
-        parent, depth = node.id, node.depth + 1
         first = at = len(tree.places)
         made: list[Node] = []
         seen: set[str] = set()
@@ -243,15 +242,14 @@ class SearchState:
         for proposal in proposals:
             total += proposal.count
         for proposal, score in zip(proposals, scores):
-            key, prior = action_key(proposal.action), proposal.prior
+            prior = proposal.prior
             if not score[0] >= 0:
                 _refuse_cost(score[0], proposal.action)
-            seen.add(key)
             if prior is None:
                 prior = proposal.count / total
-            made.append(
-                make_node(at, parent, depth, proposal, key, prior, above + score[0], score, seq)
-            )
+            child = make_node(at, node, proposal, prior, above + score[0], score, seq)
+            made.append(child)
+            seen.add(child.action_key)
             at += 1
         if len(seen) < len(made) and self.algorithm.merges_siblings:
             return None
@@ -386,7 +384,6 @@ def explore(
     is_goal: Callable[[Any], bool],
     to_go: Callable[[Any], float] = lambda state: 0.0,
     key: Callable[[Any], str | None] = str,
-    merge: Merge = "sound",
     max_expansions: int | None = None,
 ) -> SearchState:
     """Search a known world without models or asyncio; for puzzles, proofs and tests.
@@ -394,7 +391,7 @@ def explore(
     Args:
         successors: state to (action, next state, step cost of at least 0).
         to_go: the heuristic, for algorithms that use one.
-        key: equal exactly for equal states; None keeps a state apart.
+        key: equal exactly for equal states, which become one node; None keeps a state apart.
 
     Returns:
         The fold; `fold.algorithm.best(fold.tree)` is the best node.
@@ -407,7 +404,7 @@ def explore(
     """
     root = Node(0, -1, 0, h=to_go(start), state=start, state_key=key(start), is_executed=True)
     root.is_terminal = root.is_goal = is_goal(start)
-    fold = SearchState(algorithm, Tree(root), merge=merge)
+    fold = SearchState(algorithm, Tree(root), merge="sound")
     while not algorithm.finished(fold.tree):
         if max_expansions is not None and fold.expansions >= max_expansions:
             break

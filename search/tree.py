@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, make_node
+from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, make_node
 
 __all__ = ["LazyChildren", "Children", "Row", "Tree"]
 
@@ -33,7 +33,7 @@ class LazyChildren:
         scores: one a child, kept only where they hold parts or notes.
     """
 
-    __slots__ = ("depth", "first", "parent", "proposals", "rows", "scores", "seq")
+    __slots__ = ("first", "parent", "proposals", "rows", "scores", "seq")
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LazyChildren:
         rows: Sequence[Row],
         scores: Sequence[NodeScore] | None,
     ) -> None:
-        self.parent, self.depth, self.first, self.seq = parent.id, parent.depth + 1, first, seq
+        self.parent, self.first, self.seq = parent, first, seq
         self.proposals, self.rows, self.scores = proposals, rows, scores
 
     def make(self, node_id: int) -> Node:
@@ -55,10 +55,7 @@ class LazyChildren:
             prior = proposal.count / sum([p.count for p in self.proposals])
         _, minus_g, _, h, value, cost = self.rows[at]
         score: Any = (cost, h, value, NO_PARTS, None) if self.scores is None else self.scores[at]
-        key = action_key(proposal.action)
-        return make_node(
-            node_id, self.parent, self.depth, proposal, key, prior, -minus_g, score, self.seq
-        )
+        return make_node(node_id, self.parent, proposal, prior, -minus_g, score, self.seq)
 
 
 class Children(Sequence[Node]):

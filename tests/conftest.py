@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,7 @@ def steps_of() -> Any:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how many browser tests ran, so that a skipped browser is seen, and name the tests that
     would not survive a machine twenty times slower."""
-    limit_s = float(terminalreporter.config.getini("timeout"))
+    limit_s = limit_of(terminalreporter.config)
     ran = skipped = 0
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:
@@ -104,12 +104,29 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 elif report.when == "call":
                     ran += 1
     terminalreporter.write_line(f"browser tests: {ran} ran, {skipped} skipped")
-    for report in terminalreporter.getreports(""):
-        if getattr(report, "duration", 0) > limit_s / 20 and "long" not in report.keywords:
-            terminalreporter.write_line(
-                f"over a twentieth of the limit: {report.duration:.0f} s {report.when} "
-                f"{report.nodeid}"
-            )
+    for line in slow_lines(terminalreporter.getreports(""), limit_s):
+        terminalreporter.write_line(line)
+
+
+def limit_of(config: pytest.Config) -> float:
+    """Return the limit of one test in seconds; 0 where there is none."""
+    try:
+        from pytest_timeout import get_env_settings
+
+        return float(get_env_settings(config).timeout or 0)
+    except (ImportError, ValueError):  # the plugin is not installed, or was switched off
+        return 0.0
+
+
+def slow_lines(reports: Iterable[Any], limit_s: float) -> list[str]:
+    """Return a line for each report that took over a twentieth of the limit; none without one."""
+    return [
+        f"over a twentieth of the limit: {report.duration:.0f} s {report.when} {report.nodeid}"
+        for report in reports
+        if limit_s > 0
+        and getattr(report, "duration", 0) > limit_s / 20
+        and "long" not in report.keywords
+    ]
 
 
 _CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

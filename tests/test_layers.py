@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
+import tfgrpo
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
+
+HEAVY = {
+    *("torch", "transformers", "numpy", "scipy", "openai", "httpx", "aiohttp", "litellm"),
+    *("jsonschema", "referencing", "pydantic"),
+}
 
 _LOADED = """
 import json, socket, sys
@@ -23,7 +29,10 @@ socket.socket.connect = socket.getaddrinfo = refuse
 before = set(sys.modules)
 import importlib
 for name in NAMES:
-    importlib.import_module(name)
+    module, _, attribute = name.partition(":")
+    value = importlib.import_module(module)
+    if attribute:
+        getattr(value, attribute)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 
@@ -38,7 +47,8 @@ SEARCH_CORE = (
 
 
 def loaded_by(*names: str, home: Path) -> list[str]:
-    """Modules that a fresh interpreter loads for these imports, run in an empty home."""
+    """Modules that a fresh interpreter loads for these imports (`module` or `module:name`), run in
+    an empty home."""
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-B", "-c", f"NAMES = {list(names)!r}\n{_LOADED}"],
@@ -100,10 +110,42 @@ def test_importing_the_package_writes_no_file(tmp_path: Path) -> None:
 
 def test_the_command_line_starts_without_models_or_modules(tmp_path: Path) -> None:
     loaded = loaded_by("tfgrpo.cli.main", home=tmp_path)
-    heavy = {"torch", "transformers", "numpy", "scipy", "openai", "litellm", "pydantic"}
-    assert third_party(loaded) & heavy == set()
+    assert third_party(loaded) & HEAVY == set()
     modules = ("tfgrpo.search", "tfgrpo.rl", "tfgrpo.routing", "tfgrpo.experience")
     assert [name for name in loaded if name.startswith(modules)] == []
+
+
+def test_the_help_loads_no_command_and_no_library_but_that_of_the_command_line(
+    tmp_path: Path,
+) -> None:
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-B", "-X", "importtime", "-m", "tfgrpo", "--help"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0 and "escalate" in done.stdout
+    rows = [line.split("|") for line in done.stderr.splitlines() if line.startswith("import time:")]
+    loaded = [row[-1].strip() for row in rows]
+    assert "tfgrpo.cli.main" in loaded
+    assert third_party(loaded) & HEAVY == set()
+    assert [m for m in loaded if m.startswith("tfgrpo.cli.")] == ["tfgrpo.cli.main"]
+    assert not {"asyncio", "sqlite3", "tfgrpo.config.learn"} & set(loaded)
+
+
+def test_the_verbs_and_records_of_the_root_load_no_numerics_and_no_client(tmp_path: Path) -> None:
+    loaded = loaded_by(*(f"tfgrpo:{name}" for name in tfgrpo.__all__), home=tmp_path)
+    assert third_party(loaded) & (HEAVY - {"pydantic"}) == set()
+    assert "tfgrpo.store.journal" in loaded  # `evaluate` and `sample_group` are whole
+
+
+def test_the_verb_learn_is_there_before_its_parts(tmp_path: Path) -> None:
+    loaded = loaded_by("tfgrpo:learn", "tfgrpo:Config", home=tmp_path)
+    parts = ("learning.loop", "sampling", "store.journal", "experience.library", "verifiers.exact")
+    assert {f"tfgrpo.{part}" for part in parts} & set(loaded) == set()
 
 
 def test_learning_and_evaluating_load_no_module_beside_the_core(tmp_path: Path) -> None:

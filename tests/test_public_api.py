@@ -73,6 +73,13 @@ def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
         importlib.import_module(package).no_such_name  # noqa: B018
 
 
+@pytest.mark.parametrize("package", packages())
+def test_no_lazy_name_is_that_of_a_module_which_would_stand_in_for_it(package: str) -> None:
+    module = importlib.import_module(package)
+    inside = {info.name for info in pkgutil.iter_modules(module.__path__)}
+    assert set(getattr(module, "_HOME", {})) & inside == set()
+
+
 def test_the_root_stays_small() -> None:
     assert len(tfgrpo.__all__) <= MOST_ROOT_NAMES
 

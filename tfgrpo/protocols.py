@@ -18,6 +18,7 @@ from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
 
 __all__ = [
     "Allocator",
+    "GrowingAllocator",
     "Completion",
     "Finish",
     "Generated",
@@ -283,6 +284,26 @@ class Allocator(Protocol):
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
     ) -> list[int]:
         """Return the number of rollouts of each task."""
+        ...
+
+
+@runtime_checkable
+class GrowingAllocator(Allocator, Protocol):
+    """An allocator that looks at a step's first rollouts before it spends the rest.
+
+    Contract: as `Allocator`; `grow` returns sizes in all, one a task in order, none below `sizes`,
+    at most `budget` together. Equal sizes end the step.
+    """
+
+    def grow(
+        self,
+        tasks: Sequence[Task],
+        history: Sequence[RolloutGroup],
+        groups: Sequence[RolloutGroup],
+        sizes: Sequence[int],
+        budget: int,
+    ) -> list[int]:
+        """Return the sizes after seeing `groups`, those of the tasks that have rollouts."""
         ...
 
 

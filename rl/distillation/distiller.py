@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.rl.checkpoints import files as checkpoint
-from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl import run_state
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, write_model
 from tfgrpo.rl.distillation.objectives import Objective
-from tfgrpo.rl.model.decoder import load_hf_weights
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.optim.lora import LoraWeights
 from tfgrpo.rl.optim.master_weights import FullWeights, Weights
@@ -76,7 +75,7 @@ class Distiller:
     @property
     def _identity(self) -> str:
         settings = {k: v for k, v in asdict(self._settings).items() if k != "save_every"}
-        return digest([self._objective.identity, settings], 16)
+        return digest([self._objective.identity, settings, "run state"], 16)
 
     def run(self, on_step: Callable[[int, dict[str, float]], None] | None = None) -> None:
         """Train to the last step; `on_step(step, figures)` is called after each, saves included.
@@ -112,15 +111,14 @@ class Distiller:
 
     def save(self) -> Path:
         """Write a checkpoint of this step."""
-        tensors = {n: t.cpu() for n, t in self.optimiser.state()}
-        state = {"identity": self._identity, "optimiser_steps": self.optimiser.steps}
-        return checkpoint.save(self._folder, self.step_number, state, tensors, self.export, keep=1)
+        state = {"identity": self._identity}
+        return run_state.save(
+            self._folder, self.step_number, self.optimiser, state, self.export, keep=1
+        )
 
     def export(self, folder: Path) -> None:
         """Write the model in Hugging Face form into an existing folder."""
-        weights = checkpoint.model_weights(self._parts.decoder)
-        checkpoint.write_tensors(folder / checkpoint.WEIGHTS, weights)
-        self._parts.save_extras(folder)
+        write_model(folder, self._parts)
 
     def resume(self) -> bool:
         """Load the newest checkpoint, if there is one.
@@ -128,16 +126,8 @@ class Distiller:
         Raises:
             StoreError: it is damaged or of a run with other rows or settings.
         """
-        done = checkpoint.found(self._folder)
-        if not done:
+        state = run_state.load(self._folder, self._identity, self._parts.decoder, self.optimiser)
+        if state is None:
             return False
-        state, weights, tensors = checkpoint.load(done[-1])
-        if state["identity"] != self._identity:
-            raise StoreError(
-                f"checkpoint {str(done[-1])!r} belongs to a run with other rows or settings; "
-                "choose another folder or delete this one"
-            )
-        load_hf_weights(self._parts.decoder, weights)
-        self.optimiser.load(tensors, state["optimiser_steps"])
         self.step_number = int(state["step"])
         return True

@@ -20,6 +20,7 @@ from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
+from tfgrpo.runtime.surrogates import without_surrogates
 
 
 class Prompts(Protocol):
@@ -119,7 +120,7 @@ def _reply_ids(rollout: Rollout, tokenizer: Any, end_id: int, own: bool) -> tupl
     step = rollout.steps[0]
     if own:
         return step.token_ids or ()
-    text = step.action.content.strip()
+    text = without_surrogates(step.action.content.strip())
     if not text:
         return ()
     return (*tokenizer(text, add_special_tokens=False)["input_ids"], end_id)

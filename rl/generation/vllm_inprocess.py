@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError
+from tfgrpo.lm.finish_words import finish_of
 from tfgrpo.protocols import Generated, Sampling
 
 
@@ -93,4 +94,5 @@ def _repack_head(model: Any) -> None:
 def _from_vllm(output: Any) -> Generated:
     ids = tuple(output.token_ids)
     logps = tuple(step[t].logprob for step, t in zip(output.logprobs, ids, strict=True))
-    return Generated(ids, logps, "length" if output.finish_reason == "length" else "stop")
+    was_cut = finish_of(output.finish_reason) == "length"
+    return Generated(ids, logps, "length" if was_cut else "stop")

@@ -10,15 +10,19 @@ import json
 import os
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tfgrpo.errors import ConfigError, ProviderError
+from tfgrpo.lm.finish_words import finish_of
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.checkpoints.files import WEIGHTS, write_tensors
+
+T = TypeVar("T")
 
 
 class _Http:
@@ -35,23 +39,35 @@ class _Http:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
         self._timeout_s = timeout_s
+        # A server on this machine is never behind a proxy, whatever the environment names.
+        is_near = urllib.parse.urlsplit(base_url).hostname in ("127.0.0.1", "localhost", "::1")
+        proxies = urllib.request.ProxyHandler({} if is_near else None)
+        self._opener = urllib.request.build_opener(proxies)
 
-    def post(self, path: str, body: Mapping[str, Any], *, from_root: bool = False) -> Any:
-        """Return the reply's JSON; with `from_root` the path stands beside `/v1`, not below it."""
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        read: Callable[[Any], T] = lambda row: row,
+        *,
+        from_root: bool = False,
+    ) -> T:
+        """Return what `read` makes of the reply's JSON; with `from_root` the path stands beside
+        `/v1`, not below it."""
         url = (self.url.removesuffix("/v1") if from_root else self.url) + path
         for wait_s in (1.0, 4.0):
             try:
-                return self._once(url, body)
+                return read(self._once(url, body))
             except ProviderError as exc:
                 if exc.kind not in ("overloaded", "connection"):
                     raise
             time.sleep(wait_s)
-        return self._once(url, body)
+        return read(self._once(url, body))
 
     def _once(self, url: str, body: Mapping[str, Any]) -> Any:
         request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
+            with self._opener.open(request, timeout=self._timeout_s) as reply:
                 text = reply.read()
                 return json.loads(text) if text.strip() else {}
         except urllib.error.HTTPError as exc:
@@ -128,18 +144,22 @@ class VllmServer:
             "ignore_eos": bool(sampling.extra.get("ignore_eos", False)),
             "stop": list(sampling.stop),
         }
-        reply = self._http.post("/completions", body)
-        choices = reply.get("choices") or [{}]
-        choice = choices[0]
+        return self._http.post("/completions", body, self._generated)
+
+    def _generated(self, reply: Any) -> Generated:
+        """Read one continuation; a reply that the server gave up is none (`ProviderError`)."""
+        choices = reply.get("choices") if isinstance(reply, Mapping) else None
+        choice = choices[0] if isinstance(choices, list) and choices else {}
+        finish = finish_of(choice.get("finish_reason"))
         token_ids = choice.get("token_ids")
         logps = (choice.get("logprobs") or {}).get("token_logprobs")
-        if token_ids is None or logps is None or len(token_ids) != len(logps):
+        if token_ids is None or logps is None or len(token_ids) != len(logps) or None in logps:
             raise ProviderError(
                 f"{self._http.url} returned no token ids or log-probs beside the text; training "
                 "needs both: use vLLM 0.10 or newer",
                 kind="bad_reply",
             )
-        was_cut = choice.get("finish_reason") == "length"
+        was_cut = finish == "length"
         return Generated(
             tuple(token_ids), tuple(map(float, logps)), "length" if was_cut else "stop"
         )

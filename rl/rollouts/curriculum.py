@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.protocols import Allocator
 from tfgrpo.rl.config import CurriculumConfig
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
@@ -88,6 +89,9 @@ class Curriculum:
         self._group_size = group_size
         self._seed = seed
         self._allocate = allocate
+        self._candidates: list[Task] = []
+        self._sizes: GroupSizes | None = None
+        """Of the last draw."""
 
     @property
     def tasks_per_step(self) -> int:
@@ -122,6 +126,21 @@ class Curriculum:
             return [Draw(t, self._group_size) for t in tasks]
         return self._sized(tasks, n)
 
+    def more(self, outcomes: Iterable[tuple[str, Sequence[float]]]) -> list[Draw]:
+        """Return further rollouts of the draws of the last `draw`, given what became of them.
+
+        `outcomes` are all groups of that draw so far, with the rewards of rollouts without help.
+        Draws of other tasks are new groups. Empty where the allocator wants no more.
+        """
+        if self._sizes is None:
+            return []
+        before = self._sizes.now
+        groups = [_light(self._all[t], TaskOutcome(t, tuple(r), 0)) for t, r in outcomes]
+        if not self._sizes.grow(groups):
+            return []
+        pairs = zip(self._candidates, before, self._sizes.now, strict=True)
+        return [Draw(task, new - old) for task, old, new in pairs if new > old]
+
     def _next(self, n: int, held: set[str]) -> list[Task]:
         found: list[Task] = []
         n = min(n, sum(t.task_id not in held for t in self._pool))
@@ -148,14 +167,9 @@ class Curriculum:
 
     def _sized(self, tasks: Sequence[Task], n: int) -> list[Draw]:
         assert self._allocate is not None
-        budget = n * self._group_size
-        sizes = self._allocate(tasks, self.groups(), budget)
-        if len(sizes) != len(tasks) or sum(sizes) > budget or min(sizes, default=0) < 0:
-            raise ConfigError(
-                f"curriculum.allocate gave {sizes!r:.120} for {len(tasks)} tasks and a budget of "
-                f"{budget}: one number a task is needed, none negative, at most the budget in all"
-            )
-        return [Draw(t, int(k)) for t, k in zip(tasks, sizes, strict=True) if k]
+        self._candidates = list(tasks)
+        self._sizes = GroupSizes(self._allocate, tasks, self.groups(), n * self._group_size)
+        return [Draw(t, k) for t, k in zip(tasks, self._sizes.now, strict=True) if k]
 
     def _order(self, epoch: int) -> list[Task]:
         if self._ordered[0] != epoch:

@@ -46,7 +46,7 @@ def prepare(
 def policy_lm(parts: LoadedModel, *, max_rows: int = 64) -> LM:
     """Return the weights that are trained, as they are now, as a text model."""
     from tfgrpo.lm.local.loading import LocalModel
-    from tfgrpo.lm.local.local_lm import LocalLM
+    from tfgrpo.lm.local.local_lm import LoadedWeights, LocalLM
     from tfgrpo.rl.generation.generator import GroupGenerator
 
     decoder = parts.decoder
@@ -61,7 +61,7 @@ def policy_lm(parts: LoadedModel, *, max_rows: int = 64) -> LM:
     generator = GroupGenerator(
         decoder, eos_ids=parts.eos_ids, detokenize=parts.text_of, max_rows=max_rows
     )
-    return LocalLM(parts.name, loaded=loaded, generator=generator, weights_id="policy")
+    return LocalLM(parts.name, loaded=LoadedWeights(loaded, generator, "policy"))
 
 
 def _written(

@@ -21,12 +21,14 @@ from typing import Any, Protocol
 from tfgrpo.context import EMPTY_CONTEXT, Context, render_messages
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
+from tfgrpo.lm.local.chat_template import render_turns
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.surrogates import without_surrogates
 from tfgrpo.sampling import OnTruncated, judge_group
 
 PROMPTS_KEPT = 8192
@@ -90,18 +92,21 @@ class Prompter:
     def _encode_messages(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         if self._template == "chat":
             turns = [{"role": m.role, "content": m.content} for m in messages]
-            text = self.tokenizer.apply_chat_template(
-                turns, add_generation_prompt=True, tokenize=False
-            )
+            # As the model is asked elsewhere: what its template refuses is folded.
+            text, _ = render_turns(self.tokenizer, turns, add_generation_prompt=True)
         else:
-            text = "\n\n".join(m.content for m in messages)
+            text = without_surrogates("\n\n".join(m.content for m in messages))
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def prefix_ids(self, text: str) -> tuple[int, ...]:
         """Return the ids of a forced start of a reply; its last blanks belong to the next word."""
         if not text:
             return ()
-        return tuple(self.tokenizer(text.rstrip(" "), add_special_tokens=False)["input_ids"])
+        return tuple(
+            self.tokenizer(without_surrogates(text.rstrip(" ")), add_special_tokens=False)[
+                "input_ids"
+            ]
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         """Return a reply's text without special tokens."""

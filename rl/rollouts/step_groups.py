@@ -187,15 +187,40 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups = self._make(draws[self._rank :: self._world], seed)
-            outcomes = self._share(draws, groups)
+            groups, outcomes = self._rolled(draws, seed, tally)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
-            _add(tally.spent, self._maker.figures)
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
         unscored = self._check(step, tally)
         self._maker.figures = tally.spent
         figures = {"unscored_share": unscored} | (tally.figures() if most > 1 else {})
         return StepGroups(tally.kept, tally.made, is_graded=tally.is_graded, figures=figures)
+
+    def _rolled(
+        self, draws: Sequence[Draw], seed: int, tally: _Tally
+    ) -> tuple[list[RolloutGroup], list[_Outcome]]:
+        """Roll out a draw, then what an allocator that grows groups wants more of it.
+
+        A group grows where it was begun; new ones are dealt out among the processes.
+        """
+        everyone = list(draws)
+        mine = self._make(everyone[self._rank :: self._world], seed)
+        _add(tally.spent, self._maker.figures)
+        outcomes = self._share(everyone, mine)
+        turn = 0
+        while self._make_groups is None and (
+            more := self._curriculum.more((o.task_id, o.unaided) for o in outcomes)
+        ):
+            turn += 1
+            known = {d.task.task_id for d in everyone}
+            new = [d for d in more if d.task.task_id not in known]
+            held = {g.task.task_id for g in mine}
+            own = [d for d in more if d.task.task_id in held] + new[self._rank :: self._world]
+            grown = self._make(own, derive_seed(seed, "grow", turn))
+            _add(tally.spent, self._maker.figures)
+            mine = _joined(mine, grown)
+            everyone += new
+            outcomes = self._share(everyone, mine)
+        return mine, outcomes
 
     def _check(self, step: int, tally: _Tally) -> float:
         """Return the share of rollouts without a score, cut ones apart; refuse one that is too
@@ -258,6 +283,20 @@ class StepSampler:
         rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
         rolled.groups = [*rolled.groups, *past]
         rolled.figures["groups_replayed"] = len(past)
+
+
+def _joined(groups: Sequence[RolloutGroup], more: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+    """Groups with further rollouts of their tasks, numbered on; new tasks' groups come last."""
+    added = {g.task.task_id: g for g in more}
+    found = []
+    for group in groups:
+        extra = added.pop(group.task.task_id, None)
+        rollouts = group.rollouts
+        for rollout in () if extra is None else extra.rollouts:
+            i = len(rollouts)
+            rollouts += (replace(rollout, rollout_id=f"{group.group_id}-{i}", sample_index=i),)
+        found.append(replace(group, rollouts=rollouts))
+    return [*found, *added.values()]
 
 
 def _unaided(group: RolloutGroup) -> tuple[float, ...]:

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.lm.local.chat_template import ChatFormat
+from tfgrpo.lm.local.chat_template import ChatFormat, render_turns
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.policies.tool_calls import parse_action
 from tfgrpo.policies.tool_loop import run_call
 from tfgrpo.policies.tools import Tool
 from tfgrpo.prompts import render
+from tfgrpo.runtime.surrogates import without_surrogates
 from tfgrpo.runtime.terminal import clip
 
 _MARK = "tfgrpoassistantturn"
@@ -124,16 +125,15 @@ class TurnText:
 
     def _tail(self, messages: Sequence[Message]) -> str:
         if not self._is_chat:
-            return "\n\n" + "\n\n".join(m.content for m in messages) + "\n\n"
+            joined = "\n\n".join(m.content for m in messages)
+            return f"\n\n{without_surrogates(joined)}\n\n"
         turns = [
             {"role": "user", "content": "x"},
             {"role": "assistant", "content": _MARK},
             *({"role": m.role, "content": m.content} for m in messages),
         ]
-        text = self._tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False
-        )
-        _, mark, tail = str(text).rpartition(_MARK)
+        text, _ = render_turns(self._tokenizer, turns, add_generation_prompt=True)
+        _, mark, tail = text.rpartition(_MARK)
         if not mark:
             raise ConfigError(
                 "this tokenizer's chat template does not keep assistant turns, so a turn cannot be "

@@ -27,6 +27,7 @@ from tfgrpo.runtime.embedders import Embedder, Floats
 __all__ = [
     "ReplayResult",
     "BacktestRow",
+    "ReplayPlan",
     "clusters_of",
     "hash_split",
     "identity",
@@ -118,12 +119,56 @@ def clusters_of(vectors: Floats | Array, k: int = 32, seed: int = 0) -> Array:
     return centres
 
 
+def _quiet(line: str) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What is compared on which prompts."""
+
+    rivals: Sequence[str] = tuple(RIVALS)
+    variants: Mapping[str, Sequence[Layer]] = field(default_factory=lambda: {"full": LAYERS})
+    """Named sets of layers of the value model."""
+    train: Sequence[int] = (0, 1, 2, 3, 4, 5)
+    """Values of the split that labels are drawn from."""
+    test: Sequence[int] = (8, 9)
+    seed: int = 0
+    progress: Callable[[str], None] = _quiet
+
+
+_PLAN = ReplayPlan()
+
+
 @dataclass(frozen=True)
 class _Ground:
-    """One fold: the pool without a family, and what does not change between its models."""
+    """What every model is measured on."""
+
+    table: OutcomeTable
+    vectors: Floats
+    embedder: Embedder
+    at_test: NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """The pool without a family, and what does not change between its models."""
 
     pool: ReferencePool
     centres: Array
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """One draw of labels for one model."""
+
+    j: int
+    """The model's column."""
+    n: int
+    """Labels asked for; `rows` has fewer where train has."""
+    rows: NDArray[np.intp]
+    asked: NDArray[np.intp]
+    """Test prompts whose outcome is known."""
 
 
 def replay(
@@ -134,23 +179,17 @@ def replay(
     *,
     sizes: Sequence[int] = (16, 64, 256, 1024),
     draws: int = 2,
-    rivals: Sequence[str] = tuple(RIVALS),
-    variants: Mapping[str, Sequence[Layer]] | None = None,
-    train: Sequence[int] = (0, 1, 2, 3, 4, 5),
-    test: Sequence[int] = (8, 9),
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda line: None,
+    plan: ReplayPlan = _PLAN,
 ) -> ReplayResult:
     """Leave each family out in turn and measure every method at every number of labels.
 
-    A size above the train prompts of a model is cut to them and keeps its name. `variants` names
-    sets of layers of the value model; the default is `full` with all of them.
+    A size above the train prompts of a model is cut to them and keeps its name.
 
     Raises:
         ConfigError: a test prompt's text also stands in train.
     """
-    variants = variants or {"full": LAYERS}
-    at_train, at_test = np.flatnonzero(np.isin(split, train)), np.flatnonzero(np.isin(split, test))
+    at_train = np.flatnonzero(np.isin(split, plan.train))
+    at_test = np.flatnonzero(np.isin(split, plan.test))
     leaks = leaked([table.prompts[i] for i in at_train], [table.prompts[i] for i in at_test])
     if leaks:
         raise ConfigError(
@@ -162,12 +201,13 @@ def replay(
         table.take(at_train), vectors[at_train], embedder_id=embedder.embedder_id
     )
     centres = clusters_of(vectors[at_train])
+    ground = _Ground(table, vectors, embedder, at_test)
     sums: dict[tuple[str, int], list[tuple[float, float, float, float]]] = {}
     result = ReplayResult()
     for family in dict.fromkeys(families):
-        pool = whole.without(families=[family])
+        fold = _Fold(whole.without(families=[family]), centres)
         for j in [i for i, f in enumerate(families) if f == family]:
-            rng = np.random.default_rng([seed, j])
+            rng = np.random.default_rng([plan.seed, j])
             known = at_train[table.trials[at_train, j] > 0]
             asked = at_test[table.trials[at_test, j] > 0]
             if len(known) < min(sizes) or not len(asked):
@@ -175,15 +215,11 @@ def replay(
             for _ in range(draws):
                 order = rng.permutation(known)
                 for n in sizes:
-                    rows = np.sort(order[:n])
-                    answers = _answers(
-                        table, vectors, embedder, _Ground(pool, centres), j, rows, asked, rivals,
-                        variants, result, n,
-                    )  # fmt: skip
-                    rates = table.rates[asked, j]
-                    for method, p in answers.items():
-                        _note(result, sums, method, n, p, rates, j, asked, at_test, table, draws)
-        progress(f"{family}: {families.count(family)} models")
+                    labels = _Labels(j, n, np.sort(order[:n]), asked)
+                    for method, p in _answers(ground, fold, labels, plan, result).items():
+                        sums.setdefault((method, n), []).append(_figures(ground, labels, p))
+                        _add_errors(result, ground, labels, method, p, draws)
+        plan.progress(f"{family}: {families.count(family)} models")
     for (method, n), values in sums.items():
         means = np.nanmean(np.array(values), axis=0)
         result.rows.append(BacktestRow(method, n, *(float(v) for v in means)))
@@ -194,22 +230,13 @@ def replay(
 
 
 def _answers(
-    table: OutcomeTable,
-    vectors: Floats,
-    embedder: Embedder,
-    ground: _Ground,
-    j: int,
-    rows: NDArray[np.intp],
-    asked: NDArray[np.intp],
-    rivals: Sequence[str],
-    variants: Mapping[str, Sequence[Layer]],
-    result: ReplayResult,
-    n: int,
+    ground: _Ground, fold: _Fold, labels: _Labels, plan: ReplayPlan, result: ReplayResult
 ) -> dict[str, Array]:
+    table, vectors, pool = ground.table, ground.vectors, fold.pool
+    j, rows, asked = labels.j, labels.rows, labels.asked
     keys = [table.keys[i] for i in rows]
     X, Q = vectors[rows].astype(np.float64), vectors[asked].astype(np.float64)
     datasets = np.array(table.datasets)
-    pool = ground.pool
     trial = Trial(
         vectors=X,
         rates=table.rates[rows, j],
@@ -221,47 +248,40 @@ def _answers(
         asked=pool.covariates(Q),
         context_scores=pool.scores_of(X, keys)[0],
         asked_scores=pool.scores_of(Q)[0],
-        clusters=np.argmax(X @ ground.centres.T, axis=1),
-        query_clusters=np.argmax(Q @ ground.centres.T, axis=1),
+        clusters=np.argmax(X @ fold.centres.T, axis=1),
+        query_clusters=np.argmax(Q @ fold.centres.T, axis=1),
     )
-    answers = {name: RIVALS[name](trial) for name in rivals}
-    for name, layers in variants.items():
-        model = ValueModel(embedder, pool, layers=layers)
+    answers = {name: RIVALS[name](trial) for name in plan.rivals}
+    for name, layers in plan.variants.items():
+        model = ValueModel(ground.embedder, pool, layers=layers)
         state = model.state_of_counts(X, table.successes[rows, j], table.trials[rows, j], keys=keys)
         answers[name] = state.predict_vectors(Q).mean
         if name == "full":
-            totals = result.weights.setdefault(n, {})
+            totals = result.weights.setdefault(labels.n, {})
             for layer, weight in state.weights.items():
                 totals[layer] = totals.get(layer, 0.0) + weight
     return answers
 
 
-def _note(
-    result: ReplayResult,
-    sums: dict[tuple[str, int], list[tuple[float, float, float, float]]],
-    method: str,
-    n: int,
-    p: Array,
-    rates: Array,
-    j: int,
-    asked: NDArray[np.intp],
-    at_test: NDArray[np.intp],
-    table: OutcomeTable,
-    draws: int,
+def _figures(ground: _Ground, labels: _Labels, p: Array) -> tuple[float, float, float, float]:
+    rates = ground.table.rates[labels.asked, labels.j]
+    return (
+        metrics.brier(p, rates),
+        metrics.area(p, rates),
+        metrics.log_loss(p, rates),
+        metrics.ece(p, rates),
+    )
+
+
+def _add_errors(
+    result: ReplayResult, ground: _Ground, labels: _Labels, method: str, p: Array, draws: int
 ) -> None:
-    sums.setdefault((method, n), []).append(
-        (
-            metrics.brier(p, rates),
-            metrics.area(p, rates),
-            metrics.log_loss(p, rates),
-            metrics.ece(p, rates),
-        )
-    )
-    errors = result.errors.setdefault(
-        (method, n), np.full((len(table.models), len(at_test)), np.nan)
-    )
-    at = np.searchsorted(at_test, asked)
-    errors[j, at] = np.where(np.isnan(errors[j, at]), 0.0, errors[j, at]) + (p - rates) ** 2 / draws
+    """Add the squared errors of one draw, of which there are `draws`."""
+    shape = len(ground.table.models), len(ground.at_test)
+    errors = result.errors.setdefault((method, labels.n), np.full(shape, np.nan))
+    line, at = errors[labels.j], np.searchsorted(ground.at_test, labels.asked)
+    rates = ground.table.rates[labels.asked, labels.j]
+    line[at] = np.where(np.isnan(line[at]), 0.0, line[at]) + (p - rates) ** 2 / draws
 
 
 def routed(value: Array, quality: Array) -> dict[str, float]:

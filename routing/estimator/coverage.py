@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfgrpo.runtime.embedders import Embedder, Floats, PromptFeatures, unit_rows
+from tfgrpo.routing.estimator.prompt_features import PromptFeatures
+from tfgrpo.runtime.embedders import Embedder, Floats, JoinedEmbedder, unit_rows
 
 __all__ = ["far_floor", "nonsense", "text_part", "text_width"]
 
@@ -22,7 +23,9 @@ _SAMPLE = 512
 
 def text_width(embedder: Embedder) -> int:
     """Return how many leading columns of a row come from the text alone."""
-    return embedder.base.width if isinstance(embedder, PromptFeatures) else embedder.width
+    if isinstance(embedder, PromptFeatures):
+        return text_width(embedder.base)
+    return embedder.text_width if isinstance(embedder, JoinedEmbedder) else embedder.width
 
 
 def text_part(rows: NDArray[Any], width: int) -> Floats:

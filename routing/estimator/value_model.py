@@ -40,9 +40,10 @@ from tfgrpo.routing.estimator.layers import (
     closed_of,
 )
 from tfgrpo.routing.estimator.own_layers import Near, Ridge
+from tfgrpo.routing.estimator.prompt_features import embed_prompts
 from tfgrpo.routing.estimator.reference_pool import Covariates, ReferencePool
 from tfgrpo.routing.records import SuccessCount
-from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
+from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = ["Coverage", "Estimates", "Layer", "LAYERS", "ModelState", "ValueModel"]
 

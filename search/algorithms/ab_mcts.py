@@ -14,29 +14,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
 if TYPE_CHECKING:
     import random
 
-__all__ = ["ABMCTS"]
+__all__ = ["ABMCTS", "ScorePrior"]
 
 _Sums = list[float]
 """[count, sum, sum of squares] of the scores seen."""
 
 
-class ABMCTS:
+@dataclass(frozen=True, slots=True)
+class ScorePrior:
+    """Normal-inverse-gamma prior of a score; what is not known of a node or an arm yet."""
+
+    prior_mean: float = 0.5
+    prior_weight: float = 1.0
+    """How many scores the mean counts as."""
+    prior_shape: float = 1.0
+    prior_scale: float = 0.1
+    """Of the variance, inverse gamma."""
+
+
+_PRIOR = ScorePrior()
+
+
+class ABMCTS(GoalSearch):
     """Adaptive branching; each visit draws one sample at one node.
 
     Args:
         arms: proposers to choose from.
-        prior_mean, prior_weight: the prior of a score's mean and how many scores it counts as.
-        prior_shape, prior_scale: the prior of the variance (inverse gamma).
+        prior: of the scores; settings files give its fields as options of their own.
         seed: start of the counter that draws come from.
         stop_at_goal: stop at the first goal.
         max_children: most children of one node; None leaves it to the draws.
@@ -49,24 +64,22 @@ class ABMCTS:
         self,
         *,
         arms: int = 1,
-        prior_mean: float = 0.5,
-        prior_weight: float = 1.0,
-        prior_shape: float = 1.0,
-        prior_scale: float = 0.1,
+        prior: ScorePrior = _PRIOR,
         seed: int = 0,
         stop_at_goal: bool = True,
         max_children: int | None = None,
     ) -> None:
         self.arms, self.seed, self.stop_at_goal = arms, seed, stop_at_goal
         self.max_children = max_children
-        self._prior = (prior_mean, prior_weight, prior_shape, prior_scale)
+        self._prior = (
+            prior.prior_mean, prior.prior_weight, prior.prior_shape, prior.prior_scale
+        )  # fmt: skip
         self._own: dict[int, list[_Sums]] = {}
         self._below: dict[int, _Sums] = {}
         self._flying: dict[int, int] = {}
         self._arm_of: dict[int, list[int]] = {}
         self._closed: set[int] = set()
         self._draws = 0
-        self._has_goal = False
 
     def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Walk down `room` times."""
@@ -177,18 +190,6 @@ class ABMCTS:
             self._enter_up(tree, node, 0.0)
         else:
             _enter(self._sums(node)[arm], 0.0)
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: scores belong to paths."""
-
-    def finished(self, tree: Tree) -> str:
-        """Return `goal` at the first goal, where asked."""
-        return "goal" if self._has_goal and self.stop_at_goal else ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the best goal, else the best so far."""
-        goal = best_goal(tree)
-        return best_so_far(tree) if goal is None else goal.id
 
     def dump(self) -> dict[str, Any]:
         """Return the sums, what is running, and the counter."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -26,7 +26,7 @@ def rank_of(node: Node) -> tuple[float, int]:
     return worth, node.id
 
 
-class Beam:
+class Beam(GoalSearch):
     """Keeps the best nodes of each level.
 
     Args:
@@ -51,7 +51,6 @@ class Beam:
         self._queue: list[int] = [0]
         self._flying: set[int] = set()
         self._next: list[int] = []
-        self._has_goal = False
 
     @classmethod
     def breadth_first(cls, **options: Any) -> Beam:
@@ -113,18 +112,10 @@ class Beam:
         """Forget a node that led nowhere."""
         self._flying.discard(node.id)
 
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: levels are by the number of steps at birth."""
-
     def finished(self, tree: Tree) -> str:
         """Return `goal` once the level that found one is done."""
         done = self._has_goal and self.stop_at_goal and not self._queue and not self._flying
         return "goal" if done else ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the best goal, else the best so far."""
-        goal = best_goal(tree)
-        return best_so_far(tree) if goal is None else goal.id
 
     def dump(self) -> dict[str, Any]:
         """Return the level's rest, what is running, and the next level."""

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -35,7 +35,7 @@ def majority_probability(first: int, second: int) -> float:
     return float(sum(math.comb(n, k) for k in range(first + 1)) / 2**n)
 
 
-class BestOfN:
+class BestOfN(GoalSearch):
     """N independent paths from the root.
 
     Args:
@@ -67,7 +67,6 @@ class BestOfN:
         self._heads: list[int] = []
         self._running = 0
         self._votes: Counter[str] = Counter()
-        self._has_goal = False
 
     @classmethod
     def best_of(cls, n: int = 8, **options: Any) -> BestOfN:
@@ -111,9 +110,6 @@ class BestOfN:
     def on_fail(self, tree: Tree, node: Node) -> None:
         """A failed chain has no vote."""
         self._running -= 1
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: chains do not merge."""
 
     def finished(self, tree: Tree) -> str:
         """Return `converged` when the vote is decided, `goal` where a goal is enough."""

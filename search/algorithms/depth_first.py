@@ -16,14 +16,14 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.search.algorithms.beam import rank_of
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
 __all__ = ["DepthFirst"]
 
 
-class DepthFirst:
+class DepthFirst(GoalSearch):
     """A stack of nodes.
 
     Args:
@@ -51,7 +51,6 @@ class DepthFirst:
         self._stack: list[int] = [0]
         self._draws: dict[int, int] = {}
         self._flying: int | None = None
-        self._has_goal = False
 
     @classmethod
     def dfsdt(cls, width: int = 2, back: int = 2) -> DepthFirst:
@@ -115,18 +114,6 @@ class DepthFirst:
         ancestors = tree.path(node)[1:-1][::-1][: max(0, levels - 1)]
         skipped = {n.id for n in ancestors}
         self._stack = [i for i in self._stack if i not in skipped]
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: the order is the stack's."""
-
-    def finished(self, tree: Tree) -> str:
-        """Return `goal` at the first goal."""
-        return "goal" if self._has_goal else ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the goal, else the best so far."""
-        goal = best_goal(tree)
-        return best_so_far(tree) if goal is None else goal.id
 
     def dump(self) -> dict[str, Any]:
         """Return the stack and the draws."""

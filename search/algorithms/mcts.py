@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_goal, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest, best_goal, best_so_far
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -54,7 +54,7 @@ def _by_puct(family: Sequence[Node], wide: float) -> Node:
     return found
 
 
-class MCTS:
+class MCTS(GoalSearch):
     """UCT or PUCT.
 
     Args:
@@ -77,7 +77,6 @@ class MCTS:
     ) -> None:
         self.exploration, self.rule = exploration, rule
         self.stop_at_goal, self.unscored = stop_at_goal, unscored
-        self._has_goal = False
 
     def select(self, tree: Tree, room: int) -> list[VisitRequest]:
         """Walk down `room` times; each walk ends at another leaf."""
@@ -161,10 +160,6 @@ class MCTS:
 
     def on_moved(self, tree: Tree, node: Node) -> None:
         """Not supported: visits belong to paths. Merge states with best-first search only."""
-
-    def finished(self, tree: Tree) -> str:
-        """Return `goal` at the first goal, where asked."""
-        return "goal" if self._has_goal and self.stop_at_goal else ""
 
     def best(self, tree: Tree) -> int:
         """Return the best goal, else the best finished path, else the most visited leaf."""

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, Protocol
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
-__all__ = ["Algorithm", "VisitRequest", "best_goal", "best_so_far"]
+__all__ = ["Algorithm", "GoalSearch", "VisitRequest", "best_goal", "best_so_far"]
 
 
 class VisitRequest(NamedTuple):
@@ -89,6 +89,24 @@ class Algorithm(Protocol):
     def load(self, tree: Tree, state: Mapping[str, Any]) -> None:
         """Restore the state that `dump` gave, on the tree it belonged to."""
         ...
+
+
+class GoalSearch:
+    """Base of an algorithm that keeps its nodes where they are and stops at a goal, if at all."""
+
+    stop_at_goal = True
+    _has_goal = False
+
+    def on_moved(self, tree: Tree, node: Node) -> None:
+        """Nothing: the order is by what paths were when their nodes were made."""
+
+    def finished(self, tree: Tree) -> str:
+        """Return `goal` at the first goal, where that is enough."""
+        return "goal" if self._has_goal and self.stop_at_goal else ""
+
+    def best(self, tree: Tree) -> int:
+        """Return the best goal, else the best so far."""
+        return best_so_far(tree)
 
 
 def best_goal(tree: Tree) -> Node | None:

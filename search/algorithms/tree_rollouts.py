@@ -22,7 +22,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.search.algorithms.protocol import VisitRequest, best_so_far
+from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
@@ -49,7 +49,22 @@ def first_entropy(top_logprobs: Sequence[Mapping[str, float]], first: int = 20) 
     return math.fsum(found) / len(found) if found else None
 
 
-class EntropyRollouts:
+class _Chains(GoalSearch):
+    """Chains of which all count: the search ends when they do."""
+
+    stop_at_goal = False
+    _running = 0
+
+    def on_leaf(self, tree: Tree, node: Node) -> None:
+        """A chain is finished."""
+        self._running -= 1
+
+    def on_fail(self, tree: Tree, node: Node) -> None:
+        """A chain has ended without an answer."""
+        self._running -= 1
+
+
+class EntropyRollouts(_Chains):
     """ARPO's branching.
 
     Args:
@@ -80,7 +95,6 @@ class EntropyRollouts:
         self.lookahead = initial
         self._queue: list[int] = [0] * initial
         self._chains = initial
-        self._running = 0
         self._branches: dict[int, int] = {}
         self._first: dict[int, float] = {}
 
@@ -123,25 +137,6 @@ class EntropyRollouts:
         draw = Random(derive_seed(self.seed, "arpo", child.id)).random()
         return draw < self.base + self.gain * rise
 
-    def on_leaf(self, tree: Tree, node: Node) -> None:
-        """A chain is finished."""
-        self._running -= 1
-
-    def on_fail(self, tree: Tree, node: Node) -> None:
-        """A chain has ended without an answer."""
-        self._running -= 1
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: chains do not merge."""
-
-    def finished(self, tree: Tree) -> str:
-        """All chains count; the search ends when they do."""
-        return ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the best chain."""
-        return best_so_far(tree)
-
     def dump(self) -> dict[str, Any]:
         """Return the queue and the counts."""
         return {
@@ -175,7 +170,7 @@ def edit_ratio(first: Sequence[Any], second: Sequence[Any]) -> float:
     return row[-1] / longest if longest else 0.0
 
 
-class LookaheadRollouts:
+class LookaheadRollouts(_Chains):
     """LATR's branching inside one step of text, at the root; the steps after it are plain chains.
 
     Args:
@@ -211,7 +206,6 @@ class LookaheadRollouts:
         self._queue: list[tuple[int, str]] = [(0, "")]
         self._branches = 1
         self._seen: list[tuple[str, ...]] = []
-        self._running = 0
         self.dropped = 0
         """Branches that said the same as a sibling."""
 
@@ -269,25 +263,6 @@ class LookaheadRollouts:
                     self._queue.append((0, text + other))
                     self._branches += 1
             text += token
-
-    def on_leaf(self, tree: Tree, node: Node) -> None:
-        """A branch is finished."""
-        self._running -= 1
-
-    def on_fail(self, tree: Tree, node: Node) -> None:
-        """A branch has ended without an answer."""
-        self._running -= 1
-
-    def on_moved(self, tree: Tree, node: Node) -> None:
-        """Nothing: branches do not merge."""
-
-    def finished(self, tree: Tree) -> str:
-        """All branches count; the search ends when they do."""
-        return ""
-
-    def best(self, tree: Tree) -> int:
-        """Return the best branch."""
-        return best_so_far(tree)
 
     def dump(self) -> dict[str, Any]:
         """Return the queue and what was seen."""

@@ -11,8 +11,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tfgrpo.errors import PolicyError, boundary
-from tfgrpo.runtime.canonical import digest
-from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome, with_state
+from tfgrpo.search.environments.protocol import (
+    Effect,
+    StepResult,
+    finish_outcome,
+    state_key_of,
+    with_state,
+)
 from tfgrpo.search.node import action_name
 
 __all__ = ["DeepcopyEnvironment", "ImmutableEnvironment"]
@@ -61,7 +66,7 @@ class ImmutableEnvironment:
         is_simulator: bool = True,
     ) -> None:
         self._state, self._step, self._goal = state, step, goal
-        self._key = key or _digest_or_none
+        self._key = key or state_key_of
         self._effect = effect
         self._guard = guard
         self.is_simulator = is_simulator
@@ -97,13 +102,6 @@ class ImmutableEnvironment:
     def effects(self, action: Any) -> Effect:
         """Return the declared effect."""
         return self._effect(action) if callable(self._effect) else self._effect
-
-
-def _digest_or_none(state: Any) -> str | None:
-    try:
-        return digest(state, 24)
-    except (TypeError, ValueError):
-        return None
 
 
 def _equal(before: Any, after: Any) -> bool:
@@ -146,7 +144,7 @@ class DeepcopyEnvironment:
         is_simulator: bool = True,
     ) -> None:
         self._state, self._step, self._goal = copy.deepcopy(state), step, goal
-        self._key = key or _digest_or_none
+        self._key = key or state_key_of
         self._effect = effect
         self.is_simulator = is_simulator
 

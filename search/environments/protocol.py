@@ -26,6 +26,7 @@ from typing import Any, Literal, Protocol
 
 from tfgrpo.errors import PolicyError, boundary
 from tfgrpo.rollout import Usage
+from tfgrpo.runtime.canonical import digest
 from tfgrpo.search.node import FINISH, action_name
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "StepResult",
     "TextEnvironment",
     "finish_outcome",
+    "state_key_of",
     "with_state",
 ]
 
@@ -125,6 +127,14 @@ class Environment(Protocol):
     def effects(self, action: Any) -> Effect:
         """Return what kind of effect the action has."""
         ...
+
+
+def state_key_of(state: Any) -> str | None:
+    """Return a key that is equal exactly for equal states; None for one without a JSON form."""
+    try:
+        return digest(state, 24)
+    except (TypeError, ValueError):
+        return None
 
 
 def finish_outcome(

@@ -7,7 +7,7 @@ a note, and stands in `report()`:
   not called any more;
 * it gets a copy of the state, so that siblings never see its changes; a tool declared `pure` or
   `read` that changes its copy is reported and the change dropped;
-* its answer is cut at `max_observation_bytes`, with the full length told;
+* its answer is cut at `ToolRules.max_observation_bytes`, with the full length told;
 * arguments are checked against the schema before anything runs.
 
 `audit` runs calls twice from the same state and tells which answers differ: tools that keep state
@@ -28,12 +28,24 @@ from typing import Any, get_type_hints
 from tfgrpo.errors import ConfigError, PolicyError
 from tfgrpo.policies.tools import Tool, check_arguments, tool
 from tfgrpo.protocols import ToolSpec
-from tfgrpo.runtime.canonical import digest, shown_as_json
+from tfgrpo.runtime.canonical import shown_as_json
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
-from tfgrpo.search.environments.protocol import Effect, StepResult, finish_outcome
+from tfgrpo.search.environments.protocol import (
+    Effect,
+    StepResult,
+    finish_outcome,
+    state_key_of,
+)
 from tfgrpo.search.node import FINISH, action_name
 
-__all__ = ["FINISH_TOOL", "ToolEnvironment", "ToolReport", "specs_from_openai", "stateful_tool"]
+__all__ = [
+    "FINISH_TOOL",
+    "ToolEnvironment",
+    "ToolReport",
+    "ToolRules",
+    "specs_from_openai",
+    "stateful_tool",
+]
 
 FINISH_TOOL = ToolSpec(
     FINISH,
@@ -95,6 +107,23 @@ class ToolReport:
     refused: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ToolRules:
+    """How far tools are trusted."""
+
+    timeout_s: float = 30.0
+    """Limit of one call; a tool's own limit wins."""
+    max_observation_bytes: int = 64_000
+    """Longer answers are cut."""
+    max_hangs: int = 2
+    """Hangs after which a tool is not called any more; its threads cannot be killed."""
+    is_simulator: bool | None = None
+    """Whether nothing real can happen; None: where there is a state."""
+
+
+_RULES = ToolRules()
+
+
 class ToolEnvironment:
     """Tools over a state, or without one.
 
@@ -105,10 +134,7 @@ class ToolEnvironment:
         goal: whether a state solves the task.
         effects: tool name to effect class; the default is `reversible` with a state (the copy is
             the undo) and `irreversible` without one.
-        timeout_s: limit of one call; a tool's own limit wins.
-        max_observation_bytes: longer answers are cut.
-        max_hangs: hangs after which a tool is not called any more; its threads cannot be killed.
-        is_simulator: whether nothing real can happen. False by default for stateless tools.
+        rules: limits of calls and answers, and whether anything real can happen.
         finish: offer the `finish` tool, whose call ends a path.
     """
 
@@ -120,10 +146,7 @@ class ToolEnvironment:
         goal: Callable[[Any], bool] | None = None,
         key: Callable[[Any], str | None] | None = None,
         effects: Mapping[str, Effect] | None = None,
-        timeout_s: float = 30.0,
-        max_observation_bytes: int = 64_000,
-        max_hangs: int = 2,
-        is_simulator: bool | None = None,
+        rules: ToolRules = _RULES,
         finish: bool = True,
     ) -> None:
         self._has_state = state is not None
@@ -132,10 +155,10 @@ class ToolEnvironment:
             t.spec.name: t for t in (t if isinstance(t, Tool) else make(t) for t in tools)
         }
         self._state, self._goal = copy.deepcopy(state), goal
-        self._key = key or _key_of
+        self._key = key or state_key_of
         self._effects = dict(effects or {})
-        self._timeout_s, self._max_bytes = timeout_s, max_observation_bytes
-        self._max_hangs, self._finish = max_hangs, finish
+        self._rules, self._finish = rules, finish
+        is_simulator = rules.is_simulator
         self.is_simulator = self._has_state if is_simulator is None else is_simulator
         self.reports = {name: ToolReport() for name in self._tools}
         unknown = self._effects.keys() - self._tools.keys()
@@ -180,7 +203,7 @@ class ToolEnvironment:
         if reasons:
             return StepResult(error=f"tool {name!r:.80}: {reasons[0]}", tool_calls=0)
         report = self.reports[name]
-        if report.hangs >= self._max_hangs:
+        if report.hangs >= self._rules.max_hangs:
             report.refused += 1
             return StepResult(
                 error=f"tool {name!r} is not called any more: it hung {report.hangs} times",
@@ -202,7 +225,7 @@ class ToolEnvironment:
                 *given,
                 error=PolicyError,
                 where=f"tool {name!r}",
-                timeout_s=known.timeout_s or self._timeout_s,
+                timeout_s=known.timeout_s or self._rules.timeout_s,
                 named=copy.deepcopy(arguments),
             )
         except CallTimeout as exc:
@@ -243,11 +266,11 @@ class ToolEnvironment:
         return finish_outcome(outcome, self.key, self._goal)
 
     def _cut(self, text: str) -> tuple[str, bool]:
-        data = text.encode("utf-8", "replace")
-        if len(data) <= self._max_bytes:
+        data, most = text.encode("utf-8", "replace"), self._rules.max_observation_bytes
+        if len(data) <= most:
             return text, False
-        head = data[: self._max_bytes].decode("utf-8", "ignore")
-        return f"{head}\n[cut: {len(data):,} bytes in all, {self._max_bytes:,} shown]", True
+        head = data[:most].decode("utf-8", "ignore")
+        return f"{head}\n[cut: {len(data):,} bytes in all, {most:,} shown]", True
 
     async def audit(self, actions: Sequence[Any]) -> dict[str, str]:
         """Run each call twice from the first state; return, by tool, how the answers differ.
@@ -289,10 +312,3 @@ def _text(result: Any) -> str:
     if isinstance(result, str):
         return result
     return json.dumps(shown_as_json(result), ensure_ascii=False)
-
-
-def _key_of(state: Any) -> str | None:
-    try:
-        return digest(state, 24)
-    except (TypeError, ValueError):
-        return None

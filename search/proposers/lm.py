@@ -189,6 +189,8 @@ class LMExpander:
         return offered
 
     def _read(self, completion: Completion, prefix: str) -> Proposal | None:
+        if completion.finish == "content_filter":
+            return None  # what a filter left is no step of the model's
         action = self._action(completion, prefix)
         if action is None:
             return None

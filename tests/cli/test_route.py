@@ -109,3 +109,74 @@ def test_a_saved_router_predicts_as_before_and_damage_is_refused(tmp_path):
         RouterFiles.load(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match="no outcomes"):
         fit_files([])
+
+
+def test_eval_draws_quality_against_cost_where_costs_are_known(tmp_path, data):
+    path, models = data
+    plot = tmp_path / "cost.svg"
+    arguments = ["eval", path, "--models", models, "--sizes", "16", "--draws", 1]
+    row = json.loads(run(*arguments, "--cost-plot", plot, "--json"))
+    assert plot.stat().st_size > 1000
+    standings = {d["method"]: d for d in row["decisions"]}
+    assert set(standings) == {"ours", "ridge", "weighted_knn", "blend"}
+    for d in standings.values():
+        assert d["gap_closed_ci"][0] <= d["gap_closed"] <= d["gap_closed_ci"][1]
+        assert 0 < d["routed"] <= 1 and 0 < d["aiq"] <= 1
+    assert standings["ours"]["routed_less_ours"] == [0.0, 0.0, 0.0]
+    assert "AIQ less ours" in run(*arguments, "--cost-plot", plot)
+    with pytest.raises(ConfigError, match="give prices"):
+        run("eval", path, "--sizes", "16", "--draws", 1, "--cost-plot", plot)
+
+
+def test_a_calibrated_router_keeps_its_promise_in_the_folder(tmp_path):
+    """Half of the prompts are easy for the cheap model: those may stay on it, and the rest not."""
+
+    def rows(numbers):
+        for i in numbers:
+            easy = i % 2 == 0
+            text = f"translate word {i}" if easy else f"prove the deep theorem {i}"
+            for name, reward in (("small", float(easy)), ("big", 1.0)):
+                yield {"prompt": text, "model": name, "reward": reward, "output_tokens": 10}
+
+    fitted, held, models = (tmp_path / n for n in ("fit.jsonl", "held.jsonl", "models.json"))
+    fitted.write_text("".join(json.dumps(r) + "\n" for r in rows(range(200))))
+    held.write_text("".join(json.dumps(r) + "\n" for r in rows(range(150, 600))))
+    models.write_text(json.dumps([
+        {"name": "small", "input_usd_per_mtok": 0.1, "output_usd_per_mtok": 0.1},
+        {"name": "big", "input_usd_per_mtok": 10, "output_usd_per_mtok": 10},
+    ]))  # fmt: skip
+    folder = tmp_path / "router"
+    run("fit", fitted, "--out", folder, "--models", models)
+    before = run("calibrate", folder, held, "--delta", 0.03, "--dry-run")
+    assert "what could be had at 3.0%: " in before and "nothing was changed" in before
+    found = json.loads(run("calibrate", folder, held, "--delta", 0.03, "--json"))
+    assert (found["against"], found["prompts"], found["left_out_seen"]) == ("big", 400, 50)
+    assert found["gates"]["small"]["observed"] <= 0.03
+    assert 0.4 < found["coverage"] <= found["attainable"] < 0.6
+    for text, model in (("translate word 7000", "small"), ("prove the deep theorem 7001", "big")):
+        decision = json.loads(run("ask", folder, text, "--json"))
+        assert decision["model"] == model, decision["reason"]
+    impossible = run("calibrate", folder, held, "--risk", "failure", "--delta", 0.001)
+    assert "promise: none" in impossible and "least level" in impossible
+    assert json.loads(run("ask", folder, "translate word 7000", "--json"))["model"] == "big"
+    for wrong, words in ((fitted, "kept apart"), (held, "unknown to this router")):
+        more = ["--against", "huge"] if wrong is held else []
+        with pytest.raises(ConfigError, match=words):
+            run("calibrate", folder, wrong, *more)
+
+
+def test_serve_puts_the_routers_models_behind_one_name(tmp_path, data, monkeypatch):
+    folder, seen = tmp_path / "router", {}
+    run("fit", data[0], "--out", folder)
+    monkeypatch.setattr(
+        "tfgrpo.cli.serve.run_gateway", lambda settings, **more: seen.update(s=settings, **more)
+    )
+    run("serve", folder, "--lm", "m0=http://127.0.0.1:1/v1#a", "--lm", "m1=http://127.0.0.1:1/v1#b",
+        "--per-usd", 5, "--listen", "127.0.0.1:0")  # fmt: skip
+    route = seen["s"].routes["auto"]
+    assert (route.upstreams, route.router, route.rule.per_usd) == (("m0", "m1"), str(folder), 5.0)
+    assert seen["s"].upstreams["m1"].lm == "http://127.0.0.1:1/v1#b"
+    assert seen["listen"] == "127.0.0.1:0"
+    for more, words in (([], "are not specs"), (["--lm", "m0"], "NAME=SPEC")):
+        with pytest.raises(ConfigError, match=words):
+            run("serve", folder, *more)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.hints.groups import rounds, solved_from, task, visit
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE
-from tfgrpo.hints.adhint import AdHint
+from tfgrpo.hints.adhint import AdHint, PrefixShare
 from tfgrpo.hints.answer_leaks import leaks
 from tfgrpo.hints.bread import Bread
 from tfgrpo.hints.metadata import steps_of
@@ -71,7 +71,9 @@ def test_adhints_prefix_grows_with_what_the_bare_set_missed() -> None:
     lengths = []
     for successes in (4, 3, 2, 1, 0):
         rewards = [1.0] * successes + [0.0] * (4 - successes)
-        asked, _ = rounds(AdHint(w_max=0.8), task(solution=CHAIN), lambda _, r=rewards: r)
+        asked, _ = rounds(
+            AdHint(share=PrefixShare(w_max=0.8)), task(solution=CHAIN), lambda _, r=rewards: r
+        )
         assert asked[0][0].is_bare
         prefix = asked[1][0].response_prefix if len(asked) > 1 else ""
         assert not leaks(prefix, task())
@@ -107,7 +109,7 @@ def test_adhint_without_a_verdict_or_a_solution_is_the_bare_group() -> None:
     with pytest.raises(ConfigError, match=r"metadata\.solution"):
         AdHint().start(task(), 4)
     with pytest.raises(ConfigError, match="w_min"):
-        AdHint(w_min=0.5, w_max=0.1)
+        PrefixShare(w_min=0.5, w_max=0.1)
 
 
 def test_stephint_is_one_round_of_several_prefixes_in_one_group() -> None:

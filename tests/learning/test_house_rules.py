@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.learning.house_rules import critic_simulator, policy_simulator
-from tests.benchmarks.learning.house_rules.__main__ import Sizes, cell, costs, interval
+from tests.benchmarks.learning.house_rules.__main__ import Cell, Sizes, costs, interval, row_of
 from tests.benchmarks.learning.house_rules.families import FAMILIES, Case, Family
 from tests.benchmarks.learning.house_rules.families.family import shuffled_keys, wrong_keys
-from tests.benchmarks.learning.house_rules.methods import ARMS, Job
 from tests.benchmarks.learning.house_rules.server import Bench, Seat
 
 HOME = Path(policy_simulator.__file__).parent
@@ -262,22 +261,30 @@ def test_where_values_are_forbidden_the_critic_is_vague() -> None:
     assert any(case.parts["queue"] in s["lesson"] for s in spoken)
 
 
-def test_the_default_preset_learns_a_house_and_nothing_from_shuffled_keys() -> None:
-    async def rows() -> list[dict[str, Any]]:
-        async with Bench().running() as bench:
-            job = Job(FAMILIES["letters"], (), (), 0.0, 0, ARMS["both"])
-            sizes = Sizes(practice=24, gate=12, test=24)
-            return [
-                await cell(bench, job.family, "default", job, sizes, 1, keys)
-                for keys in ("true", "shuffled")
-            ]
+SMALL = Sizes(practice=24, gate=12, test=24)
 
-    true, shuffled = asyncio.run(rows())
+
+async def rows_of(*cells: Cell) -> list[dict[str, Any]]:
+    """Rows of cells, one seed each."""
+    async with Bench().running() as bench:
+        return [await row_of(cell, bench, 1, None) for cell in cells]
+
+
+def test_the_default_preset_learns_a_house_and_nothing_from_shuffled_keys() -> None:
+    cells = [
+        Cell("letters", "default", "both", 0.0, keys, sizes=SMALL) for keys in ("true", "shuffled")
+    ]
+    true, shuffled = asyncio.run(rows_of(*cells))
     assert true["captured"] > 0.8
     assert abs(shuffled["captured"]) < 0.25
     assert true["rollouts"] >= 24
     assert true["tokens"] > 0
     assert true["prompt_tokens_per_call"] > 0
+
+
+def test_what_the_verifier_says_teaches_as_well_as_keys_do() -> None:
+    (row,) = asyncio.run(rows_of(Cell("labels", "default", "telling", 0.0, sizes=SMALL)))
+    assert row["captured"] > 0.8
 
 
 def test_captured_gain_has_students_interval_over_seeds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from tests.learning.worlds import HELPFUL, Killed, World, comparable, journal, settings
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import BudgetError, ConfigError, StoreError
-from tfgrpo.learning.learn import learn, open_run
+from tfgrpo.learning.learn import LearnKeywords, Overrides, RunKeywords, learn, open_run
 from tfgrpo.learning.result import Result
 from tfgrpo.store import Journal
 
@@ -302,3 +303,16 @@ def test_the_report_tells_the_choice_of_the_session_that_finished(tmp_path: Path
     result = world.learn(settings(tmp_path, budget={"calls": 1000}))
     summary = summarise(load_view(tmp_path / "run"))
     assert summary["kept"] == "final" and summary["why_kept"] == result.learned.choice.reason
+
+
+def test_the_typed_keywords_of_learning_are_the_overrides_that_it_takes() -> None:
+    # Their types' names are imported for type checkers alone; the annotations are their texts.
+    assert {**RunKeywords.__annotations__, **LearnKeywords.__annotations__}.keys() == {
+        f.name for f in fields(Overrides)
+    }
+    assert set(LearnKeywords.__annotations__) - set(RunKeywords.__annotations__) == {
+        "allocate",
+        "scheduler",
+    }
+    with pytest.raises(TypeError, match="polcy"):
+        learn(Config(), polcy=None)  # type: ignore[call-arg]

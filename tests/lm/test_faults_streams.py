@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.finish_words import FAILED_FINISHES, FINISHES, finish_of
 from tfgrpo.lm.openai import OpenAILM
 from tfgrpo.lm.openai_reply import ReplyReader
-from tfgrpo.lm.wire import FAILED_FINISHES, FINISHES, ChoiceParts, finish_of
+from tfgrpo.lm.wire import ChoiceParts
 from tfgrpo.messages import Message
 from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Completion, Request, Sampling

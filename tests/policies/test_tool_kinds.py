@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.policies.test_tool_loop import calls, run
-from tfgrpo.policies.tool_loop import ToolLimits, _Run
+from tfgrpo.policies.tool_loop import ToolLoop, _Run
 from tfgrpo.policies.tools import check_arguments, tool
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout
@@ -166,13 +166,13 @@ async def test_a_loop_without_progress_ends(asked: Asked, steps: int) -> None:
         made += 1
         return calls(*asked(made))
 
-    done, _ = await run(reply, [tool(look, is_read=True), tool(add)], max_steps=30)
+    done, _ = await run(reply, [tool(look, is_read=True), tool(add)], loop=ToolLoop(max_steps=30))
     assert (done.outcome, done.metadata["stopped"]) == ("ungraded", "no_progress")
     assert len(done.steps) == steps
 
 
 async def test_a_loop_without_progress_ends_in_text_mode() -> None:
-    done, _ = await run("Action: look {}", [tool(look)], max_steps=30, mode="text")
+    done, _ = await run("Action: look {}", [tool(look)], loop=ToolLoop("text", 30))
     assert (len(done.steps), done.metadata["stopped"]) == (5, "no_progress")
 
 
@@ -201,14 +201,16 @@ async def test_calls_that_bring_something_new_go_on() -> None:
     def next_page() -> int:
         return next(count)
 
-    done, _ = await run(lambda r, s: calls(("next_page", "{}")), [tool(next_page)], max_steps=20)
+    done, _ = await run(
+        lambda r, s: calls(("next_page", "{}")), [tool(next_page)], loop=ToolLoop(max_steps=20)
+    )
     assert done.metadata["stopped"] == "max_steps" and len(done.steps) == 20
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(2, 4), st.integers(2, 5))
 def test_a_cycle_of_any_length_is_found(cycle: list[int], cycles: int, repeats: int) -> None:
     marks = [str(mark) for mark in cycle * max(cycles, repeats)]
-    bounds = ToolLimits(max_cycles=cycles, max_repeats=repeats)
+    bounds = ToolLoop(max_cycles=cycles, max_repeats=repeats)
     assert _Run(Rollout("r", "t"), True, exchanges=marks).goes_round(bounds)
     fresh = [str(i) for i in range(40)]
     assert not _Run(Rollout("r", "t"), True, exchanges=fresh).goes_round(bounds)

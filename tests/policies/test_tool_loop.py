@@ -13,7 +13,7 @@ from tfgrpo.errors import BudgetError, ConfigError, ProviderError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.policies.chat import ToolPolicy
-from tfgrpo.policies.tool_loop import ToolLimits
+from tfgrpo.policies.tool_loop import ToolLoop
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Rollout, Task, Usage
@@ -127,7 +127,9 @@ async def test_what_belongs_to_the_run_passes_through_a_tool() -> None:
 
 
 async def test_the_step_limit_ends_the_loop_with_everything_observed() -> None:
-    done, lm = await run(lambda r, s: calls(("add", '{"a": 1, "b": 1}')), max_steps=3)
+    done, lm = await run(
+        lambda r, s: calls(("add", '{"a": 1, "b": 1}')), loop=ToolLoop(max_steps=3)
+    )
     assert len(lm.requests) == 3 and len(done.steps) == 3
     assert done.outcome == "ungraded" and done.metadata["stopped"] == "max_steps"
     assert all(s.observations for s in done.steps)
@@ -153,7 +155,7 @@ async def test_a_long_result_keeps_head_and_tail() -> None:
     done, _ = await run(
         [calls(("dump", '{"x": 1}')), "ok"],
         [tool(dump)],
-        tool_limits=ToolLimits(max_observation_chars=500),
+        loop=ToolLoop(max_observation_chars=500),
     )
     text = done.steps[0].observations[0].content
     assert len(text) <= 500 and text.startswith("HEAD") and text.endswith("TAIL")
@@ -171,7 +173,7 @@ def test_clipping_counts_what_it_left_out() -> None:
 async def test_surplus_calls_of_one_reply_are_refused_aloud() -> None:
     done, _ = await run(
         [calls(*[("add", '{"a": 1, "b": 1}')] * 5), "ok"],
-        tool_limits=ToolLimits(max_calls_a_step=2),
+        loop=ToolLoop(max_calls_a_step=2),
     )
     said = [m.content for m in done.steps[0].observations]
     assert said[:2] == ["2", "2"] and all("not run" in s for s in said[2:])
@@ -179,7 +181,9 @@ async def test_surplus_calls_of_one_reply_are_refused_aloud() -> None:
 
 async def test_text_mode_offers_tools_in_the_prompt_and_reads_actions() -> None:
     done, lm = await run(
-        ['I add.\nAction: add {"a": 2, "b": 3}', "Answer: 5"], mode="text", system="Be brief."
+        ['I add.\nAction: add {"a": 2, "b": 3}', "Answer: 5"],
+        loop=ToolLoop("text"),
+        system="Be brief.",
     )
     first, second = lm.requests
     assert first.tools == () and "add: Add two numbers." in first.messages[0].content
@@ -197,7 +201,7 @@ async def test_text_mode_turns_native_examples_into_text() -> None:
         Message("tool", "2", tool_call_id="c"),
     )
     context = Context((ContextPart("exemplar", turns=turns),))
-    await ToolPolicy(lm, [tool(add)], mode="text").attempt(TASK, context, 0)
+    await ToolPolicy(lm, [tool(add)], loop=ToolLoop("text")).attempt(TASK, context, 0)
     sent = lm.requests[0].messages
     assert Message("assistant", 'Action: add {"a": 1}') in sent
     assert Message("user", "Observation: 2") in sent
@@ -217,7 +221,9 @@ async def test_auto_mode_falls_back_to_text_once_and_remembers() -> None:
     assert [first.answer, second.answer] == ["5", "5"]
     assert first.metadata["mode"] == second.metadata["mode"] == "text"
     assert [bool(r.tools) for r in lm.requests] == [True, False, False]
-    strict = await ToolPolicy(lm, [tool(add)], mode="native").attempt(TASK, EMPTY_CONTEXT, 0)
+    strict = await ToolPolicy(lm, [tool(add)], loop=ToolLoop("native")).attempt(
+        TASK, EMPTY_CONTEXT, 0
+    )
     assert strict.outcome == "provider_failed"
 
 
@@ -286,10 +292,10 @@ def test_the_id_changes_with_everything_that_the_model_sees() -> None:
         {"tools": [tool(twin, name="add")]},
         {"tools": [tool(add), tool(twin)]},
         {**base, "system": "x"},
-        {**base, "mode": "text"},
-        {**base, "max_steps": 3},
+        {**base, "loop": ToolLoop("text")},
+        {**base, "loop": ToolLoop(max_steps=3)},
         {**base, "sampling": Sampling(temperature=0.1)},
-        {**base, "tool_limits": ToolLimits(max_observation_chars=9)},
+        {**base, "loop": ToolLoop(max_observation_chars=9)},
     ]
     ids = [ToolPolicy(ScriptedLM("x"), **v).policy_id for v in variants]
     assert len(set(ids)) == len(ids)
@@ -297,10 +303,8 @@ def test_the_id_changes_with_everything_that_the_model_sees() -> None:
 
 
 def test_a_wrong_setting_is_refused_at_once() -> None:
-    for wrong in (
-        {"tools": [tool(add), tool(add)]},
-        {"tools": [tool(add)], "mode": "xml"},
-        {"tools": [tool(add)], "max_steps": 0},
-    ):
-        with pytest.raises(ConfigError, match="ToolPolicy"):
-            ToolPolicy(ScriptedLM("x"), **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="ToolPolicy: two tools"):
+        ToolPolicy(ScriptedLM("x"), [tool(add), tool(add)])
+    for wrong in ({"mode": "xml"}, {"max_steps": 0}):
+        with pytest.raises(ConfigError, match=f"ToolPolicy: {next(iter(wrong))}"):
+            ToolLoop(**wrong)  # type: ignore[arg-type]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.benchmarks.head_to_head import data, methods, server, table
 from tests.benchmarks.head_to_head.__main__ import Row, finish
+from tests.benchmarks.head_to_head.families import CONTAINS_REWARD, FAMILIES
 from tests.patience import PATIENCE_S
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm import open_lm
@@ -19,9 +21,11 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Request, Sampling
 from tfgrpo.rollout import Task
 
+MESSAGES = FAMILIES["messages"]
+
 
 def test_test_tasks_are_the_same_for_all_seeds_and_never_learnt_from() -> None:
-    splits = [data.split(seed, n_test=24, n_learn=30) for seed in range(3)]
+    splits = [data.split(MESSAGES, seed, n_test=24, n_learn=30) for seed in range(3)]
     tests = {tuple(t.task_id for t in s.test) for s in splits}
     assert len(tests) == 1
     kinds = [t.metadata["kind"] for t in splits[0].test]
@@ -48,7 +52,8 @@ async def test_an_account_counts_tokens_and_refuses_past_its_hard_limit() -> Non
 @pytest.mark.real
 async def test_labels_are_metered_apart_and_replies_are_graded_alike() -> None:
     task = Task("t1", "?", reference="blue")
-    bench = server.Bench(ScriptedLM("blue"), [task])
+    family = replace(MESSAGES, tasks=lambda: [task])
+    bench = server.Bench(ScriptedLM("blue"), family)
     async with bench.running():
         one, two = bench.open_account("one", None), bench.open_account("two", 100)
         lm = open_lm(bench.spec("one"))
@@ -67,7 +72,7 @@ async def test_labels_are_metered_apart_and_replies_are_graded_alike() -> None:
                 return json.load(answer)
 
         graded = await asyncio.to_thread(ask)
-        assert graded["reward"] == data.CONTAINS_REWARD
+        assert graded["reward"] == CONTAINS_REWARD
         assert "blue" in str(graded["feedback"])
 
 
@@ -83,7 +88,7 @@ async def test_the_majority_answer_is_what_voting_scores() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(methods, "open_lm", lambda spec: opened)
         scores = await methods.voting_scores(
-            "x", [Task("t", "?", reference="blue")], votes=3, answers=2, seed=0
+            MESSAGES, "x", [Task("t", "?", reference="blue")], votes=3, answers=2, seed=0
         )
     assert scores == {"t": [1.0, 0.0]}
 
@@ -91,10 +96,10 @@ async def test_the_majority_answer_is_what_voting_scores() -> None:
 def test_rows_are_over_seeds_and_losses_stay_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    none = Row("none", seeds=1, scores=[{f"t{i}": [0.5, 0.5] for i in range(8)}])
-    worse = Row("gepa", seeds=2, tokens=1234)
+    none = Row("messages", "none", seeds=1, scores=[{f"t{i}": [0.5, 0.5] for i in range(8)}])
+    worse = Row("messages", "gepa", seeds=2, tokens=1234)
     worse.scores = [{f"t{i}": [x, x] for i in range(8)} for x in (0.25, 0.35)]
-    absent = Row("ours", note="not installed")
+    absent = Row("sums", "ours", note="not installed")
     for row in (none, worse, absent):
         finish(row, none)
     assert worse.score == pytest.approx(0.3)
@@ -117,8 +122,22 @@ def test_rows_are_over_seeds_and_losses_stay_in_the_table(
             "commit": "x",
         }
     )
-    lines = [x for x in (tmp_path / "page.md").read_text().splitlines() if x.startswith("| ")]
-    names = [line.split("|")[1].strip() for line in lines[2:]]
-    assert names == ["no library", "GEPA", "**tfgrpo** (default preset, worked examples)"]
-    assert "-0.200" in lines[3] and "1,234" in lines[3]
-    assert "not installed" in lines[4]
+    page = (tmp_path / "page.md").read_text()
+    assert page.index("Family `sums`") < page.index("Family `messages`")
+    lines = [x for x in page.splitlines() if x.startswith("| ") and "---" not in x]
+    names = [line.split("|")[1].strip() for line in lines]
+    ours = "**tfgrpo** (default preset, worked examples)"
+    assert names == ["method", ours, "method", "no library", "GEPA"]
+    assert "not installed" in lines[1]
+    assert "-0.200" in lines[4] and "1,234" in lines[4]
+
+
+def test_the_second_family_is_judged_by_its_number_and_votes_by_it() -> None:
+    sums = FAMILIES["sums"]
+    tasks = sums.tasks()
+    assert len(tasks) == len({t.task_id for t in tasks}) == 128
+    assert all(str(t.reference) == str(sum(map(int, t.task_id.split("-")[1:]))) for t in tasks)
+    (task,) = (t for t in tasks if t.task_id == "story-3-4")
+    graded = [asyncio.run(data.grade(sums, task, said)).reward for said in ("Ann has 7.", "34")]
+    assert graded == [1.0, 0.0]
+    assert sums.vote("3 and 4 make 7") == sums.vote("7") != sums.vote("none")

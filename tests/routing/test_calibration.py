@@ -13,9 +13,9 @@ from tfgrpo.routing.calibration import (
     Gate,
     betting_rejects,
     calibrate,
-    calibrate_pool,
     failure_bound,
 )
+from tfgrpo.routing.promises import HeldOut, calibrate_pool
 
 
 @pytest.mark.parametrize(("k", "n"), [(0, 22), (3, 50), (10, 400), (49, 50)])
@@ -128,17 +128,68 @@ def test_mistakes_are_named_and_nan_is_never_kept():
     assert not gate.keeps(math.nan)
 
 
-def test_a_pool_shares_the_error_and_versions_name_the_data():
-    rng = np.random.default_rng(0)
-    scores = {"a": rng.random(300), "b": rng.random(300)}
-    weak = {name: (s >= 0.3).astype(float) for name, s in scores.items()}
-    strong = np.ones(300)
-    gates = calibrate_pool(scores, weak, strong, against="big", delta=0.05)
-    assert gates["a"].confidence == pytest.approx(0.95)
+def _pool(rng, n, k=2):
+    """Cheap models at prices 1 and 2 under a strong one; scores are the true differences."""
+    scores = rng.uniform(-0.4, 0.2, size=(n, k))
+    weak = (rng.random((n, k)) < 0.6 + scores).astype(float)
+    strong = (rng.random(n) < 0.6).astype(float)
+    return HeldOut(("a", "b")[:k], scores, weak, strong, np.tile([1.0, 2.0][:k], (n, 1)))
+
+
+def _routed(held, threshold):
+    """Brute force: which model answers each prompt, −1 the strong one."""
+    found = []
+    for row, costs in zip(held.scores, held.costs, strict=True):
+        kept = [j for j in range(len(row)) if row[j] >= threshold]
+        found.append(min(kept, key=lambda j: (costs[j], -row[j])) if kept else -1)
+    return np.array(found)
+
+
+@pytest.mark.parametrize("risk", ["net", "regret", "failure"])
+def test_several_models_promise_together_what_the_router_then_does(risk):
+    delta = {"net": 0.02, "regret": 0.1, "failure": 0.5}[risk]
+    rng, broken, opened = np.random.default_rng(0), 0, 0
+    big = _pool(np.random.default_rng(99), 6000)
+    for _ in range(60):
+        gates = calibrate_pool(_pool(rng, 700), against="big", risk=risk, delta=delta)
+        assert gates["a"].threshold == gates["b"].threshold
+        if not gates["a"].is_open:
+            continue
+        opened += 1
+        who = _routed(big, gates["a"].threshold)
+        at = np.flatnonzero(who >= 0)
+        difference = -big.scores[at, who[at]]
+        lost = 0.6 * (0.4 + difference) if risk == "regret" else difference
+        mean = (0.4 + difference).mean() if risk == "failure" else lost.sum() / len(who)
+        broken += mean > delta
+    assert opened > 20
+    assert broken / 60 <= 0.10 + 2 * math.sqrt(0.1 * 0.9 / 60)
+
+
+def test_a_pool_counts_what_each_model_keeps_and_versions_name_the_data():
+    held = _pool(np.random.default_rng(0), 900)
+    gates = calibrate_pool(held, against="big", delta=0.05)
+    who = _routed(held, gates["a"].threshold)
+    assert [gates[n].kept for n in "ab"] == [(who == j).sum() for j in (0, 1)]
     assert (gates["a"].model, gates["a"].against) == ("a", "big")
-    again = calibrate_pool(scores, weak, strong, against="big", delta=0.05)
+    loss = np.where(who == 0, held.strong - held.weak[:, 0], held.strong - held.weak[:, 1])
+    assert gates["a"].observed == pytest.approx(np.where(who >= 0, loss, 0).mean())
+    assert sum(g.coverage for g in gates.values()) <= gates["a"].attainable + 0.01
+    again = calibrate_pool(held, against="big", delta=0.05)
     assert gates["a"].version == again["a"].version
-    weak["a"][0] = 1 - weak["a"][0]
-    assert calibrate_pool(scores, weak, strong, delta=0.05)["a"].version != gates["a"].version
+    held.weak[0, 0] = 1 - held.weak[0, 0]
+    assert calibrate_pool(held, delta=0.05)["a"].version != gates["a"].version
     for gate in (*gates.values(), calibrate(np.zeros(3), np.ones(3), risk="failure")):
         assert Gate.from_dict(gate.to_dict()) == gate
+
+
+def test_a_pool_of_one_is_a_gate_and_minus_infinity_is_never_kept():
+    held = _pool(np.random.default_rng(3), 800, k=1)
+    alone = calibrate(held.scores[:, 0], held.weak[:, 0], held.strong, delta=0.03)
+    pooled = calibrate_pool(held, delta=0.03)["a"]
+    assert (pooled.threshold, pooled.kept) == (alone.threshold, alone.kept)
+    assert pooled.attainable == pytest.approx(alone.attainable, abs=0.01)
+    held.scores[:] = -np.inf
+    assert not calibrate_pool(held, delta=0.03)["a"].is_open
+    with pytest.raises(ConfigError, match="shapes"):
+        HeldOut(("a",), np.zeros((3, 2)), np.zeros((3, 1)), np.zeros(3), np.zeros((3, 1)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -370,3 +372,14 @@ async def test_a_routed_lm_needs_an_lm_for_every_model_and_tells_its_decisions()
     assert lm.model_id == "routed:cheap,dear"
     assert set(lm.identity["models"]) == {"cheap", "dear"}
     await lm.aclose()
+
+
+def test_the_pages_first_blocks_fit_a_router_and_load_it_in_two_lines(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8")
+    fitting, loading, *_ = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    assert len([line for line in loading.splitlines() if line and "import" not in line]) == 2
+    monkeypatch.chdir(tmp_path)
+    exec(compile(fitting, "docs/routing.md", "exec"), {})
+    names = {}
+    exec(compile(loading, "docs/routing.md", "exec"), names)
+    assert names["router"].ask("translate word 99").model == "small"

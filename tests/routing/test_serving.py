@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -201,3 +203,117 @@ def test_the_face_of_the_package_names_what_it_has():
         assert getattr(face, name) is not None
     with pytest.raises(AttributeError, match="no attribute"):
         _ = face.nothing
+
+
+class Slow(HashedNgrams):
+    """An embedder that reads nothing until it is let go."""
+
+    def __init__(self, width=64):
+        super().__init__(width)
+        self.go = threading.Event()
+
+    def embed(self, texts):
+        assert self.go.wait(60)
+        return super().embed(texts)
+
+
+def until(found, what):
+    for _ in range(2000):
+        if (got := found()) is not None:
+            return got
+        threading.Event().wait(0.01)
+    return pytest.fail(what)
+
+
+def test_a_first_ask_by_rates_waits_for_nothing_and_says_so():
+    world, rows = world_rows()
+    slow = Slow()
+    r = Router(
+        ValueModel(slow), world.table.models, rows, rule=TradeOff(), fallback="m0",
+        options=RouterOptions(first="rates", refit_every_s=0.01),
+    )  # fmt: skip
+    rates = {
+        n: np.mean([o.successes for o in rows if o.model == n]) for n in world.table.model_names
+    }
+    decisions = [None] * 8
+
+    def ask(i):
+        decisions[i] = r.ask(f"prove the theorem number {i}")
+
+    assert run(8, ask) == []
+    for d in decisions:
+        assert d.model == max(rates, key=rates.get)
+        assert "by success rates alone" in d.reason and d.share_read == 0.0
+        for c in d.ranking:
+            assert c.mean == pytest.approx((120 * rates[c.model] + 1) / 122)
+            assert c.low < c.mean < c.high and c.coverage == "thin"
+    assert r.states_built == 0
+    slow.go.set()
+
+    def answered():
+        d = r.ask("prove the theorem on prime numbers number 3")
+        return d if "rates" not in d.reason else None
+
+    d = until(answered, "the states never answered")
+    assert r.states_built == 3
+    assert {c.coverage for c in d.ranking} == {"covered"}
+    r.close()
+
+
+def test_a_loaded_router_answers_by_rates_until_its_encoder_is_there(tmp_path, monkeypatch):
+    _, rows = world_rows()
+    rows = [SuccessCount(o.prompt, o.model, o.successes, output_tokens=50.0) for o in rows]
+    fit(rows, models=[ModelInfo(f"m{j}", "", 1.0, 2.0 + j) for j in range(3)], out=tmp_path)
+    go = threading.Event()
+    monkeypatch.setattr("tfgrpo.routing.router.prepare", lambda embedder: go.wait(60))
+    r = Router.load(tmp_path, rule=TradeOff(10.0), options=RouterOptions(first="rates"))
+    d = r.ask("prove the theorem number 4")
+    assert "by success rates alone" in d.reason
+    usd = {c.model: c.cost_usd for c in d.ranking}
+    assert 50 * 2e-6 <= usd["m0"] < usd["m1"] < usd["m2"] < 60 * 4e-6
+    go.set()
+    until(lambda: "rates" not in r.ask("prove the theorem number 4").reason or None, "never warm")
+    assert r.states_built == 0
+    r.close()
+
+
+def test_what_is_wrong_with_the_first_states_is_raised_by_an_ask_and_not_hidden(monkeypatch):
+    class Broken(HashedNgrams):
+        def embed(self, texts):
+            raise ConfigError("this embedder is broken")
+
+    world, rows = world_rows(20, 2)
+    r = Router(
+        ValueModel(Broken(64)), world.table.models, rows, fallback="m0",
+        options=RouterOptions(first="rates", refit_every_s=0.01),
+    )  # fmt: skip
+
+    def failed():
+        try:
+            r.ask("prove the theorem")
+        except ConfigError as exc:
+            return str(exc)
+        return None
+
+    assert "broken" in until(failed, "nothing was raised")
+    r.close()
+
+
+def test_a_process_may_end_in_the_middle_of_a_refit():
+    """A thread that is killed inside a fit would abort the whole process."""
+    program = """
+import time
+from tests.routing.test_serving import *
+world, rows = world_rows(400)
+r = Router(ValueModel(HashedNgrams(64)), world.table.models, rows, fallback="m0",
+           options=RouterOptions(first="rates", refit_every_s=0.0))
+r.ask("prove the theorem")
+for i in range(40):
+    r.record(SuccessCount(f"new prompt {i}", "m0", 1.0))
+while not r.states_built:
+    time.sleep(0.001)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert (done.returncode, done.stderr) == (0, "")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing import ModelInfo, Router, SuccessCount, TradeOff, fit
 from tfgrpo.routing.estimator.coverage import far_floor, nonsense
+from tfgrpo.routing.estimator.prompt_features import PromptFeatures, shared_ends
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.outcome_files import read_outcomes
-from tfgrpo.runtime.embedders import PromptFeatures, ends, open_embedder, shared_ends
+from tfgrpo.runtime.embedders import ends, open_embedder
 
 POLICY = "You are a helpful assistant of our shop and follow these rules. " * 38
 
@@ -190,3 +191,15 @@ def test_an_unread_share_is_not_claimed_of_short_texts():
         fallback="m",
     )  # fmt: skip
     assert r.ask("short").share_read == 1.0
+
+
+def test_a_router_on_joined_vectors_is_saved_loaded_and_judges_far_by_the_words(tmp_path):
+    r = fit(solved(), embedder="hashed:256+hashed:64+length", out=tmp_path)
+    assert r.embedder.weights[0] == 0.0
+    again = Router.load(tmp_path)
+    prompt = "Translate the word number 77"
+    assert again.ask(prompt).ranking[0].mean == pytest.approx(
+        r.ask(prompt).ranking[0].mean, abs=1e-4
+    )
+    assert again.ask(prompt).ranking[0].coverage == "covered"
+    assert again.ask("qzx wvkj pqlm zzrt").ranking[0].coverage == "far"

@@ -39,8 +39,29 @@ def test_specs_are_checked():
     for bad in ("hash", "sentence:", "hashed:few", ""):
         with pytest.raises(ConfigError, match="unknown"):
             open_embedder(bad)
+    for bad in ("length", "hashed+hashed", "hashed:64+few"):
+        with pytest.raises(ConfigError, match="embedder"):
+            open_embedder(bad)
     with pytest.raises(ConfigError, match="too small"):
         HashedNgrams(4)
+
+
+def test_joined_parts_share_a_row_of_length_one_and_lengths_come_last():
+    texts = ["compute the integral of x", "name\nthe capital of Peru in 1900"]
+    joined = open_embedder("hashed:64+length+hashed:32")
+    rows = joined.embed(texts)
+    assert rows.shape == (2, joined.width) == (2, 64 + 32 + 4)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1.0, rtol=1e-5)
+    a, b = HashedNgrams(64).embed(texts), HashedNgrams(32).embed(texts)
+    text = rows[:, :96] / np.linalg.norm(rows[:, :96], axis=1, keepdims=True)
+    np.testing.assert_allclose(text @ text.T, (a @ a.T + b @ b.T) / 2, atol=1e-6)
+    # Characters, words, digits and lines of each text, by hand: (log1p(n) - 5.5)/2 and so on.
+    scale = rows[0, 96] / (0.25 * (np.log1p(25) - 5.5) / 2)
+    assert rows[0, 97] == pytest.approx(scale * 0.25 * (np.log1p(5) / 4 - 1), rel=1e-4)
+    assert rows[0, 98] == rows[0, 99] == 0
+    assert rows[1, 98] > 0 < rows[1, 99]
+    assert joined.embedder_id != open_embedder("hashed:64+hashed:32").embedder_id
+    assert joined.share_read("word " * 1000) == pytest.approx(0.4)
 
 
 def test_the_cache_computes_each_text_once_across_objects(tmp_path):
@@ -54,6 +75,17 @@ def test_the_cache_computes_each_text_once_across_objects(tmp_path):
     np.testing.assert_allclose(b, HashedNgrams(64).embed(["two", "three", "one"]), atol=1e-3)
     assert second.embed([]).shape == (0, 64)
     assert VectorCache(HashedNgrams(32), tmp_path).embed(["one"]).shape == (1, 32)
+
+
+def test_a_cache_forgets_single_texts_and_gives_them_all_the_same(tmp_path):
+    cache = VectorCache(HashedNgrams(64), tmp_path, least=3)
+    kept = cache.embed(["one", "two", "three"])
+    single = cache.embed(["four", "one", "four"])
+    assert cache.misses == 3
+    assert len(list(tmp_path.rglob("*.npz"))) == 1
+    np.testing.assert_array_equal(single[1], kept[0])
+    np.testing.assert_allclose(single[0], HashedNgrams(64).embed(["four"])[0], atol=1e-3)
+    np.testing.assert_array_equal(single[0], single[2])
 
 
 def test_neighbours_are_those_of_a_full_sort():

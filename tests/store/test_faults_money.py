@@ -18,7 +18,7 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope
-from tfgrpo.store.budget import Budget
+from tfgrpo.store.budget import Budget, Ledger
 from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM, estimate_prompt_tokens
 from tfgrpo.store.prices import FREE, Price, PriceTable
@@ -240,11 +240,11 @@ async def test_time_counts_over_sessions(tmp_path: Path) -> None:
     now = [0.0]
     for _ in range(2):
         with Journal.open(
-            tmp_path / "run", create=True, budget=Budget(seconds=25), clock=lambda: now[0]
+            tmp_path / "run", create=True, budget=Ledger(Budget(seconds=25), clock=lambda: now[0])
         ) as store:
             now[0] += 10
             assert store.ledger.remaining("seconds") <= 15
         now[0] += 1000  # nobody was running
-    with Journal.open(tmp_path / "run", clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", budget=Ledger(clock=lambda: now[0])) as store:
         assert store.ledger.spent["seconds"] == pytest.approx(20)
         assert store.state().seconds == pytest.approx(20)

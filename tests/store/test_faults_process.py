@@ -28,7 +28,7 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Request
 from tfgrpo.rollout import Rollout
-from tfgrpo.store import CallCache, read_groups, write_groups
+from tfgrpo.store import CallCache, Ledger, read_groups, write_groups
 from tfgrpo.store import database as database_module
 from tfgrpo.store import export as export_module
 from tfgrpo.store.database import Statement
@@ -234,11 +234,11 @@ def test_f27_a_jumping_wall_clock_changes_no_duration(
 ) -> None:
     now, wall = [0.0], [1e9]
     monkeypatch.setattr(time, "time", lambda: wall[0])
-    with Journal.open(tmp_path / "run", create=True, clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=Ledger(clock=lambda: now[0])) as store:
         now[0] += 5
         wall[0] -= 86_400
         store.record_decision("x", 1)
-    with Journal.open(tmp_path / "run", clock=lambda: now[0]) as store:
+    with Journal.open(tmp_path / "run", budget=Ledger(clock=lambda: now[0])) as store:
         assert store.ledger.spent["seconds"] == pytest.approx(5)
 
 

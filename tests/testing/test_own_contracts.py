@@ -10,10 +10,11 @@ import pytest
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy, ToolPolicy
+from tfgrpo.policies.tool_loop import ToolLoop
 from tfgrpo.policies.tools import tool
 from tfgrpo.protocols import Generated, ToolSpec
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
-from tfgrpo.routing.allocation import PosteriorGain, Uniform
+from tfgrpo.routing.budgets.posterior_gain import PosteriorGain, Uniform
 from tfgrpo.search.api import ALGORITHMS, make_algorithm
 from tfgrpo.search.environments.cached import CachedEnvironment
 from tfgrpo.search.environments.in_memory import DeepcopyEnvironment, ImmutableEnvironment
@@ -64,7 +65,7 @@ def group_of(task: Task = TASK, size: int = 3) -> RolloutGroup:
 POLICIES: dict[str, Any] = {
     "chat": lambda: ChatPolicy(ScriptedLM("5")),
     "tools": lambda: ToolPolicy(ScriptedLM("5"), [tool(add)]),
-    "tools as text": lambda: ToolPolicy(ScriptedLM("5"), [tool(add)], mode="text"),
+    "tools as text": lambda: ToolPolicy(ScriptedLM("5"), [tool(add)], loop=ToolLoop("text")),
     "function": lambda: FunctionPolicy(lambda prompt, context: "5", policy_id="f"),
     "raising function": lambda: FunctionPolicy(lambda prompt, context: 1 / 0, policy_id="f"),
 }
@@ -176,8 +177,8 @@ def test_every_algorithm_keeps_the_contract(name: str) -> None:
         def next_of(state: int) -> Any:
             return [("one", state + 1, 1.0), ("two", state + 2, 1.5)]
 
-        fold = explore(0, next_of, algorithm, is_goal=lambda s: s == 7, max_expansions=30,
-                       merge="off")  # fmt: skip
+        fold = explore(0, next_of, algorithm, is_goal=lambda s: s == 7, key=lambda s: None,
+                       max_expansions=30)  # fmt: skip
         return fold.tree
 
     check_algorithm(lambda: make_algorithm(name), grow)

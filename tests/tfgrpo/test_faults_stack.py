@@ -32,7 +32,7 @@ from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.protocols import LM, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import Journal, JournaledLM, Ledger
 from tfgrpo.testing import Answer, FaultServer, choices, hang, raw, say, status
 
 ROOT = Path(__file__).parents[2]
@@ -271,7 +271,7 @@ async def test_f27_a_day_that_jumps_changes_no_wait_no_limit_and_no_duration(
 
     monkeypatch.setattr(time, "time", jumping)
     clock = Clock()
-    with Journal.open(tmp_path / "run", create=True, clock=clock) as store:
+    with Journal.open(tmp_path / "run", create=True, budget=Ledger(clock=clock)) as store:
         lm = stack(ScriptedLM(script), store, clock)
         groups = await Sampler(ChatPolicy(lm), One(), recorder=store).groups(tasks(3), GroupSpec(3))
         assert store.ledger.spent["seconds"] == pytest.approx(clock.now)
@@ -403,7 +403,9 @@ async def test_f34_scoring_siblings_have_ended_before_the_error_leaves(
 
 def test_t8_no_module_reads_a_pickle_or_evaluates_text() -> None:
     banned = {"pickle", "cPickle", "marshal", "shelve", "dill", "joblib", "cloudpickle"}
-    sandbox = ROOT / "tfgrpo" / "verifiers" / "cell_runner.py"  # runs candidates in a sandbox
+    sandbox = (
+        ROOT / "tfgrpo" / "verifiers" / "code" / "cell_runner.py"
+    )  # runs candidates in a sandbox
     files = [f for part in PARTS for f in (ROOT / part).rglob("*.py")]
     assert len(files) > 80
     for path in files:

@@ -14,8 +14,8 @@ import pytest
 from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError
 from tfgrpo.verifiers import Code
-from tfgrpo.verifiers.cell_runner import decode, encode
-from tfgrpo.verifiers.code import code_in
+from tfgrpo.verifiers.code import Marking, code_in
+from tfgrpo.verifiers.code.cell_runner import decode, encode
 
 CASES = {
     "function": "f",
@@ -83,7 +83,9 @@ async def test_right_code_passes_and_half_right_code_earns_its_share(
     assert await reward("def f(x): return x * x", reference, level) == 1.0
     share = await reward("def f(x): return 4", reference, level)
     assert 0.0 < share < 1.0
-    assert await reward("def f(x): return 4", reference, level, partial=False) == 0.0
+    assert (
+        await reward("def f(x): return 4", reference, level, marking=Marking(partial=False)) == 0.0
+    )
 
 
 CHEATS = {

@@ -26,6 +26,8 @@ from tfgrpo.verifiers import (
     Weighted,
     make_verifier,
 )
+from tfgrpo.verifiers.code import Marking
+from tfgrpo.verifiers.judge import Scale
 
 
 def verifier(fn: Any, **options: Any) -> FunctionVerifier:
@@ -184,6 +186,17 @@ def test_a_verifier_is_made_from_a_name_or_a_table() -> None:
     assert isinstance(make_verifier(mixed, open_lm=opener), Weighted)
 
 
+def test_options_that_a_class_takes_as_one_record_are_keys_of_their_own() -> None:
+    strict = make_verifier({"kind": "code", "partial": False, "tolerance": 1})
+    assert strict.verifier_id == Code(marking=Marking(False, 1.0)).verifier_id
+    assert strict.verifier_id != Code().verifier_id
+    lm = ScriptedLM("Score: 3")
+    graded = make_verifier(
+        {"kind": "judge", "rubric": "Good?", "low": 1, "high": 5}, open_lm=lambda **_: lm
+    )
+    assert graded.verifier_id == Judge(lm, "Good?", scale=Scale(1, 5)).verifier_id
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -199,6 +212,8 @@ def test_a_verifier_is_made_from_a_name_or_a_table() -> None:
         ({"kind": "weighted"}, "parts"),
         ({"kind": "code", "level": "process"}, "no security boundary"),
         ({"kind": "code", "level": "docker"}, "level"),
+        ({"kind": "code", "partial": "no"}, "partial is 'no'"),
+        ({"kind": "code", "tolerence": 1}, "did you mean 'tolerance'"),
     ],
 )
 def test_wrong_settings_name_key_value_and_what_is_allowed(config: Any, message: str) -> None:

@@ -119,7 +119,7 @@ async def test_a_failed_call_passes_with_its_kind() -> None:
 def test_wrong_settings_are_refused() -> None:
     for low, high in ((5, 5), (-1, 5)):
         with pytest.raises(ConfigError, match="scale"):
-            Judge(ScriptedLM("1"), "Good?", low=low, high=high)
+            Scale(low, high)
     with pytest.raises(ConfigError, match="rubric"):
         Judge(ScriptedLM("1"), " ")
 

@@ -13,23 +13,28 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import TfgrpoError
-from tfgrpo.learning.evaluate import Evaluation, evaluate_async
 from tfgrpo.learning.learn import dry_run, learn_async
 from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
 from tfgrpo.learning.result import Result
 from tfgrpo.nudges import nudge_totals, total_lines
+from tfgrpo.protocols import Allocator
 from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
-from tfgrpo.sampling import Stop, Stopped
-from tfgrpo.statistics import Interval, mean_interval
-from tfgrpo.store import Journal
+
+if TYPE_CHECKING:
+    from tfgrpo.learning.evaluate import Evaluation
+    from tfgrpo.learning.progress import ProgressView
+    from tfgrpo.learning.result import Result
+    from tfgrpo.sampling import Stop
+    from tfgrpo.statistics import Interval
+    from tfgrpo.store import Journal
 
 T = TypeVar("T")
 
@@ -56,6 +61,8 @@ def learn(
     ] = False,
 ) -> None:
     """Learn an experience library and prove what it is worth."""
+    from tfgrpo.sampling import Stop
+
     settings = Config.from_toml(config, set_ or ())
     add_module_folder(config.parent)
     if dry:
@@ -75,7 +82,12 @@ def learn(
         with json_of_failures(as_json, {"verdict": None}):
             result = _interruptible(
                 lambda: learn_async(
-                    settings, fork=fork, view=view, stop=stop, on_open=opened.append
+                    settings,
+                    fork=fork,
+                    view=view,
+                    stop=stop,
+                    on_open=opened.append,
+                    allocate=_allocator(settings),
                 ),
                 stop,
                 view,
@@ -83,6 +95,18 @@ def learn(
     note_module_folder(result.folder, config.parent)
     typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
     raise typer.Exit(result.exit_code)
+
+
+def _allocator(settings: Config) -> Allocator | None:
+    """What deals out the rollouts of a step, or None; raises as `open_allocator`."""
+    learn = settings.learn
+    if not learn.allocate:
+        return None
+    from tfgrpo.routing.budgets.factory import open_allocator
+
+    return open_allocator(
+        learn.allocate, learn.allocate_options, group_size=learn.group_size, where="learn.allocate"
+    )
 
 
 def evaluate(
@@ -94,6 +118,8 @@ def evaluate(
 ) -> None:
     """Score an exported library against the empty one on the config's tasks."""
     from tfgrpo.experience import load_artefact
+    from tfgrpo.learning.evaluate import evaluate_async
+    from tfgrpo.sampling import Stop
 
     nothing: dict[str, Any] = {"empty": None, "library": None, "verdict": None, "notes": []}
     with json_of_failures(as_json, nothing):
@@ -165,6 +191,8 @@ def _serve(settings: Config, view: ProgressView) -> None:
 
 def _interruptible(make: Callable[[], Coroutine[Any, Any, T]], stop: Stop, view: ProgressView) -> T:
     """Run a coroutine under the two-step signal handler; exits 130 or 143 when stopped."""
+    from tfgrpo.sampling import Stopped
+
     caught: list[int] = []
 
     async def run() -> T:
@@ -195,6 +223,7 @@ def _interruptible(make: Callable[[], Coroutine[Any, Any, T]], stop: Stop, view:
 
 def result_lines(result: Result) -> list[str]:
     """Return a result for people: scores, verdict, what was kept, what it cost."""
+
     learned = result.learned
     lines = [f"run: {result.folder}"]
     if learned.stopped_by:
@@ -257,6 +286,8 @@ def _words(interval: Interval | None) -> str:
 
 
 def _evaluation(done: Evaluation) -> list[str]:
+    from tfgrpo.statistics import mean_interval
+
     lines = []
     for name, scores in (("empty library", done.empty), ("this library", done.library)):
         mean = mean_interval(scores) if any(scores.values()) else None

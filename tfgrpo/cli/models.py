@@ -84,7 +84,7 @@ def models(
 
 
 _NEEDS = (
-    ("openai", ("openai",), "pip install openai"),
+    ("openai", ("aiohttp",), "pip install aiohttp"),
     ("litellm", ("litellm",), "pip install 'tfgrpo[litellm]'"),
     ("vllm", ("vllm",), "pip install 'tfgrpo[vllm]'"),
     ("local", ("torch", "transformers", "safetensors"), "pip install 'tfgrpo[local]'"),

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tfgrpo.cli.options import flat
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.report.advise import advise as advise_on
 from tfgrpo.report.view import load_view
@@ -36,6 +38,25 @@ class Format(StrEnum):
 _Run = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
 
 
+@dataclass(frozen=True)
+class VerdictOptions:
+    """What the run must reach."""
+
+    min_mean: Annotated[float | None, typer.Option(help="Verdict: mean reaches this.")] = None
+    min_share: Annotated[
+        float | None, typer.Option(help="Verdict: this share of tasks reaches --score.")
+    ] = None
+    score: Annotated[float | None, typer.Option(help="The score for --min-share.")] = None
+    min_each: Annotated[float | None, typer.Option(help="Verdict: each task reaches this.")] = None
+    min_gain: Annotated[
+        float | None, typer.Option(help="Verdict: gain over no library passes this.")
+    ] = None
+
+
+_NO_VERDICT = VerdictOptions()
+
+
+@flat
 def report(
     run: _Run,
     out: Annotated[
@@ -44,15 +65,7 @@ def report(
     ] = None,
     format: Annotated[Format, typer.Option("--format", "-f", help="Form.")] = Format.html,
     level: Annotated[float, typer.Option(help="Level of all intervals.")] = 0.95,
-    min_mean: Annotated[float | None, typer.Option(help="Verdict: mean reaches this.")] = None,
-    min_share: Annotated[
-        float | None, typer.Option(help="Verdict: this share of tasks reaches --score.")
-    ] = None,
-    score: Annotated[float | None, typer.Option(help="The score for --min-share.")] = None,
-    min_each: Annotated[float | None, typer.Option(help="Verdict: each task reaches this.")] = None,
-    min_gain: Annotated[
-        float | None, typer.Option(help="Verdict: gain over no library passes this.")
-    ] = None,
+    asked: VerdictOptions = _NO_VERDICT,
     live: Annotated[bool, typer.Option("--live", help="Serve it on 127.0.0.1 instead.")] = False,
     port: Annotated[int, typer.Option(help="Port of --live; 0 takes a free one.")] = 0,
 ) -> None:
@@ -66,10 +79,7 @@ def report(
     if live:
         _serve(run, port)
         return
-    options = {"min_mean": min_mean, "min_share": min_share, "min_each": min_each,
-               "min_gain": min_gain, "score": score}  # fmt: skip
-    asked = any(value is not None for value in options.values())
-    rule = make_rule(**options) if asked else None
+    rule = None if asked == _NO_VERDICT else make_rule(**asdict(asked))
     text, verdict = _render(run, format, rule, level)
     target = out or (run / "report.html" if format is Format.html else Path("-"))
     if str(target) == "-":
@@ -78,7 +88,7 @@ def report(
         _write(target, text)
         typer.echo(str(target))
     typer.echo(printable(verdict["text"]), err=True)
-    if asked:
+    if rule is not None:
         raise typer.Exit(verdict["exit_code"])
 
 

@@ -1,4 +1,4 @@
-"""`tfgrpo route fit | ask | eval | onboard`.
+"""`tfgrpo route fit | ask | calibrate | eval | onboard | serve`.
 
 Does not know formats or estimates; reads, calls, prints. Source: own.
 """
@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
+from tfgrpo.cli.route_data import (
+    AsJson,
+    Data,
+    EmbedderOption,
+    Folder,
+    FormatOption,
+    Models,
+    SuccessAt,
+    read_data,
+)
+from tfgrpo.cli.route_eval import evaluate
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.outcome_files import Format, read_models, read_outcomes
-from tfgrpo.routing.records import ModelInfo, OutcomeTable, SuccessCount
+from tfgrpo.routing.outcome_files import read_outcomes
+from tfgrpo.routing.promises import Calibrated, calibrate_router
+from tfgrpo.routing.records import ModelInfo, OutcomeTable
 from tfgrpo.routing.router import Router
 from tfgrpo.routing.router_files import LEAST_REFERENCE
 from tfgrpo.routing.rules import DEFAULT_TARGET
@@ -25,47 +37,21 @@ ENOUGH = 64
 """Outcomes of a new model that on average find it where it is better; 16 never did."""
 
 app = typer.Typer(no_args_is_help=True, help="Route tasks to models by predicted success.")
-
-_Data = Annotated[
-    list[Path], typer.Argument(help="Outcome files, groups files, result or run folders.")
-]
-_Folder = Annotated[Path, typer.Argument(help="Folder of a fitted router.")]
-_FormatOption = Annotated[
-    str,
-    typer.Option("--format", help="auto, jsonl, csv, groups, run, routerbench, llmrouterbench."),
-]
-_SuccessAt = Annotated[
-    float | None, typer.Option(help="Reward from which a rollout counts as a success.")
-]
-_Models = Annotated[
-    Path | None, typer.Option("--models", help="JSON list of names, families and prices.")
-]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")]
-_EmbedderOption = Annotated[
-    str, typer.Option("--embedder", help="hashed, minilm or sentence:NAME.")
-]
-
-
-def _read(
-    paths: list[Path], format: str, success_at: float | None, models: Path | None
-) -> tuple[list[SuccessCount], list[ModelInfo]]:
-    kind: Format = format  # type: ignore[assignment]  # checked by read_outcomes
-    outcomes = [o for p in paths for o in read_outcomes(p, format=kind, success_at=success_at)]
-    return outcomes, read_models(models) if models is not None else []
+app.command("eval")(evaluate)
 
 
 @app.command("fit")
 def fit(
-    data: _Data,
+    data: Data,
     out: Annotated[Path, typer.Option("--out", help="Folder to write the router to.")],
-    embedder: _EmbedderOption = "hashed",
-    format: _FormatOption = "auto",
-    success_at: _SuccessAt = None,
-    models: _Models = None,
+    embedder: EmbedderOption = "hashed",
+    format: FormatOption = "auto",
+    success_at: SuccessAt = None,
+    models: Models = None,
     least_reference: Annotated[
         int, typer.Option(help="Outcomes that make a model a reference.")
     ] = LEAST_REFERENCE,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fit a router on recorded outcomes: seconds, no training."""
     router = routing_fit(
@@ -104,7 +90,7 @@ def fit(
 
 @app.command("ask")
 def ask(
-    folder: _Folder,
+    folder: Folder,
     prompt: Annotated[str, typer.Argument(help="The prompt to route.")],
     target: Annotated[
         float | None,
@@ -125,7 +111,7 @@ def ask(
     metadata: Annotated[
         list[str] | None, typer.Option("--meta", help="NAME=VALUE, such as dataset=mmlu.")
     ] = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose a model for one prompt: the ranking and the reason."""
     pairs = dict(_pair(p) for p in metadata or [])
@@ -154,89 +140,9 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-@app.command("eval")
-def evaluate(
-    data: _Data,
-    embedder: _EmbedderOption = "hashed",
-    format: _FormatOption = "auto",
-    success_at: _SuccessAt = None,
-    models: _Models = None,
-    sizes: Annotated[str, typer.Option(help="Labels of a new model.")] = "16,64,256",
-    draws: Annotated[int, typer.Option(help="Draws of the labels.")] = 2,
-    vectors: Annotated[Path | None, typer.Option(help="Folder for cached vectors.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write the curves as PNG or SVG.")] = None,
-    as_json: _Json = False,
-) -> None:
-    """Leave each family of models out, give it N labels, and compare with the rivals."""
-    from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
-    from tfgrpo.runtime.embedders import VectorCache, open_embedder
-
-    outcomes, infos = _read(data, format, success_at, models)
-    table = OutcomeTable.from_outcomes(outcomes, infos)
-    if len(table.models) < 2:
-        raise ConfigError(
-            f"the data hold {len(table.models)} model(s); leaving one out needs at least two"
-        )
-    numbers = _sizes(sizes)
-    encoder = open_embedder(embedder)
-    if vectors is not None:
-        encoder = VectorCache(encoder, vectors)
-    result = replay(
-        table,
-        encoder.embed(table.prompts),
-        encoder,
-        hash_split([identity(p) for p in table.prompts]),
-        sizes=numbers,
-        draws=draws,
-    )
-    if plot is not None:
-        from tfgrpo.routing.backtest.plots import label_curves
-
-        label_curves(result.rows, plot, title=", ".join(p.name for p in data))
-    if as_json:
-        typer.echo(json.dumps(_eval_row(table, result.rows, result.weights)))
-        return
-    typer.echo(f"{len(table.keys)} prompts, {len(table.models)} models; Brier / AUC a model")
-    typer.echo(f"{'':12}" + "".join(f"{n:>16}" for n in numbers))
-    for method in dict.fromkeys(r.method for r in result.rows):
-        cells = [result.row(method, n) for n in numbers]
-        typer.echo(f"{method:12}" + "".join(f"{f'{r.brier:.4f} / {r.auc:.3f}':>16}" for r in cells))
-    for name, value in _singles(table).items():
-        typer.echo(f"{name}: {value:.4f}")
-
-
-def _sizes(text: str) -> list[int]:
-    parts = [p.strip() for p in text.split(",")]
-    if not all(p.isdigit() and int(p) > 0 for p in parts):
-        raise ConfigError(f"sizes {text!r}: allowed are positive whole numbers such as 16,64,256")
-    return [int(p) for p in parts]
-
-
-def _eval_row(table: OutcomeTable, rows: Any, weights: Any) -> dict[str, Any]:
-    return {
-        "prompts": len(table.keys),
-        "models": len(table.models),
-        "rows": [r.to_dict() for r in rows],
-        "layer_weights": {str(n): w for n, w in weights.items()},
-        **_singles(table),
-    }
-
-
-def _singles(table: OutcomeTable) -> dict[str, float]:
-    """Best single model and oracle over the prompts that every model has answered."""
-    full = (table.trials > 0).all(axis=1)
-    if not full.any():
-        return {}
-    rates = table.rates[full]
-    return {
-        "best_single": round(float(rates.mean(axis=0).max()), 4),
-        "oracle": round(float(rates.max(axis=1).mean()), 4),
-    }
-
-
 @app.command("onboard")
 def onboard(
-    folder: _Folder,
+    folder: Folder,
     model: Annotated[str, typer.Option("--model", help="Name of the new model.")],
     n: Annotated[int, typer.Option("-n", help="Prompts to run on it.")] = 32,
     outcomes: Annotated[
@@ -245,7 +151,7 @@ def onboard(
     input_usd_per_mtok: Annotated[float | None, typer.Option(help="Input price.")] = None,
     output_usd_per_mtok: Annotated[float | None, typer.Option(help="Output price.")] = None,
     method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
-    success_at: _SuccessAt = None,
+    success_at: SuccessAt = None,
 ) -> None:
     """Say which prompts a new model should answer, or take in what it answered.
 
@@ -288,3 +194,117 @@ def onboard(
         f"reward, then: tfgrpo route onboard {folder} --model {model} --outcomes FILE",
         err=True,
     )
+
+
+@app.command("calibrate")
+def calibrate(
+    folder: Folder,
+    data: Data,
+    risk: Annotated[
+        str,
+        typer.Option(
+            help="net: mean quality below the strong model; regret: prompts lost that it would "
+            "have solved; failure: failures among those kept."
+        ),
+    ] = "net",
+    delta: Annotated[float, typer.Option(help="What the risk may come to.")] = 0.02,
+    confidence: Annotated[float, typer.Option(help="Of the promise.")] = 0.9,
+    against: Annotated[str, typer.Option(help="The strong model; default the best.")] = "",
+    weak: Annotated[
+        list[str] | None, typer.Option(help="A cheap model; default all that cost less.")
+    ] = None,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Tell, change nothing.")] = False,
+    format: FormatOption = "auto",
+    success_at: SuccessAt = None,
+    as_json: AsJson = False,
+) -> None:
+    """Promise a bound on what routing loses, measured on outcomes kept apart from the fit.
+
+    Says first what could be had at all. The router keeps the promise from then on.
+    """
+    router = Router.load(folder)
+    outcomes, _ = read_data(data, format, success_at)
+    found = calibrate_router(
+        router, outcomes, against=against, weak=weak or (), risk=risk,  # type: ignore[arg-type]
+        delta=delta, confidence=confidence,
+    )  # fmt: skip
+    if not dry:
+        router.save(folder)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    for line in _promise_lines(found, delta):
+        typer.echo(printable(line))
+    typer.echo("nothing was changed" if dry else f"written to {printable(str(folder))}")
+
+
+def _promise_lines(found: Calibrated, delta: float) -> list[str]:
+    first = next(iter(found.gates.values()))
+    lines = [
+        f"{found.prompts} held-out prompts; left out: {found.seen} that the router was fitted on, "
+        f"{found.partial} without an outcome of every model",
+        f"what could be had at {delta:.1%}: {found.attainable:.1%} of the prompts on models "
+        f"cheaper than {found.against}, by the best threshold in hindsight",
+    ]
+    if not first.is_open:
+        return [*lines, f"promise: none; {first.promise}"]
+    shares = ", ".join(f"{g.model} {g.coverage:.1%}" for g in found.gates.values())
+    return [
+        *lines,
+        f"promise: {first.promise}",
+        f"kept on cheaper models: {found.coverage:.1%} ({shares})",
+    ]
+
+
+@app.command("serve")
+def serve(
+    folder: Folder,
+    lm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lm",
+            help="NAME=SPEC for each model, such as small=openai:gpt-5-nano; default the models "
+            "whose names are specs.",
+        ),
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(help="Cheapest model whose lower bound clears this.")
+    ] = None,
+    per_usd: Annotated[float | None, typer.Option(help="Largest p − per_usd · cost.")] = None,
+    journal: Annotated[str, typer.Option(help="Folder of the journal.")] = "runs/gateway",
+    listen: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1:8080",
+) -> None:
+    """Serve the router's models behind one OpenAI-compatible name, `auto`.
+
+    For keys, budgets, libraries and learning name the folder as `router` of a route instead
+    (docs/serve.md).
+    """
+    from tfgrpo.cli.serve import run_gateway
+    from tfgrpo.serve.settings import GatewaySettings
+
+    router = Router.load(folder)
+    specs = dict(_spec(text) for text in lm or [])
+    if not specs:
+        specs = {f"m{i}": n for i, n in enumerate(router.model_names) if ":" in n}
+    if not specs:
+        raise ConfigError(
+            f"the router's models {', '.join(router.model_names)} are not specs: give each as "
+            "--lm NAME=SPEC, such as --lm small=openai:gpt-5-nano"
+        )
+    rule = {"target": target, "per_usd": per_usd}
+    settings = GatewaySettings.from_mapping(
+        {
+            "serve": {"folder": journal},
+            "upstreams": {name: {"lm": spec} for name, spec in specs.items()},
+            "routes": {"auto": {"upstreams": list(specs), "router": str(folder), "rule": rule}},
+        },
+        "the options of route serve",
+    )
+    run_gateway(settings, listen=listen)
+
+
+def _spec(text: str) -> tuple[str, str]:
+    name, mark, spec = text.partition("=")
+    if not (name and mark and spec):
+        raise ConfigError(f"--lm {text!r}: allowed is NAME=SPEC, such as small=openai:gpt-5-nano")
+    return name, spec

@@ -6,9 +6,12 @@ Does not know how requests are served. Source: own.
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tfgrpo.serve.settings import GatewaySettings
 
 app = typer.Typer(help="Serve learnt libraries behind an OpenAI-compatible API.",
                   invoke_without_command=True)  # fmt: skip
@@ -35,11 +38,28 @@ def serve(
     if context.invoked_subcommand is not None:
         return
     from tfgrpo.serve.gateway import embedded_settings
-    from tfgrpo.serve.process import Running, new_loop
-    from tfgrpo.serve.process import serve as run
     from tfgrpo.serve.settings import GatewaySettings
 
     settings = GatewaySettings.from_toml(config) if config else embedded_settings(folder)
+    hint = (
+        ""
+        if config
+        else (
+            "  The embedded model answers with an empty library. To go on: learn a library\n"
+            "  (`tfgrpo init`, `tfgrpo learn`), name it as `library` of a route in a TOML\n"
+            "  file (docs/serve.md), and start `tfgrpo serve --config FILE`."
+        )
+    )
+    run_gateway(settings, listen=listen, admin_listen=admin_listen, hint=hint)
+
+
+def run_gateway(
+    settings: GatewaySettings, *, listen: str = "", admin_listen: str = "", hint: str = ""
+) -> None:
+    """Serve until TERM, telling addresses, routes and, last, a hint; addresses given here win."""
+    from tfgrpo.serve.process import Running, new_loop
+    from tfgrpo.serve.process import serve as run
+
     changes = {"listen": listen, "admin_listen": admin_listen}
     changed = settings.serve.model_copy(update={k: v for k, v in changes.items() if v})
     settings = settings.model_copy(update={"serve": changed})
@@ -54,13 +74,8 @@ def serve(
             typer.echo(f"  page {running.page_url}", err=True)
             if running.shows_secret:
                 typer.echo(f"  its secret, told once: {running.secret}", err=True)
-        if not config:
-            typer.echo(
-                "  The embedded model answers with an empty library. To go on: learn a library\n"
-                "  (`tfgrpo init`, `tfgrpo learn`), name it as `library` of a route in a TOML\n"
-                "  file (docs/serve.md), and start `tfgrpo serve --config FILE`.",
-                err=True,
-            )
+        if hint:
+            typer.echo(hint, err=True)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(run(settings, tell))

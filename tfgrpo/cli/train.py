@@ -6,31 +6,18 @@ works; prints one line per step and one verdict. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tfgrpo.errors import ConfigError, MissingExtraError, boundary
+from tfgrpo.errors import MissingExtraError
 from tfgrpo.protocols import Allocator
-from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.runtime.import_string import add_module_folder, load_object
+from tfgrpo.runtime.import_string import add_module_folder
 
 if TYPE_CHECKING:
     from tfgrpo.rl import TrainResult
-    from tfgrpo.rl.config import CurriculumConfig
-
-ALLOCATORS: Mapping[str, str] = {
-    "posterior_gain": "tfgrpo.routing.allocation:PosteriorGain",
-    "sgpo": "tfgrpo.routing.allocation_published:Sgpo",
-    "vade": "tfgrpo.routing.allocation_published:Vade",
-    "xrpo": "tfgrpo.routing.allocation_published:Xrpo",
-    "dars": "tfgrpo.routing.allocation_published:Dars",
-    "gdro": "tfgrpo.routing.allocation_published:RolloutGdro",
-}
-"""Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
+    from tfgrpo.rl.config import TrainConfig
 
 
 def train(
@@ -58,7 +45,7 @@ def train(
     try:
         result = rl.train(
             settings,
-            allocate=allocator_of(settings.curriculum),
+            allocate=allocator_of(settings),
             on_step=None if quiet or rank else _print_step,
         )
     finally:
@@ -69,67 +56,17 @@ def train(
         distributed.end()
 
 
-def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
-    """Return what gives group sizes, or None.
-
-    Raises:
-        ConfigError: there is no such allocator, or its options are wrong.
-    """
+def allocator_of(settings: TrainConfig) -> Allocator | None:
+    """Return what gives group sizes, or None; raises as `open_allocator`."""
+    curriculum = settings.curriculum
     if not curriculum.allocate:
         return None
-    options = dict(curriculum.allocate_options)
-    if curriculum.allocate == "v0":
-        return ValueBudgets(str(options.pop("router", "")), options)
-    name = ALLOCATORS.get(curriculum.allocate, curriculum.allocate)
-    if ":" not in name:
-        raise ConfigError(
-            f"curriculum.allocate is {name!r}; allowed are v0, {', '.join(ALLOCATORS)} or "
-            "'module:name'"
-        )
-    with boundary(ConfigError, f"curriculum.allocate {curriculum.allocate!r}"):
-        made: Allocator = load_object(name, "curriculum.allocate")(**options)
-    return made
+    from tfgrpo.routing.budgets.factory import open_allocator
 
-
-class ValueBudgets:
-    """V_0 budgets: a fitted router's value model, told this run's outcomes, predicts each task's
-    success, and rollouts go where a mixed group becomes likelier.
-
-    Args:
-        router: folder of a router that `tfgrpo route fit` wrote.
-        options: of `PosteriorGain`.
-    """
-
-    def __init__(self, router: str, options: Mapping[str, Any]) -> None:
-        if not router:
-            raise ConfigError(
-                "curriculum.allocate 'v0' needs allocate_options.router, the folder that `tfgrpo "
-                "route fit` wrote; without one use 'posterior_gain'"
-            )
-        self._rules = import_module("tfgrpo.routing.allocation")
-        self._records = import_module("tfgrpo.routing.records")
-        self._value = import_module("tfgrpo.routing.router_files").RouterFiles.load(router).value
-        self._options = dict(options)
-        with boundary(ConfigError, "curriculum.allocate_options"):
-            self._rules.PosteriorGain(**self._options)
-
-    def __call__(
-        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
-    ) -> list[int]:
-        """Return the number of rollouts of each task."""
-        outcomes = self._records.outcomes_of_groups(
-            history,
-            success_at=self._options.get("success_at"),
-            model_of=lambda group: "the trained model",
-        )
-        state = self._value.state(outcomes, model="the trained model")
-        rule = self._rules.PosteriorGain(
-            predict=self._rules.state_predictor(state.predict),
-            error=self._rules.PredictionError.of_state(state),
-            **self._options,
-        )
-        counts: list[int] = rule(tasks, history, budget)
-        return counts
+    return open_allocator(
+        curriculum.allocate, curriculum.allocate_options,
+        group_size=settings.rollout.group_size, where="curriculum.allocate",
+    )  # fmt: skip
 
 
 def _print_step(report: Any) -> None:

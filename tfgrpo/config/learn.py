@@ -163,6 +163,11 @@ class LearnConfig(Section):
     """Also try giving each task only its k nearest entries; 0 does not. The gate decides."""
     embedder: str = "hashed"
     """`hashed` n-grams, or the name of a sentence-transformers model."""
+    allocate: str = ""
+    """Who deals out the rollouts of a step, as in `[curriculum]` of a training: `practice` probes
+    each task and finishes the groups that can turn out mixed, `posterior_gain`, `v0` and others, or
+    `module:name`. Empty gives every task `group_size`."""
+    allocate_options: dict[str, Any] = {}
 
 
 class PracticeConfig(Section):

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -78,20 +78,25 @@ def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
         if error["type"] == "extra_forbidden":
             lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
         else:
-            lines.append(f"{source}: {key} = {error['input']!r}: {error['msg']}")
+            lines.append(f"{source}: {key} = {error['input']!r:.200}: {error['msg']}")
     return "\n".join(lines)
 
 
 def _nearest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    known = model
+    known: type[BaseModel] | None = model
     for part in loc[:-1]:
-        field = known.model_fields.get(str(part))
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return ""
-        known = field.annotation
-    return f"; {nearest_of(str(loc[-1]), known.model_fields)}"
+        field = known.model_fields.get(str(part)) if known is not None else None
+        if field is not None:  # else a name in a table of sections, such as a route's
+            known = _section_in(field.annotation)
+    return f"; {nearest_of(str(loc[-1]), known.model_fields)}" if known is not None else ""
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that an annotation is, or holds in a table, a list or an alternative."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_section_in(inner) for inner in get_args(annotation))
+    return next((section for section in found if section is not None), None)
 
 
 def nearest_of(name: str, known: Iterable[str]) -> str:

@@ -40,27 +40,39 @@ from tfgrpo.store import Budget
 T = TypeVar("T")
 
 
-def preview(run: Path | str, settings: EscalateSettings | None = None, **parts: Any) -> Preview:
+def preview(
+    run: Path | str,
+    settings: EscalateSettings | None = None,
+    *,
+    verifier: Verifier | None = None,
+    tasks: Sequence[Task] | None = None,
+) -> Preview:
     """Return the plan, its reasons and its cost; loads the model, trains and writes nothing.
 
     Args:
         run: the learning run's folder.
         settings: see `EscalateSettings`.
-        parts: `verifier` in place of the run's; `tasks` as for `escalate`.
+        verifier: in place of the run's.
+        tasks: as for `escalate`.
 
     Raises:
         ConfigError: the run cannot be used, or names no model with weights.
         StoreError: there is no run.
     """
-    return off_loop(lambda: _preview(run, settings or EscalateSettings(), parts))
+    return off_loop(lambda: _preview(run, settings or EscalateSettings(), verifier, tasks))
 
 
-def _preview(run: Path | str, settings: EscalateSettings, parts: dict[str, Any]) -> Preview:
-    material = read_material(run, parts.get("tasks"))
+def _preview(
+    run: Path | str,
+    settings: EscalateSettings,
+    verifier: Verifier | None,
+    tasks: Sequence[Task] | None,
+) -> Preview:
+    material = read_material(run, tasks)
     spec = model_spec(material.config, settings)
-    verifier = parts.get("verifier") or _plain_verifier(material)
-    student = Student(spec, material.config, settings, verifier, "base")
-    return _plan_of(material, settings, student, verifier)
+    plain = verifier or _plain_verifier(material)
+    student = Student(spec, material.config, settings, plain, "base")
+    return _plan_of(material, settings, student, plain)
 
 
 def escalate(

@@ -18,13 +18,16 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import nctdtr, stdtr, stdtrit
+from typing import TYPE_CHECKING
 
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import Interval, Scores, paired_difference, permutation_p
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 __all__ = [
     "EntryValue",
@@ -35,8 +38,6 @@ __all__ = [
     "observations_of",
     "value_entries",
 ]
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +123,9 @@ def value_entries(observations: Sequence[Observation], *, level: float = 0.95) -
     Entries that chance never withheld (or never showed) are not in the list: nothing is known of
     them. Fewer than three tasks tell nothing either.
     """
+    import numpy as np
+    from scipy.special import stdtr, stdtrit
+
     entries = sorted({e for o in observations for e in o.offered})
     tasks = sorted({o.task_id for o in observations})
     shown = {e: sum(e in o.included for o in observations if e in o.offered) for e in entries}
@@ -172,6 +176,8 @@ def expected_power(
     Raises:
         ValueError: fewer than three tasks, or `keep` not in (0, 1).
     """
+    from scipy.special import nctdtr, stdtrit
+
     if n_tasks < 3 or not 0 < keep < 1:
         raise ValueError(f"n_tasks={n_tasks}, keep={keep!r}: 3 tasks and a chance in (0, 1) needed")
     shift = abs(effect) * math.sqrt(n_rollouts * keep * (1 - keep)) / reward_sd
@@ -218,6 +224,8 @@ def _clustered_fit(
     design: Floats, rewards: Floats, rows: NDArray[np.int_]
 ) -> tuple[Floats, Floats]:
     """Random-effects least squares; coefficients and their errors clustered by task."""
+    import numpy as np
+
     n_tasks = int(rows.max()) + 1
     sizes = np.bincount(rows, minlength=n_tasks).astype(float)
     first = np.linalg.lstsq(design, rewards, rcond=None)[0]
@@ -238,6 +246,8 @@ def _clustered_fit(
 
 def _task_share(residuals: Floats, rows: NDArray[np.int_], sizes: Floats) -> Floats:
     """How much of a task's mean to take off its rows: 0 for no task effect, 1 for nothing else."""
+    import numpy as np
+
     if len(rows) == len(sizes):
         return np.zeros(len(sizes))  # one row a task: a task effect cannot be told from noise
     means = _means_by_task(residuals[:, None], rows, sizes)[:, 0]
@@ -250,6 +260,8 @@ def _task_share(residuals: Floats, rows: NDArray[np.int_], sizes: Floats) -> Flo
 
 
 def _means_by_task(values: Floats, rows: NDArray[np.int_], sizes: Floats) -> Floats:
+    import numpy as np
+
     sums = np.zeros((len(sizes), values.shape[1]))
     np.add.at(sums, rows, values)
     return sums / sizes[:, None]

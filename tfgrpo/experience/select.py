@@ -11,19 +11,28 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.entry import Kind
 from tfgrpo.experience.library import Library
 from tfgrpo.rollout import Task
-from tfgrpo.runtime.embedders import Embedder, HashedNgrams, open_embedder
 
-Vectors = NDArray[np.float32]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from tfgrpo.runtime.embedders import Embedder
+
+    Vectors = NDArray[np.float32]
+
 _FAISS_FROM = 10_000
+
+
+def _hashed() -> Embedder:
+    from tfgrpo.runtime.embedders import HashedNgrams
+
+    return HashedNgrams(1024)
 
 
 @dataclass
@@ -35,7 +44,7 @@ class TopK:
     """
 
     k: int
-    embedder: Embedder = field(default_factory=lambda: HashedNgrams(1024))
+    embedder: Embedder = field(default_factory=_hashed)
     kind: Kind | None = None
     max_cached: int = 100_000
     _cache: OrderedDict[str, Vectors] = field(default_factory=OrderedDict, repr=False)
@@ -62,6 +71,8 @@ class TopK:
         return [*always, *(free[i].experience_id for i in reversed(nearest))]
 
     def _rows(self, texts: Sequence[str]) -> Vectors:
+        import numpy as np
+
         fresh = [t for t in dict.fromkeys(texts) if t not in self._cache]
         if fresh:
             for text, row in zip(fresh, self.embedder.embed(fresh), strict=True):
@@ -75,8 +86,10 @@ class TopK:
 def embedder_of(name: str) -> Embedder:
     """Return the embedder of `learn.embedder`: `hashed`, a spec of `open_embedder`, or the bare
     name of a sentence-transformers model."""
+    from tfgrpo.runtime.embedders import open_embedder
+
     if name == "hashed":
-        return HashedNgrams(1024)
+        return _hashed()
     known = name.partition(":")[0] in ("hashed", "minilm", "sentence")
     return open_embedder(name if known else f"sentence:{name}")
 
@@ -91,6 +104,8 @@ def nearest_rows(rows: Vectors, query: Vectors, k: int) -> list[int]:
     Exact: numpy below 10,000 rows, FAISS's flat index above where it is installed. Equal
     similarities keep the order of the rows.
     """
+    import numpy as np
+
     k = min(k, len(rows))
     if len(rows) >= _FAISS_FROM:
         try:

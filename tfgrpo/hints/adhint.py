@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import HintPlan, PlannedGroup
@@ -104,6 +104,28 @@ def consistency_weights_T(prefix_entropy_T: Sequence[float], continuation: float
     return [math.exp(-abs(h - continuation) / continuation) for h in prefix_entropy_T]
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixShare:
+    """How much of the solution a prefix is, by how hard the task was.
+
+    Raises:
+        ConfigError: shares out of range.
+    """
+
+    w_min: float = 0.0
+    """At difficulty 0, in [0, 1]."""
+    w_max: float = 0.5
+    """At difficulty 1, at least `w_min`."""
+    noise: float = 0.0
+    """Half-width of the uniform noise on the share, fixed by task and visit."""
+
+    def __post_init__(self) -> None:
+        hint_ratio(0.0, w_min=self.w_min, w_max=self.w_max)  # checks the range
+
+
+_SHARE = PrefixShare()
+
+
 class AdHint(RecordedScheduler):
     """A `HintScheduler` that rolls each task bare, then again from a prefix as long as it was hard.
 
@@ -113,16 +135,11 @@ class AdHint(RecordedScheduler):
     Args:
         bare: rollouts without help; None is the group size.
         hinted: rollouts from the prefix; None is the group size.
-        w_min: share of the solution at difficulty 0, in [0, 1].
-        w_max: share at difficulty 1, at least `w_min`.
-        noise: half-width of the uniform noise on the share, fixed by task and visit.
+        share: length of the prefix.
         weigh_prefix: weigh prefix tokens by `consistency_weights_T`; costs a pass over those rows.
         solution_key: where the solution stands in a task's metadata.
         missing_is_error: a task without a solution is an error; False trains it bare.
         success_above: a rollout with a larger reward is a success, in the figures.
-
-    Raises:
-        ConfigError: shares out of range.
     """
 
     name = "adhint"
@@ -132,18 +149,14 @@ class AdHint(RecordedScheduler):
         *,
         bare: int | None = None,
         hinted: int | None = None,
-        w_min: float = 0.0,
-        w_max: float = 0.5,
-        noise: float = 0.0,
+        share: PrefixShare = _SHARE,
         weigh_prefix: bool = True,
         solution_key: str = "solution",
         missing_is_error: bool = True,
         success_above: float = 0.0,
     ) -> None:
-        hint_ratio(0.0, w_min=w_min, w_max=w_max)  # checks the range
         self._n = (bare, hinted)
-        self._w = (w_min, w_max)
-        self._noise = noise
+        self._share = share
         self._weigh_prefix = weigh_prefix
         self._key = solution_key
         self._missing_is_error = missing_is_error
@@ -186,5 +199,6 @@ class AdHint(RecordedScheduler):
             return None
         visit = self.record.of(task.task_id).visits
         draw = derive_seed("hint length", task.task_id, visit) % 2**20 / 2**20
-        noise = self._noise * (2 * draw - 1)
-        return hint_ratio(hard, w_min=self._w[0], w_max=self._w[1], noise=noise)
+        share = self._share
+        noise = share.noise * (2 * draw - 1)
+        return hint_ratio(hard, w_min=share.w_min, w_max=share.w_max, noise=noise)

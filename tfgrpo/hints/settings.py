@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tfgrpo.config.sections import explain
 from tfgrpo.errors import ConfigError
-from tfgrpo.hints.adhint import AdHint
+from tfgrpo.hints.adhint import AdHint, PrefixShare
 from tfgrpo.hints.bread import Bread
 from tfgrpo.hints.metadata import MetadataHints
 from tfgrpo.hints.pope import Pope
@@ -152,9 +152,7 @@ class _AdHint(_Common):
         return AdHint(
             bare=self.bare,
             hinted=self.hinted,
-            w_min=self.w_min,
-            w_max=self.w_max,
-            noise=self.noise,
+            share=PrefixShare(self.w_min, self.w_max, self.noise),
             weigh_prefix=self.weigh_prefix,
             solution_key=self.solution_key,
             missing_is_error=self.missing == "error",

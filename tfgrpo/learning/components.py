@@ -19,7 +19,7 @@ from tfgrpo.lm import open_lm
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
-from tfgrpo.policies.tool_loop import ToolPolicy
+from tfgrpo.policies.tool_loop import ToolLoop, ToolPolicy
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Policy, Sampling, Verifier
 from tfgrpo.runtime.canonical import canonical_json
@@ -167,7 +167,7 @@ def make_policy(config: PolicyConfig, lm_of: Callable[[RoleConfig], LM]) -> Poli
             system=config.system,
             sampling=sampling,
             limits=limits,
-            max_steps=config.max_steps,
+            loop=ToolLoop(max_steps=config.max_steps),
         )
     return ChatPolicy(lm, system=config.system, sampling=sampling, limits=limits)
 

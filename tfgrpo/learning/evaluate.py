@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from tfgrpo.config.learn import Config
 from tfgrpo.experience import Artefact, load_artefact
 from tfgrpo.learning.components import RunComponents
-from tfgrpo.learning.learn import Overrides, make_sampler, open_run
+from tfgrpo.learning.learn import Overrides, RunKeywords, make_sampler, open_run
 from tfgrpo.learning.progress import QuietView
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.event_loop import run_sync
@@ -37,14 +37,20 @@ class Evaluation:
     notes: tuple[str, ...] = ()
 
 
-def evaluate(config: Config, artefact: Artefact | Path | str, **parts: Any) -> Evaluation:
+def evaluate(
+    config: Config,
+    artefact: Artefact | Path | str,
+    *,
+    group_size: int = 4,
+    **parts: Unpack[RunKeywords],
+) -> Evaluation:
     """Score a library against the empty one; the sync form of `evaluate_async`."""
     loaded = artefact if isinstance(artefact, Artefact) else load_artefact(artefact)
-    return run_sync(lambda: evaluate_async(config, loaded, **parts))
+    return run_sync(lambda: evaluate_async(config, loaded, group_size=group_size, **parts))
 
 
 async def evaluate_async(
-    config: Config, artefact: Artefact, *, group_size: int = 4, **parts: Any
+    config: Config, artefact: Artefact, *, group_size: int = 4, **parts: Unpack[RunKeywords]
 ) -> Evaluation:
     """Score an exported library and the empty one on the config's tasks, paired by task.
 

@@ -12,11 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfgrpo.config.learn import Config
 from tfgrpo.context import Context
 from tfgrpo.experience import (
     Edit,
-    ExperienceSettings,
     FinalChoice,
     GateDecision,
     LibraryProposal,
@@ -28,13 +26,11 @@ from tfgrpo.experience import (
     smaller_sets,
 )
 from tfgrpo.experience.select import embedder_of
-from tfgrpo.learning.progress import ProgressView
+from tfgrpo.learning.learn_run import LearnRun
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.rollout import Task
 from tfgrpo.sampling import GroupSpec, Sampler
 from tfgrpo.statistics import Scores, gate_level
-from tfgrpo.store import Journal
-from tfgrpo.tasks import Splits
 
 _NEAR_FULL = 0.01
 """A mean gate reward so close to full marks leaves nothing to gain."""
@@ -55,29 +51,17 @@ class Gatekeeper:
     """Scores versions on held-out tasks and decides between them.
 
     Args:
-        config: sizes, level, seed.
-        splits: whose gate tasks decide.
+        run: whose gate tasks decide.
         sampler: runs rollouts.
-        settings: how libraries are injected and bounded.
-        store: keeps decisions and candidates.
-        view: shows decisions.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        splits: Splits,
-        sampler: Sampler,
-        settings: ExperienceSettings,
-        store: Journal,
-        view: ProgressView,
-    ) -> None:
-        self._config = config
-        self._splits = splits
+    def __init__(self, run: LearnRun, sampler: Sampler) -> None:
+        self._config = run.config
+        self._splits = run.splits
         self._sampler = sampler
-        self._settings = settings
-        self._store = store
-        self._view = view
+        self._settings = run.settings
+        self._store = run.store
+        self._view = run.view
         self._scored: dict[str, Scores] = {}
         self.looks: list[Look] = []
         """Every comparison, in order."""

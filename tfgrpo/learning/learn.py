@@ -11,39 +11,53 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from tfgrpo.config.learn import MAY_CHANGE, Config, SamplingConfig
 from tfgrpo.errors import ChangedSettingsError, ConfigError
-from tfgrpo.experience import ExperienceSettings
-from tfgrpo.learning.components import OpenLM, RunComponents
-from tfgrpo.learning.critics import make_critic
-from tfgrpo.learning.experience_settings import experience_settings
-from tfgrpo.learning.forecast import Forecast, forecast
-from tfgrpo.learning.loop import Learner
-from tfgrpo.learning.progress import ProgressView, QuietView
-from tfgrpo.learning.result import Result, make_result, write_artefact
 from tfgrpo.lm import open_lm
-from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
-from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
-from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.event_loop import run_sync
-from tfgrpo.sampling import Sampler, SampleSettings, Stop
-from tfgrpo.store import Budget, Journal
-from tfgrpo.store.booking import require_price
-from tfgrpo.store.budget import Ledger
-from tfgrpo.store.forking import fork_run
-from tfgrpo.store.prices import PriceTable
-from tfgrpo.tasks import Splits
-from tfgrpo.tasks.run_tasks import read_run_tasks
+
+# What a run is made of is loaded when one starts, so that `from tfgrpo import learn` is quick.
+if TYPE_CHECKING:
+    from tfgrpo.experience import ExperienceSettings
+    from tfgrpo.learning.components import OpenLM, RunComponents
+    from tfgrpo.learning.forecast import Forecast
+    from tfgrpo.learning.progress import ProgressView
+    from tfgrpo.learning.result import Result
+    from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
+    from tfgrpo.rollout import RolloutGroup, Task
+    from tfgrpo.sampling import Sampler, Stop
+    from tfgrpo.store import Journal
+    from tfgrpo.tasks import Splits
 
 log = logging.getLogger(__name__)
 
 
+class RunKeywords(TypedDict, total=False):
+    """Keywords of every verb that rolls out; each stands in place of what the settings describe."""
+
+    tasks: Sequence[Task] | None
+    policy: Policy | None
+    verifier: Verifier | None
+    opener: OpenLM
+    view: ProgressView | None
+    stop: Stop | None
+    on_open: Callable[[Journal], None] | None
+    """Told the open journal, so that a view can show what was spent."""
+
+
+class LearnKeywords(RunKeywords, total=False):
+    """Keywords of learning."""
+
+    allocate: Allocator | None
+    scheduler: HintScheduler | None
+    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
+
+
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What a caller may give in place of what the settings describe."""
+    """The keywords that a caller gave, and defaults for the others."""
 
     tasks: Sequence[Task] | None = None
     policy: Policy | None = None
@@ -53,17 +67,17 @@ class Overrides:
     view: ProgressView | None = None
     stop: Stop | None = None
     scheduler: HintScheduler | None = None
-    """When a failed practice task gets which hint; a fresh one. Turns nudging on."""
     on_open: Callable[[Journal], None] | None = None
-    """Told the open journal, so that a view can show what was spent."""
 
 
-def learn(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+def learn(config: Config, *, fork: bool = False, **parts: Unpack[LearnKeywords]) -> Result:
     """Learn an experience library; the sync form of `learn_async`, in notebooks too."""
     return run_sync(lambda: learn_async(config, fork=fork, **parts))
 
 
-async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Result:
+async def learn_async(
+    config: Config, *, fork: bool = False, **parts: Unpack[LearnKeywords]
+) -> Result:
     """Learn an experience library from group rollouts and prove what it is worth.
 
     Running it again on the same folder goes on where it ended; nothing is paid twice.
@@ -81,9 +95,25 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         StoreError: the run folder cannot be used.
         Stopped: a stop was requested; the same call goes on.
     """
+    from tfgrpo.learning.components import RunComponents
+    from tfgrpo.learning.critics import make_critic
+    from tfgrpo.learning.experience_settings import experience_settings
+    from tfgrpo.learning.learn_run import LearnRun
+    from tfgrpo.learning.loop import Learner
+    from tfgrpo.learning.practising import Practice
+    from tfgrpo.learning.progress import QuietView
+    from tfgrpo.learning.result import make_result, write_artefact
+    from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
+    from tfgrpo.tasks.run_tasks import read_run_tasks
+
     given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
+    if config.learn.allocate and given.allocate is None:
+        raise ConfigError(
+            "learn.allocate is set: pass the allocator as learn(…, allocate=…), or use `tfgrpo "
+            "learn`, which finds it by name"
+        )
     found = read_run_tasks(config, given.tasks)
     splits, traces = found.splits, found.traces
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
@@ -107,20 +137,16 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
                 )
             practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
         settings = _with_best_reward(settings, sampler)
-        critic = make_critic(config, settings, roles, practice_sampler, found.practised, splits)
         learner = Learner(
-            config,
-            splits,
+            LearnRun(config, splits, settings, store, view),
             sampler,
-            critic,
-            settings,
-            store,
-            view,
-            allocate=given.allocate,
-            traces=traces,
+            make_critic(config, settings, roles, practice_sampler, found.practised, splits),
+            Practice(
+                config, settings, practice_sampler, splits.practice,
+                traces=traces, allocate=given.allocate,
+            ),
             nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
-            practice_sampler=practice_sampler,
-        )
+        )  # fmt: skip
         learned = await learner.run()
         result = make_result(config, store, learned, plan, splits, found.notes)
         write_artefact(config, result, settings)
@@ -130,12 +156,16 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         store.close()
 
 
-def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
+def dry_run(config: Config, **parts: Unpack[LearnKeywords]) -> tuple[Forecast, Splits]:
     """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing.
 
     Raises:
         ConfigError: settings, tasks or prices that `learn` refuses, too.
     """
+    from tfgrpo.learning.experience_settings import experience_settings
+    from tfgrpo.nudges import check_nudge, with_scheduler
+    from tfgrpo.tasks.run_tasks import read_run_tasks
+
     given = Overrides(**parts)
     config = with_scheduler(config, given.scheduler)
     settings = experience_settings(config)
@@ -148,6 +178,11 @@ def dry_run(config: Config, **parts: Any) -> tuple[Forecast, Splits]:
 def _check_prices(config: Config, given: Overrides) -> None:
     """Refuse, before anything is asked, what the run would refuse: a cap on money and a model whose
     price is unknown."""
+    from tfgrpo.store import Budget
+    from tfgrpo.store.booking import require_price
+    from tfgrpo.store.budget import Ledger
+    from tfgrpo.store.prices import PriceTable
+
     ledger = Ledger(Budget(**config.budget.model_dump()))
     table = PriceTable(config.run.prices or None)
     specs = [config.critic.lm or config.policy.lm]
@@ -169,6 +204,11 @@ def open_run(
     What it learns from belongs to a run's settings by content: a changed task file is a changed
     setting, the same file under another path is not.
     """
+    from tfgrpo.runtime.canonical import digest
+    from tfgrpo.store import Budget, Journal
+    from tfgrpo.store.config_diff import ResumeRule
+    from tfgrpo.store.forking import fork_run
+
     budget = Budget(**config.budget.model_dump())
     values = config.to_json()
     names = {key: Path(values["tasks"][key]).name for key in ("path", "traces")}
@@ -183,8 +223,7 @@ def open_run(
             create=True,
             config=values,
             budget=budget,
-            may_change=MAY_CHANGE,
-            defaults=type(config)().to_json(),
+            resume=ResumeRule(MAY_CHANGE, type(config)().to_json()),
         )
     except ChangedSettingsError as exc:
         if not fork:
@@ -204,6 +243,8 @@ def make_sampler(
 ) -> Sampler:
     """Return what rolls out: the policy and verifier given, or those that the settings describe;
     with `practice`, the policy as practice draws from it."""
+    from tfgrpo.sampling import Sampler, SampleSettings
+
     run = config.run
     return Sampler(
         given.policy or (roles.practice_policy() if practice else roles.policy()),
@@ -221,6 +262,9 @@ def make_sampler(
 
 
 def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
+    from tfgrpo.learning.forecast import forecast
+    from tfgrpo.store.prices import PriceTable
+
     table = PriceTable(config.run.prices or None)
     prices = []
     for spec in (config.policy.lm, config.critic.lm or config.policy.lm):
@@ -250,7 +294,9 @@ def _with_best_reward(settings: ExperienceSettings, sampler: Sampler) -> Experie
 
 
 __all__ = [
+    "LearnKeywords",
     "Overrides",
+    "RunKeywords",
     "dry_run",
     "learn",
     "learn_async",

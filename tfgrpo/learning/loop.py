@@ -20,11 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfgrpo.config.learn import Config
 from tfgrpo.errors import BudgetError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
-    ExperienceSettings,
     FinalChoice,
     LibraryProposal,
     Proposer,
@@ -32,19 +30,16 @@ from tfgrpo.experience import (
 )
 from tfgrpo.learning.books import note_on_lessons, record_step
 from tfgrpo.learning.gatekeeper import Gatekeeper, Look
+from tfgrpo.learning.learn_run import LearnRun
 from tfgrpo.learning.pool import Pool, united
 from tfgrpo.learning.practice import Batch
 from tfgrpo.learning.practising import Practice
-from tfgrpo.learning.progress import ProgressView
 from tfgrpo.learning.unverified import UNVERIFIED
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.nudges import Nudger, Recheck, Rolled
-from tfgrpo.protocols import Allocator
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.sampling import Sampler
 from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
-from tfgrpo.store import Journal
-from tfgrpo.tasks import Splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,52 +75,38 @@ class Learner:
     """One learning run over given parts.
 
     Args:
-        config: the resolved settings.
-        splits: practice, gate and test tasks.
-        sampler: runs rollouts; bound to the policy, the verifier and the journal.
+        run: settings, tasks, journal and view.
+        sampler: runs rollouts at the gate and on the test split; bound to the policy, the verifier
+            and the journal.
         critic: proposes edits.
-        settings: the experience settings the critic was made with.
-        store: the journal.
-        view: shows progress.
-        allocate: how many rollouts each practice task of a batch gets; uniform by default.
-        traces: saved groups that stand in for fresh practice rollouts.
+        practice: draws practice tasks and rolls them out.
         nudger: gives practice tasks on which everything failed another try; None does not.
-        practice_sampler: runs practice rollouts where they are drawn otherwise than evaluation's.
     """
 
     def __init__(
         self,
-        config: Config,
-        splits: Splits,
+        run: LearnRun,
         sampler: Sampler,
         critic: Proposer,
-        settings: ExperienceSettings,
-        store: Journal,
-        view: ProgressView,
+        practice: Practice,
         *,
-        allocate: Allocator | None = None,
-        traces: Sequence[RolloutGroup] = (),
         nudger: Nudger | None = None,
-        practice_sampler: Sampler | None = None,
     ) -> None:
-        self._config = config
-        self._splits = splits
+        self._config = run.config
+        self._splits = run.splits
         self._sampler = sampler
         self._critic = critic
-        self._settings = settings
-        self._store = store
-        self._view = view
+        self._settings = run.settings
+        self._store = run.store
+        self._view = run.view
         self._nudger = nudger
-        self._practice = Practice(
-            config, settings, practice_sampler or sampler, splits.practice,
-            traces=traces, allocate=allocate,
-        )  # fmt: skip
+        self._practice = practice
         self._nudges: list[Mapping[str, Any]] = []
         self._current = Version(EMPTY_LIBRARY)
         self._accepted: dict[str, Version] = {}
         self._proposals: list[LibraryProposal] = []
-        self._gate = Gatekeeper(config, splits, sampler, settings, store, view)
-        self._pool = Pool(config.learn.pool, self._gate.scores_of)
+        self._gate = Gatekeeper(run, sampler)
+        self._pool = Pool(run.config.learn.pool, self._gate.scores_of)
         self._next = 1
         self._notes: list[str] = []
 

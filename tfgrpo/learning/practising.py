@@ -14,6 +14,7 @@ from tfgrpo.config.learn import Config
 from tfgrpo.context import Context
 from tfgrpo.experience import ExperienceSettings, Library, Value, prompt_context
 from tfgrpo.experience.entry_value import inclusion_plan, observations_of, value_entries
+from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.learning.practice import Batch, first_pass, focused_pass, task_needs
 from tfgrpo.learning.unverified import majority_graded
 from tfgrpo.learning.version import Version
@@ -113,15 +114,32 @@ class Practice:
         }
         if offered:
             metadata |= {"offered": offered, "keep": learn.keep_share}
-        sizes = None
-        if self._allocate is not None:
-            shares = self._allocate(tasks, self.groups, len(tasks) * learn.group_size)
-            sizes = dict(zip([t.task_id for t in tasks], shares, strict=True))
-        by_chance = [t for t in tasks if t.task_id not in batch.focused]
-        focused = [t for t in tasks if t.task_id in batch.focused]
-        groups = await self._drawn(batch, by_chance, metadata, contexts, sizes)
+        if self._allocate is None:
+            return await self._of_sizes(batch, metadata, contexts, None)
+        budget = len(tasks) * learn.group_size
+        sizes = GroupSizes(self._allocate, tasks, self.groups, budget)
+        groups = await self._of_sizes(batch, metadata, contexts, sizes.now)
+        while sizes.grow(groups):
+            # What a group has already is found in the journal, not drawn again.
+            groups = await self._of_sizes(batch, metadata, contexts, sizes.now)
+        return groups
+
+    async def _of_sizes(
+        self,
+        batch: Batch,
+        metadata: dict[str, Any],
+        contexts: dict[str, Context],
+        sizes: Sequence[int] | None,
+    ) -> list[RolloutGroup]:
+        """Draw the groups of a batch: tasks that chance chose, then those chosen for failing."""
+        by_task = None
+        if sizes is not None:
+            by_task = dict(zip([t.task_id for t in batch.items], sizes, strict=True))
+        by_chance = [t for t in batch.items if t.task_id not in batch.focused]
+        focused = [t for t in batch.items if t.task_id in batch.focused]
+        groups = await self._drawn(batch, by_chance, metadata, contexts, by_task)
         metadata = metadata | {"focused": True}
-        return groups + await self._drawn(batch, focused, metadata, contexts, sizes)
+        return groups + await self._drawn(batch, focused, metadata, contexts, by_task)
 
     async def _drawn(
         self,

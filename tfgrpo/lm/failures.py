@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.errors import ProviderError, ProviderFailure
+from tfgrpo.lm.error_fields import said_in
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
 
@@ -174,17 +175,9 @@ def _message_in(text: str) -> str | None:
     if len(text) > 100_000 or text[:1] not in "{[":
         return None
     try:
-        row = json.loads(text)
+        return said_in(json.loads(text))
     except (ValueError, RecursionError):
         return None
-    if isinstance(row, list) and row:
-        row = row[0]
-    for name in ("error", "message", "detail", "msg", "error_message"):
-        while isinstance(row, Mapping) and name in row:
-            row = row[name]
-    if isinstance(row, list) and row and isinstance(row[0], Mapping):
-        row = row[0].get("msg")
-    return row if isinstance(row, str) and row.strip() else None
 
 
 _ADVICE: Mapping[str, str] = {

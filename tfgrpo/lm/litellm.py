@@ -15,8 +15,8 @@ from typing import Any
 from tfgrpo.errors import MissingExtraError, ProviderError, ProviderFailure
 from tfgrpo.lm.failures import body_failure, failure_kind, http_failure
 from tfgrpo.lm.single_draws import draws_in_parallel
-from tfgrpo.lm.usage import normalise_usage, share_usage
-from tfgrpo.lm.wire import ChoiceParts, prompt_bytes, reply_bytes, request_json, timed_out
+from tfgrpo.lm.usage import normalise_usage, share_usage, unseen_in
+from tfgrpo.lm.wire import ChoiceParts, finished, prompt_bytes, reply_bytes, request_json, timed_out
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.redaction import Secret, redact, redact_logs
 
@@ -193,17 +193,22 @@ class LiteLLM:
             parts.append(one)
         if not parts:
             raise body_failure("bad_reply", str(row)[:300], "no choices", where=self._where)
-        weights = [reply_bytes(p) for p in parts]
+        size = sum(map(reply_bytes, parts))
+        good = finished(parts, self._where)
         usage = normalise_usage(
-            row.get("usage"), prompt_chars=prompt_bytes(request), reply_chars=sum(weights)
+            row.get("usage"),
+            prompt_chars=prompt_bytes(request),
+            reply_chars=size,
+            unseen=unseen_in(request.sampling.max_tokens, len(parts)),
         )
-        if sum(weights) > request.limits.max_reply_bytes:
+        if size > request.limits.max_reply_bytes:
             raise ProviderError(
                 f"{self._where}: the reply is longer than limits.max_reply_bytes", kind="bad_reply"
             )
+        shares = share_usage(usage, [reply_bytes(p) for p in good])
         return [
             p.completion(usage=share, model=str(row.get("model") or self._model))
-            for p, share in zip(parts, share_usage(usage, weights), strict=True)
+            for p, share in zip(good, shares, strict=True)
         ]
 
     async def aclose(self) -> None:

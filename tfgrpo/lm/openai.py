@@ -1,8 +1,8 @@
-"""Any OpenAI-compatible server, through the `openai` client used as a plain transport.
+"""Any OpenAI-compatible server, over plain HTTP.
 
-The client signs, connects and pools; everything that decides is ours: no retries, no redirects,
-one total deadline on monotonic time (a slow drip never resets it), a limit for the first token,
-and the typing of every failure. What comes back is read by `openai_reply`.
+`http_pool` connects; what decides is here: no retries, no redirects, one total deadline on
+monotonic time (a slow drip never resets it), a limit for the first token, and the typing of every
+failure. What comes back is read by `openai_reply`.
 
 Does not know retries, prices, caches. Idea: one layer, one job (own).
 """
@@ -10,6 +10,7 @@ Does not know retries, prices, caches. Idea: one layer, one job (own).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import re
@@ -17,18 +18,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError, ProviderFailure
+from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm.failures import http_failure
+from tfgrpo.lm.http_pool import HttpPool
 from tfgrpo.lm.openai_reply import ReplyReader
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.single_draws import draws_in_parallel
-from tfgrpo.lm.usage import normalise_usage, share_usage
+from tfgrpo.lm.usage import normalise_usage, share_usage, unseen_in
 from tfgrpo.lm.wire import (
-    ChoiceParts,
-    finish_of,
+    finished,
     prompt_bytes,
     reply_bytes,
     request_json,
@@ -36,26 +37,20 @@ from tfgrpo.lm.wire import (
 )
 from tfgrpo.protocols import Completion, Limits, Request
 from tfgrpo.runtime.call_scope import calls_are_counted, count_extra_call
-from tfgrpo.runtime.redaction import Secret, redact, redact_logs, register_headers
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+from tfgrpo.runtime.redaction import Secret, redact, register_headers
 
 logger = logging.getLogger(__name__)
 
 OFFICIAL_URL = "https://api.openai.com/v1"
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Headers that api.openai.com alone gets, by their environment variable."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_LESSONS = 6
 """Refused fields that one call may learn of."""
 _PROBE_WAIT_S = 10.0
 """Longest wait for the first request to find out which fields a server takes."""
-_BEFORE_SENDING = frozenset({"ConnectError", "ConnectTimeout", "ProxyError", "PoolTimeout"})
-_TRANSPORT = frozenset(
-    {"openai", "httpx", "httpx2", "httpcore", "httpcore2", "anyio", "h11", "h2", "ssl", "socket"}
-)
-"""Packages whose exceptions say what happened to a connection."""
-_PROXIES = ("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY")
+_LONGEST_ERROR = 1_000_000
+"""Bytes read of an answer that is an error."""
 
 
 class _Turn:
@@ -81,6 +76,24 @@ class _Refused:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """What a server is known to take, and what is taken from it."""
+
+    stream: bool | None = None
+    """True or False forces it for single draws; None streams them. n > 1 is always plain."""
+    supports_n: bool = True
+    """False sends parallel calls instead of `n`; learnt when the server returns one."""
+    send_seed: bool = True
+    """False keeps seeds back, for servers that fail on them (vLLM on a CPU ends with "CPU Generator
+    does not use offset" where it cuts a seeded prompt into chunks)."""
+    strict_model: bool = False
+    """Refuse replies of a model with another name instead of warning once."""
+
+
+_RULES = ServerRules()
+
+
 class OpenAILM:
     """A model behind `/chat/completions`.
 
@@ -90,11 +103,7 @@ class OpenAILM:
         api_key_env: environment variable that holds the key. For api.openai.com the default is
             `OPENAI_API_KEY`; other servers get a key only where this is given.
         api_key_query: send the key as this query parameter instead of a header.
-        stream: True or False forces it for single draws; None streams them. n > 1 is always plain.
-        supports_n: False sends parallel calls instead of `n`; learnt when the server returns one.
-        send_seed: False keeps seeds back, for servers that fail on them (vLLM on a CPU ends with
-            "CPU Generator does not use offset" where it cuts a seeded prompt into chunks).
-        strict_model: refuse replies of a model with another name instead of warning once.
+        rules: of the server; specs and settings give its fields as options of their own.
         headers: further request headers; must hold no key.
     """
 
@@ -105,10 +114,7 @@ class OpenAILM:
         base_url: str | None = None,
         api_key_env: str | None = None,
         api_key_query: str | None = None,
-        stream: bool | None = None,
-        supports_n: bool = True,
-        send_seed: bool = True,
-        strict_model: bool = False,
+        rules: ServerRules = _RULES,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._model = model
@@ -116,15 +122,15 @@ class OpenAILM:
         self._base_url, self._query = _split_query(address)
         self._secret = _find_secret(api_key_env, is_official=base_url is None)
         self._api_key_query = api_key_query
-        self._stream = stream is not False
-        self._supports_n = supports_n
-        self._send_seed = send_seed
-        self._strict_model = strict_model
+        self._stream = rules.stream is not False
+        self._supports_n = rules.supports_n
+        self._send_seed = rules.send_seed
+        self._strict_model = rules.strict_model
         self._headers = dict(headers or {})
         register_headers(self._headers)
         register_headers(dict(self._query))
         self._spec = f"openai:{model}" if base_url is None else f"{self._base_url}#{model}"
-        self._clients: dict[asyncio.AbstractEventLoop, AsyncOpenAI] = {}
+        self._pool = HttpPool(self._address(), self._fields(), self._where)
         self._parameters = Parameters()
         self._probes: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
         self._warned: set[str] = set()
@@ -259,147 +265,74 @@ class OpenAILM:
     async def _send(self, request: Request, body: dict[str, Any]) -> list[Completion] | _Refused:
         """Make one HTTP call. The error is raised outside the handler, so that no foreign
         exception, which may hold a URL with a key, hangs on it as context."""
-        import httpx2
-        import openai
-
         reader = ReplyReader(request, self._where)
         try:
             return await self._exchange(request, body, reader)
         except ProviderError as exc:
             failure = exc
-        except openai.APIStatusError as exc:
-            content = exc.response.content
-            failure = http_failure(
-                exc.status_code,
-                exc.response.headers,
-                content,
-                where=self._where,
-                key_source=self._key_source,
-            )
-            if failure.kind == "bad_request":
-                failure.__cause__ = failure.__context__ = None
-                return _Refused(failure, content)
-        except (openai.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as exc:
-            failure = self._connection_failure(exc)
-        except (openai.OpenAIError, httpx2.InvalidURL, UnicodeError) as exc:
-            failure = ProviderError(
-                redact(f"{self._where}: {type(exc).__name__}: {exc}"), kind="bad_request"
-            )
         reader.blame(failure)
         failure.__cause__ = failure.__context__ = None
         raise failure
 
-    def _connection_failure(self, exc: BaseException) -> ProviderError:
-        import httpx2
-        import openai
-
-        root, was_sent = exc, None
-        at: BaseException | None = exc
-        while at is not None:
-            is_ours = isinstance(at, OSError) or type(at).__module__.partition(".")[0] in _TRANSPORT
-            if not is_ours:  # an error that the caller was handling when it asked
-                break
-            if type(at).__name__ in _BEFORE_SENDING or isinstance(at, ConnectionRefusedError):
-                was_sent = False
-            root = at
-            at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
-        kind: ProviderFailure = "connection"
-        if isinstance(exc, (openai.APITimeoutError, httpx2.TimeoutException)):
-            kind = "timeout"
-        said = f"{type(root).__name__}: {root}".rstrip(": ")
-        return ProviderError(
-            redact(f"{self._where}: no connection or it broke off ({said})"),
-            kind=kind,
-            was_sent=was_sent,
-        )
-
     async def _exchange(
         self, request: Request, body: dict[str, Any], reader: ReplyReader
-    ) -> list[Completion]:
+    ) -> list[Completion] | _Refused:
         async with (
             _deadline(request.limits, self._where) as first_token,
-            self._open(body, request.limits) as chunks,
+            self._pool.post(_encoded(body)) as response,
         ):
+            chunks = response.content.iter_any()
+            if not 200 <= response.status < 300:
+                return await self._refusal(response.status, response.headers, chunks)
+            self._parameters.taken(body)
+            turn = _TURN.get()
+            if turn is not None:
+                turn.end()
             if body.get("stream"):
                 await reader.read_stream(chunks, first_token)
             else:
                 await reader.read_body(chunks)
         return self._completions(reader, request)
 
-    @asynccontextmanager
-    async def _open(
-        self, body: dict[str, Any], limits: Limits
-    ) -> AsyncIterator[AsyncIterator[bytes]]:
-        client = self._client()
-        fields = _clean(body)
-        create = client.chat.completions.with_streaming_response.create
-        async with create(
-            model=fields.pop("model"),
-            messages=fields.pop("messages"),
-            extra_body=fields,
-            extra_headers=self._omitted(),
-            timeout=limits.timeout_s,
-        ) as response:
-            self._parameters.taken(body)
-            turn = _TURN.get()
-            if turn is not None:
-                turn.end()
-            yield response.iter_bytes()
+    async def _refusal(
+        self, status: int, headers: Mapping[str, str], chunks: AsyncIterator[bytes]
+    ) -> _Refused:
+        """Return what the server said against the request as it was; raise any other failure."""
+        content = b""
+        async for chunk in chunks:
+            content += chunk
+            if len(content) > _LONGEST_ERROR:
+                break
+        failure = http_failure(
+            status, headers, content, where=self._where, key_source=self._key_source
+        )
+        if failure.kind != "bad_request":
+            raise failure
+        return _Refused(failure, content)
 
-    def _omitted(self) -> dict[str, Any]:
-        """Headers that the client must leave out: it never sends a made-up key."""
-        import openai
-
-        if self._secret is None or self._api_key_query:
-            return {"Authorization": openai.Omit()}
-        return {}
-
-    def _client(self) -> AsyncOpenAI:
-        """The client of the running loop: a connection pool belongs to one loop."""
-        loop = asyncio.get_running_loop()
-        client = self._clients.get(loop)
-        if client is None:
-            for old in [k for k in self._clients if k.is_closed()]:
-                del self._clients[old]
-            client = self._clients[loop] = self._make_client()
-        return client
-
-    def _make_client(self) -> AsyncOpenAI:
-        try:
-            import httpx2
-            import openai
-        except ImportError as exc:
-            raise MissingExtraError.of(
-                "openai", "the openai backend", exc.name or "openai"
-            ) from exc
-
-        redact_logs("openai", "httpx2", "httpcore2", "httpx", "httpcore")
-        host = urlsplit(self._base_url).hostname or ""
-        headers: dict[str, Any] = {"Accept-Encoding": "identity", **self._headers}
-        query: dict[str, object] = dict(self._query)
-        key = self._secret.value if self._secret else "no-key"
+    def _address(self) -> str:
+        query = list(self._query)
         if self._secret and self._api_key_query:
-            query[self._api_key_query] = self._secret.value
-        if self._base_url != OFFICIAL_URL:
-            headers["OpenAI-Organization"] = headers["OpenAI-Project"] = openai.Omit()
-        try:
-            transport = openai.DefaultAsyncHttpxClient(
-                follow_redirects=False,
-                trust_env=host not in _LOOPBACK,
-                limits=httpx2.Limits(max_connections=None, max_keepalive_connections=256),
-            )
-        except (ImportError, ValueError, TypeError, httpx2.InvalidURL, OSError) as exc:
-            problem = _environment_problem(exc)
-        else:
-            return openai.AsyncOpenAI(
-                api_key=key,
-                base_url=self._base_url,
-                max_retries=0,
-                default_headers=headers,
-                default_query=query,
-                http_client=transport,
-            )
-        raise problem
+            query = [(k, v) for k, v in query if k != self._api_key_query]
+            query.append((self._api_key_query, self._secret.value))
+        return f"{self._base_url}/chat/completions" + (f"?{urlencode(query)}" if query else "")
+
+    def _fields(self) -> dict[str, str]:
+        """Headers of every call; a key is never made up."""
+        fields = {
+            "Accept": "application/json",
+            "Accept-Encoding": "identity",
+            "Content-Type": "application/json",
+            "User-Agent": "tfgrpo",
+        }
+        if self._secret and not self._api_key_query:
+            fields["Authorization"] = f"Bearer {self._secret.value}"
+        if self._base_url == OFFICIAL_URL:
+            for name, variable in _ACCOUNT.items():
+                if value := os.environ.get(variable, "").strip():
+                    fields[name] = value
+        given = {name.lower() for name in self._headers}
+        return {k: v for k, v in fields.items() if k.lower() not in given} | self._headers
 
     @property
     def _where(self) -> str:
@@ -417,24 +350,13 @@ class OpenAILM:
     def _completions(self, reply: ReplyReader, request: Request) -> list[Completion]:
         self._check_model(reply.model)
         parts = [reply.choices[i] for i in sorted(reply.choices)]
-        good: list[ChoiceParts] = []
-        failure: ProviderError | None = None
-        for choice in parts:
-            try:
-                finish_of(choice.finish)
-            except ProviderError as exc:
-                failure = failure or exc
-            else:
-                good.append(choice)
-        if not good and failure is not None:
-            raise ProviderError(
-                f"{self._where}: {failure}", kind=failure.kind, had_output=True
-            ) from None
+        good = finished(parts, self._where)
         weights = [reply_bytes(p) for p in good]
         usage = normalise_usage(
             reply.usage,
             prompt_chars=prompt_bytes(request),
             reply_chars=sum(map(reply_bytes, parts)),
+            unseen=unseen_in(request.sampling.max_tokens, len(parts)),
         )
         shares = share_usage(usage, weights)
         stops = request.sampling.stop if "stop" in self._parameters.left_out else ()
@@ -458,10 +380,7 @@ class OpenAILM:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop; those of other loops die with them."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        self._clients.clear()
-        if client is not None:
-            await client.close()
+        await self._pool.aclose()
 
 
 @asynccontextmanager
@@ -484,29 +403,30 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
         raise failure
 
 
-def _environment_problem(exc: Exception) -> ConfigError:
-    """Name the environment variables that a connection is made from, where it cannot be made."""
-    names = (*_PROXIES, "SSL_CERT_FILE", "SSL_CERT_DIR")
-    given = [n for name in names for n in (name, name.lower()) if os.environ.get(n)]
-    shown = ", ".join(f"{n}={os.environ[n]!r}" for n in given) or "no proxy variable is set"
-    return ConfigError(
-        redact(
-            f"no connection can be made with these environment variables: {shown} "
-            f"({type(exc).__name__}: {exc}). Unset or mend them; socks5:// needs `pip install "
-            "socksio`, http:// works as it is"
+def _encoded(body: Mapping[str, Any]) -> bytes:
+    """Return a body as JSON; a lone surrogate, which no UTF-8 can carry, becomes U+FFFD.
+
+    Raises:
+        ProviderError: a value that JSON does not have.
+    """
+    try:
+        text = json.dumps(
+            body, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain
         )
-    )
+    except (TypeError, ValueError) as exc:
+        raise ProviderError(
+            f"the request cannot be written as JSON: {exc}", kind="bad_request"
+        ) from None
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text).encode()
 
 
-def _clean(value: Any) -> Any:
-    """Replace lone surrogates, which no UTF-8 body can carry, by U+FFFD; copies containers."""
-    if isinstance(value, str):
-        return value if value.isascii() else _SURROGATE.sub("\ufffd", value)
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _clean(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_clean(v) for v in value]
-    return value
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} {value!r:.80}")
 
 
 def _cut(reply: Completion, stops: Sequence[str]) -> Completion:
@@ -516,8 +436,12 @@ def _cut(reply: Completion, stops: Sequence[str]) -> Completion:
 
 
 def _split_query(url: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a port beyond 65535, half an IPv6 address
+        is_address = False
+    if not is_address:
         raise ConfigError(redact(f"base_url {url!r} is not an http or https URL"))
     bare = urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", ""))
     return bare, tuple(parse_qsl(parts.query))

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from tfgrpo.errors import ProviderError
+from tfgrpo.lm.error_fields import error_in_answer, said_in
 from tfgrpo.lm.failures import body_failure, error_in_body
 from tfgrpo.lm.stream import EventStream
-from tfgrpo.lm.usage import normalise_usage
+from tfgrpo.lm.usage import normalise_usage, unseen_in
 from tfgrpo.lm.wire import ChoiceParts, loads, prompt_bytes, reply_bytes
 from tfgrpo.protocols import Request
 
@@ -34,6 +35,7 @@ class ReplyReader:
         self._limit = request.limits.max_reply_bytes
         self._held = 0
         self._prompt_bytes = prompt_bytes(request)
+        self._max_tokens = request.sampling.max_tokens
 
     def blame(self, failure: ProviderError) -> None:
         """Write on a failure what the answer had cost before it broke off."""
@@ -41,7 +43,10 @@ class ReplyReader:
         if failure.spent is None and isinstance(self.usage, Mapping):
             weights = [reply_bytes(p) for p in self.choices.values()]
             spent = normalise_usage(
-                self.usage, prompt_chars=self._prompt_bytes, reply_chars=sum(weights)
+                self.usage,
+                prompt_chars=self._prompt_bytes,
+                reply_chars=sum(weights),
+                unseen=unseen_in(self._max_tokens, max(1, len(self.choices))),
             )
             failure.spent = None if spent.is_estimated else spent
 
@@ -111,21 +116,15 @@ class ReplyReader:
         return answer
 
     def _refuse_errors(self, answer: Mapping[str, Any], raw: bytes) -> None:
-        """Raise where an answer says that it is an error, in whichever place servers say so: beside
-        the choices, in place of them, or in one of them."""
-        errors = [answer.get("error"), answer.get("errors")]
-        if answer.get("object") == "error" or answer.get("type") == "error":
-            errors.append(answer)
-        choices = answer.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if isinstance(choice, Mapping):
-                bodies = (choice, choice.get("message"), choice.get("delta"))
-                errors += [body.get("error") for body in bodies if isinstance(body, Mapping)]
-        for error in errors:
-            if error:
-                raise body_failure(
-                    error_in_body(error), raw, "an error with status 200", where=self._where
-                )
+        """Raise where an answer says that it is an error: beside its choices, in place of them, or
+        in one of them."""
+        error = error_in_answer(answer)
+        if error is None and not self.choices and not answer.get("choices"):
+            error = {"message": said_in(answer)} if said_in(answer) else None
+        if error is not None:
+            raise body_failure(
+                error_in_body(error), raw, "an error with status 200", where=self._where
+            )
 
     def _take(self, raw: bytes, key: str) -> None:
         answer = self._json(raw)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
@@ -122,7 +122,10 @@ def _unknown_backend(text: str, backend: str, has_colon: bool) -> str:
 
 def _parse_url(text: str) -> Spec:
     head, hash_mark, model = text.partition("#")
-    url = urlsplit(head)
+    try:
+        url = urlsplit(head)
+    except ValueError as exc:
+        raise _wrong(text, str(exc)) from None
     if not url.hostname:
         raise _wrong(text, "the URL has no host")
     if url.username or url.password:
@@ -192,9 +195,12 @@ def open_lm(spec: str, **options: Any) -> LM:
 
 
 def _build_openai(spec: Spec, options: dict[str, Any]) -> LM:
-    from tfgrpo.lm.openai import OpenAILM
+    from tfgrpo.lm.openai import OpenAILM, ServerRules
 
-    return OpenAILM(spec.model, base_url=spec.base_url or None, **options)
+    rules = {f.name: options.pop(f.name) for f in fields(ServerRules) if f.name in options}
+    return OpenAILM(
+        spec.model, base_url=spec.base_url or None, rules=ServerRules(**rules), **options
+    )
 
 
 def _build_litellm(spec: Spec, options: dict[str, Any]) -> LM:

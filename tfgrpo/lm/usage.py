@@ -16,9 +16,32 @@ from typing import Any
 from tfgrpo.rollout import MOST_TOKENS, Usage
 from tfgrpo.runtime.token_estimates import quarter_of
 
+Unseen = tuple[int, int]
+"""Tokens of the prompt and of the replies that a report may count beyond one for each byte."""
+
+ANY_UNSEEN: Unseen = (2_000_000, 2_000_000)
+"""Where the prompt may lie elsewhere: files and conversations that the provider keeps."""
+
+
+def unseen_in(max_tokens: int | None, n: int = 1) -> Unseen:
+    """Return what a report may count beside a prompt and replies of text that are known whole.
+
+    Servers add templates, instructions and tools to a prompt, a few ten thousand tokens at most,
+    and hidden reasoning to a reply, up to `max_tokens` where that is set.
+
+    >>> unseen_in(100), unseen_in(None)
+    ((262144, 131472), (262144, 2000000))
+    """
+    return 262_144, ANY_UNSEEN[1] if max_tokens is None else 131_072 + 4 * max_tokens * n
+
 
 def normalise_usage(
-    report: Any, *, prompt_chars: int = 0, reply_chars: int = 0, calls: int = 1
+    report: Any,
+    *,
+    prompt_chars: int = 0,
+    reply_chars: int = 0,
+    calls: int = 1,
+    unseen: Unseen = ANY_UNSEEN,
 ) -> Usage:
     """Return the usage of one call; `cost_usd` is unknown (None).
 
@@ -27,6 +50,7 @@ def normalise_usage(
         prompt_chars: UTF-8 bytes of the prompt, for the estimate (bytes / 4).
         reply_chars: UTF-8 bytes of all replies, for the estimate.
         calls: how many requests the report covers.
+        unseen: what may be counted beside those bytes; a higher count is not believed.
 
     >>> normalise_usage({"prompt_tokens": 12, "completion_tokens": 3}).uncached_tokens
     12
@@ -35,49 +59,60 @@ def normalise_usage(
     12307
     """
     row = report if isinstance(report, Mapping) else {}
+    most = prompt_chars + calls * unseen[0], reply_chars + calls * unseen[1]
+    row, is_absurd = _believable(row, most)
     prompt, prompt_sure = _prompt_classes(row, prompt_chars)
     completion, completion_sure = _completion_classes(row, reply_chars)
     sure = prompt_sure and completion_sure and _total_fits(row, sum(prompt), sum(completion))
-    sure = sure and not any(_is_absurd(part) for part in (row, *map(row.get, _DETAILS)))
+    sure = sure and not is_absurd
     return Usage(*prompt, *completion, calls=calls, cost_usd=None, is_estimated=not sure)
 
 
+_PROMPT_COUNTS = frozenset(
+    ["prompt_tokens", "input_tokens", "cached_tokens", "cache_read_tokens", "cache_write_tokens",
+     "cache_creation_tokens", "cache_read_input_tokens", "cache_creation_input_tokens",
+     "prompt_cache_hit_tokens"]
+)  # fmt: skip
+_COMPLETION_COUNTS = frozenset(["completion_tokens", "output_tokens", "reasoning_tokens"])
 _DETAILS = (
     "prompt_tokens_details",
     "input_tokens_details",
     "completion_tokens_details",
     "output_tokens_details",
 )
-_COUNTS = frozenset(
-    [
-        "prompt_tokens",
-        "input_tokens",
-        "completion_tokens",
-        "output_tokens",
-        "total_tokens",
-        "cached_tokens",
-        "cache_read_tokens",
-        "cache_write_tokens",
-        "cache_creation_tokens",
-        "cache_read_input_tokens",
-        "cache_creation_input_tokens",
-        "prompt_cache_hit_tokens",
-        "reasoning_tokens",
-    ]
-)
 
 
-def _is_absurd(row: Any) -> bool:
-    """Tell whether a count is there that cannot be one: negative, broken, or beyond belief."""
-    if type(row) is not dict and not isinstance(row, Mapping):
-        return False
-    given = (name for name in _COUNTS & row.keys() if row[name] is not None)
-    return any(_count(row, name) is None for name in given)
+def _believable(
+    row: Mapping[str, Any], most: tuple[int, int], inner: tuple[str, ...] = _DETAILS
+) -> tuple[dict[str, Any], bool]:
+    """Return a report without the counts that cannot be, and whether there was one: negative,
+    broken, or more than the call can have used."""
+    kept: dict[str, Any] = {}
+    is_absurd = False
+    for name, value in row.items():
+        if name in inner and isinstance(value, Mapping):
+            value, is_worse = _believable(value, most, ())
+            is_absurd |= is_worse
+        elif value is not None and (limit := _limit(name, most)) is not None:
+            count = _count(row, name)
+            if count is None or count > limit:
+                is_absurd = True
+                continue
+        kept[name] = value
+    return kept, is_absurd
+
+
+def _limit(name: str, most: tuple[int, int]) -> int | None:
+    if name in _PROMPT_COUNTS:
+        return most[0]
+    if name in _COMPLETION_COUNTS:
+        return most[1]
+    return sum(most) if name == "total_tokens" else None
 
 
 def _count(row: Any, *names: str) -> int | None:
     """The first of the named fields that is a whole number from 0 to `MOST_TOKENS`."""
-    if type(row) is not dict and not isinstance(row, Mapping):
+    if not isinstance(row, Mapping):
         return None
     for name in names:
         value = row.get(name)

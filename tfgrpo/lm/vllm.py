@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError, ProviderError
+from tfgrpo.lm.finish_words import finish_of
 from tfgrpo.lm.local.chat_template import TEMPLATE_OPTIONS, ChatFormat
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
 from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.lm.wire import timed_out
-from tfgrpo.protocols import Completion, Finish, Request
+from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.thinking import split_thinking
@@ -123,9 +124,10 @@ class VllmLM:
             )
         if failure is not None:
             raise failure
+        kept = _finished(draws, f"model {self.model_id!r}")
         return [
             self._completion(chat, request, prompt, made, is_first=i == 0)
-            for i, made in enumerate(draws)
+            for i, made in enumerate(kept)
         ]
 
     async def _draws(
@@ -174,7 +176,7 @@ class VllmLM:
     ) -> Completion:
         out = made.outputs[0]
         ids = tuple(out.token_ids)
-        finish: Finish = "length" if out.finish_reason == "length" else "stop"
+        finish = finish_of(out.finish_reason)
         answer, thought = split_thinking(out.text)
         tools: tuple[Any, ...] = ()
         if request.tools and request.tool_choice != "none":
@@ -205,3 +207,22 @@ class VllmLM:
         engine, self._engine, self._chat = self._engine, None, None
         if engine is not None:
             await asyncio.to_thread(engine.shutdown)
+
+
+def _finished(draws: Sequence[Any], where: str) -> list[Any]:
+    """Return the draws that came to an end; what the engine gave up is no reply.
+
+    Raises:
+        ProviderError: none did.
+    """
+    kept, failure = [], None
+    for made in draws:
+        try:
+            finish_of(made.outputs[0].finish_reason)
+        except ProviderError as exc:
+            failure = exc
+        else:
+            kept.append(made)
+    if not kept and failure is not None:
+        raise ProviderError(f"{where}: {failure}", kind=failure.kind, had_output=True) from None
+    return kept

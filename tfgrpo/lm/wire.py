@@ -12,49 +12,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any
 
-from tfgrpo.errors import ProviderError, ProviderFailure
+from tfgrpo.errors import ProviderError
+from tfgrpo.lm.finish_words import finish_of, finish_word
 from tfgrpo.messages import Message, ToolCall
-from tfgrpo.protocols import Completion, Finish, Request
+from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.thinking import split_thinking
-
-T = TypeVar("T", bound=str)
-
-
-def _spellings(words: Mapping[T, str]) -> Mapping[str, T]:
-    return {word: meaning for meaning, spelt in words.items() for word in spelt.split()}
-
-
-FINISHES: Mapping[str, Finish] = _spellings(
-    {
-        "stop": """stop eos eos_token eos_found end end_of_text end_of_turn end_turn endoftext
-            stop_sequence stop_string stop_token stop_word stop_words stopped complete completed
-            finish finished done normal </s> <|im_end|> <|eot_id|> <|endoftext|> <end_of_turn>""",
-        "length": """length max_length max_tokens max_output_tokens max_new_tokens
-            max_completion_tokens maximum_tokens token_limit model_length incomplete
-            model_context_window_exceeded context_length_exceeded context_length""",
-        "tool_calls": "tool_calls tool_call tool_use function_call function_calls",
-        "content_filter": """content_filter content_filtered content_filter_error refusal safety
-            sensitive blocklist prohibited_content spii recitation image_safety moderation
-            guardrail_intervened error_toxic blocked content_blocked content_policy_violation
-            image_prohibited_content image_recitation""",
-    }
-)
-"""The one table of finish words: every server's spelling, in lower case, to ours."""
-FAILED_FINISHES: Mapping[str, ProviderFailure] = _spellings(
-    {
-        "overloaded": """abort aborted cancel cancelled canceled error error_limit failed failure
-            network_error insufficient_system_resource overloaded internal_error load unload""",
-        "timeout": "timeout timed_out time_out time_limit deadline deadline_exceeded",
-        "bad_reply": """malformed_function_call malformed_tool_use malformed_model_output
-            malformed_response unexpected_tool_call""",
-    }
-)
-"""Finish words that mean: this is no reply. Any word in neither table is a failure, too."""
-_UNFINISHED = frozenset({"", "null", "none", "not_finished", "in_progress"})
-
 
 _MAX_DEPTH = 200
 _MOST_TRIES = 1000
@@ -140,40 +106,6 @@ def _tool_choice(choice: str) -> Any:
     return {"type": "function", "function": {"name": choice}}
 
 
-def finish_word(value: Any) -> str | None:
-    """Return a server's finish reason in lower case; None where it says nothing yet.
-
-    >>> finish_word("FinishReason.MAX_TOKENS"), finish_word({"type": "Length"}), finish_word("")
-    ('max_tokens', 'length', None)
-    """
-    if isinstance(value, Mapping):
-        value = value.get("type")
-    if not isinstance(value, (str, int, float)):
-        return None if value is None else type(value).__name__
-    word = str(value).strip().rpartition(".")[2].lower().replace("-", "_").replace(" ", "_")
-    word = word.removeprefix("finish_reason_").removeprefix("stop_reason_")
-    return None if word in _UNFINISHED else word
-
-
-def finish_of(value: Any, *, has_tool_calls: bool = False) -> Finish:
-    """Return our word for a server's finish reason; None counts as `stop`.
-
-    Raises:
-        ProviderError: the word means that there is no reply, or nobody knows what it means.
-    """
-    word = finish_word(value) or "stop"
-    finish = FINISHES.get(word)
-    if finish is None:
-        kind = FAILED_FINISHES.get(word)
-        what = "which is no reply" if kind else "which is no finish reason that is known here"
-        raise ProviderError(
-            f"the reply ended with finish_reason {word[:60]!r}, {what}",
-            kind=kind or "bad_reply",
-            had_output=True,
-        )
-    return "tool_calls" if has_tool_calls and finish == "stop" else finish
-
-
 @dataclass(slots=True)
 class ChoiceParts:
     """What is known of one choice so far; fed by stream deltas or by one whole message."""
@@ -226,6 +158,10 @@ class ChoiceParts:
                 target.append(value)
                 brought = True
         pieces = delta.get("tool_calls")
+        if isinstance(pieces, Mapping):
+            pieces = [pieces]  # one call that is not in a list
+        if not pieces and isinstance(delta.get("content"), list):
+            pieces = [p for p in delta["content"] if _is_call_part(p)]
         for place, piece in enumerate(pieces if isinstance(pieces, list) else ()):
             if isinstance(piece, Mapping):
                 # A whole message lists its calls: each is one of its own, whatever its id.
@@ -247,7 +183,7 @@ class ChoiceParts:
             call["id"] = given
             self._slots.setdefault(given, slot)
         function = _function_of(piece)
-        name, arguments = function.get("name"), function.get("arguments")
+        name, arguments = function.get("name"), _arguments_of(function)
         is_again = isinstance(name, str) and name == call["name"]
         if isinstance(name, str) and not is_again:
             call["name"] += name
@@ -270,6 +206,8 @@ class ChoiceParts:
         given, index = piece.get("id"), piece.get("index")
         name = str(given) if given else ""
         is_named = bool(_function_of(piece).get("name"))
+        if isinstance(index, int) and name and self._id_at(index) == name:
+            return self._newest[index]  # ids that several calls share
         if name in self._slots and not (
             is_named and isinstance(index, int) and index not in self._newest
         ):
@@ -286,6 +224,10 @@ class ChoiceParts:
         newest = self.calls[free - 1]
         return free if name or self._is_another(newest, piece) else free - 1
 
+    def _id_at(self, index: int) -> str:
+        slot = self._newest.get(index)
+        return str(self.calls[slot]["id"]) if slot in self.calls else ""
+
     @staticmethod
     def _is_another(call: dict[str, Any], piece: Mapping[str, Any]) -> bool:
         """Tell whether a piece that comes to a call begins another one: it has an id of its own, or
@@ -300,21 +242,18 @@ class ChoiceParts:
         if call["tries"] > _MOST_TRIES:
             return False
         call["tries"] += 1
-        try:
-            text = "".join(call["arguments"])
-            return isinstance(loads(text.encode("utf-8", "surrogatepass")), dict)
-        except ValueError:
-            return False
+        return _is_object("".join(call["arguments"]))
 
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls in index order; a call without an id gets one from its place."""
-        calls = []
+        """The calls in index order; one without an id of its own gets one from its place."""
+        calls: dict[str, ToolCall] = {}
         for slot, call in sorted(self.calls.items()):
             if not call["name"]:
                 continue
-            arguments = "".join(call["arguments"]) or "{}"
-            calls.append(ToolCall(call["id"] or f"call_{slot}", call["name"], arguments))
-        return tuple(calls)
+            given = call["id"] or f"call_{slot}"
+            name = given if given not in calls else f"{given}_{slot}"
+            calls[name] = ToolCall(name, call["name"], _whole(call["arguments"]))
+        return tuple(calls.values())
 
     def completion(self, *, usage: Usage, model: str) -> Completion:
         """The finished reply."""
@@ -324,6 +263,9 @@ class ChoiceParts:
         text, thought = split_thinking("".join(self.content))
         if refusal and not text and not calls:
             text, finish = refusal, "content_filter"
+        if finish == "tool_calls" and not calls and not text:
+            raise ProviderError("the reply announces tool calls and has none", kind="bad_reply",
+                                had_output=True)  # fmt: skip
         reasoning = "".join(self.reasoning) or thought
         ids, logprobs = self._tokens()
         return Completion(
@@ -355,8 +297,40 @@ class ChoiceParts:
 
 def _function_of(piece: Mapping[str, Any]) -> Mapping[str, Any]:
     """A call's name and arguments: under `function`, or in the piece itself."""
-    function = piece.get("function")
+    function = piece.get("function") or piece.get("custom")
     return function if isinstance(function, Mapping) else piece
+
+
+def _arguments_of(function: Mapping[str, Any]) -> Any:
+    names = ("arguments", "parameters", "input", "args")
+    return next((function[n] for n in names if function.get(n) is not None), None)
+
+
+def _is_call_part(part: Any) -> bool:
+    """Whether a part of a content list is a call, as proxies of other APIs pass it on."""
+    return isinstance(part, Mapping) and part.get("type") in ("tool_use", "tool_call")
+
+
+def _whole(pieces: Sequence[str]) -> str:
+    """Return a call's arguments from their pieces.
+
+    Some servers begin with an empty object, or say with each piece all that came before; both are
+    told from the pieces only where these together are no JSON.
+    """
+    text = "".join(pieces)
+    if len(pieces) < 2 or _is_object(text):
+        return text or "{}"
+    if pieces[0].strip() in ("{}", "null") and _is_object("".join(pieces[1:])):
+        return "".join(pieces[1:])
+    grows = all(later.startswith(before) for before, later in pairwise(pieces))
+    return pieces[-1] if grows and _is_object(pieces[-1]) else text
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(loads(text.encode("utf-8", "surrogatepass")), dict)
+    except ValueError:
+        return False
 
 
 def _alternatives(row: Any) -> dict[str, float]:
@@ -406,6 +380,26 @@ def _text(value: Any) -> str:
             p["text"] for p in value if isinstance(p, Mapping) and isinstance(p.get("text"), str)
         )
     return ""
+
+
+def finished(choices: Sequence[ChoiceParts], where: str) -> list[ChoiceParts]:
+    """Return the choices that came to an end; one that the server gave up is no reply.
+
+    Raises:
+        ProviderError: none did; the first one's cause.
+    """
+    good: list[ChoiceParts] = []
+    failure: ProviderError | None = None
+    for choice in choices:
+        try:
+            finish_of(choice.finish)
+        except ProviderError as exc:
+            failure = failure or exc
+        else:
+            good.append(choice)
+    if not good and failure is not None:
+        raise ProviderError(f"{where}: {failure}", kind=failure.kind, had_output=True) from None
+    return good
 
 
 def reply_bytes(parts: ChoiceParts) -> int:

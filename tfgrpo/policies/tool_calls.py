@@ -15,7 +15,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout
-from tfgrpo.runtime.canonical import canonical_json
+from tfgrpo.runtime.canonical import canonical_json, integer_of, repr_of
 from tfgrpo.runtime.json_schema import argument_defaults, check_arguments, json_equal, load_json
 from tfgrpo.runtime.thinking import without_thinking
 from tfgrpo.runtime.tool_names import wire_name
@@ -43,6 +43,7 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return value
 
 
+_DECODER = json.JSONDecoder(parse_int=integer_of)
 _ACTION = re.compile(r"^[ \t*]*Action[ \t*]*:[ \t*]*`?([\w.\-/]+)`?[ \t]*", re.MULTILINE)
 _INPUT = re.compile(r"\s*(?:^[ \t*]*Action Input[ \t*]*:)?\s*\(?\s*", re.MULTILINE)
 
@@ -67,7 +68,7 @@ def parse_action(text: str) -> ToolCall | None:
         line = rest.split("\n", 1)[0].strip()
         return ToolCall("", found[1], line.removesuffix("()").strip())
     try:
-        _, end = json.JSONDecoder().raw_decode(rest, start)
+        _, end = _DECODER.raw_decode(rest, start)
     except (ValueError, RecursionError):
         return ToolCall("", found[1], rest[start:].split("\n", 1)[0])
     return ToolCall("", found[1], rest[start:end])
@@ -205,17 +206,16 @@ def _differences(name: str, arguments: dict[str, Any], made: _Read) -> list[str]
     reasons = list(problems)
     unknown = {p for p in given if any(f"unknown argument {p!r}" in r for r in problems)}
     for key in sorted((arguments.keys() | given.keys()) - unknown):
+        want, got = repr_of(arguments.get(key)), repr_of(given.get(key))
         if key not in given:
-            reasons.append(f"{name}: argument {key!r} is missing, expected {arguments[key]!r}")
+            reasons.append(f"{name}: argument {key!r} is missing, expected {want}")
         elif key not in arguments:
-            reasons.append(f"{name}: argument {key!r} = {given[key]!r} was not expected")
+            reasons.append(f"{name}: argument {key!r} = {got} was not expected")
         elif not json_equal(arguments[key], given[key]):
-            reasons.append(
-                f"{name}: argument {key!r} is {given[key]!r}, expected {arguments[key]!r}"
-            )
+            reasons.append(f"{name}: argument {key!r} is {got}, expected {want}")
     return reasons
 
 
 def _shown(call: Call) -> str:
     row = call.to_dict() if isinstance(call, ToolCall) else dict(call)
-    return f"{row!r:.200}"
+    return f"{repr_of(row):.200}"

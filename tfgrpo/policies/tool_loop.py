@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 from tfgrpo.context import Context, render_messages
 from tfgrpo.errors import ConfigError, PolicyError, ProviderError, boundary
@@ -37,7 +37,7 @@ from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.tool_names import wire_names
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 
-__all__ = ["ToolLimits", "ToolMode", "ToolPolicy", "offer_text", "run_call"]
+__all__ = ["ToolLoop", "ToolMode", "ToolPolicy", "offer_text", "run_call"]
 
 ToolMode = Literal["auto", "native", "text"]
 """`native`: tools go to the server in its own form; `text`: they stand in the system text;
@@ -45,9 +45,14 @@ ToolMode = Literal["auto", "native", "text"]
 
 
 @dataclass(frozen=True, slots=True)
-class ToolLimits:
-    """How far a loop may go. All of it is part of the policy's identity."""
+class ToolLoop:
+    """How tools are offered, and how far a loop may go. All of it is part of the policy's identity.
 
+    Raises:
+        ConfigError: no such mode, or a limit that is not above 0.
+    """
+
+    mode: ToolMode = "auto"
     max_steps: int = 10
     """Replies of the model in one attempt."""
     max_calls_a_step: int = 16
@@ -62,6 +67,23 @@ class ToolLimits:
     max_cycles: int = MAX_CYCLES
     """Repetitions of a cycle of two to eight such calls, before the attempt ends so."""
 
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(ToolMode):
+            raise ConfigError(
+                f"ToolPolicy: mode is {self.mode!r}; allowed are 'auto', 'native', 'text'"
+            )
+        for name, limit in self.limits.items():
+            if limit <= 0:
+                raise ConfigError(f"ToolPolicy: {name} is {limit}; it must be above 0")
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limits by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "mode"}
+
+
+_LOOP = ToolLoop()
+
 
 class ToolPolicy:
     """An LM in a loop with tools.
@@ -70,11 +92,9 @@ class ToolPolicy:
         lm: what writes.
         tools: the tools, or a function that makes fresh ones for each attempt (for tools that
             keep state, such as a simulated shop).
-        max_steps: replies of the model in one attempt.
         system: system text before tools and lessons.
-        mode: how tools are offered.
+        loop: how tools are offered, and how far the loop may go.
         sampling, limits: of every call of the LM.
-        tool_limits: further limits of the loop.
         policy_id: a name of your own. The default is fixed by LM, texts, schemas and limits, not
             by what the tools' code does: give your own where that changes.
 
@@ -91,28 +111,24 @@ class ToolPolicy:
         lm: LM,
         tools: Sequence[Tool] | Callable[[], Sequence[Tool]],
         *,
-        max_steps: int | None = None,
         system: str = "",
-        mode: ToolMode = "auto",
+        loop: ToolLoop = _LOOP,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
-        tool_limits: ToolLimits | None = None,
         policy_id: str | None = None,
     ) -> None:
         self._lm = lm
         self._make_tools = tools if callable(tools) else lambda: tools
         self._system = system
-        self._mode = mode
+        self._loop = loop
         self._refuses_tools = False
         self._sampling = sampling or Sampling()
         self._limits = limits or Limits()
-        bounds = tool_limits or ToolLimits()
-        self._bounds = bounds if max_steps is None else replace(bounds, max_steps=max_steps)
         sample = list(self._make_tools())
         self._specs = tuple(t.spec for t in sample)
         self._wire = wire_names(s.name for s in self._specs)
         self._sent = tuple(replace(s, name=self._wire[s.name]) for s in self._specs)
-        _check(self._specs, self._bounds, mode)
+        _check(self._specs)
         check_sampling(self._sampling, "ToolPolicy")
         self._policy_id = policy_id or "tools-" + digest(
             {
@@ -120,8 +136,8 @@ class ToolPolicy:
                 "system": system,
                 "sampling": self._sampling,
                 "tools": [t.spec.to_dict() | {"timeout_s": t.timeout_s} for t in sample],
-                "bounds": self._bounds,
-                "mode": mode,
+                "bounds": loop.limits,
+                "mode": loop.mode,
                 "prompts": [load("react_tools"), load("react_observation")],
             },
             16,
@@ -145,28 +161,29 @@ class ToolPolicy:
     async def attempt(self, task: Task, context: Context, seed: int) -> Rollout:
         """Return one attempt; at most `max_steps` LM calls, one more where tools are refused."""
         started = time.perf_counter()
-        native = self._mode == "native" or (self._mode == "auto" and not self._refuses_tools)
+        mode = self._loop.mode
+        native = mode == "native" or (mode == "auto" and not self._refuses_tools)
         run = _Run(new_rollout(self._policy_id, task, seed), native)
         try:
             with boundary(PolicyError, f"policy {self._policy_id!r}"):
                 by_name = {t.spec.name: t for t in self._make_tools()}
-                done = await self._loop(run, by_name, task, context, seed)
+                done = await self._attempt(run, by_name, task, context, seed)
         except ProviderError as exc:
             done = provider_failure(run.rollout(), exc)
         except PolicyError as exc:
             done = run.rollout().failed("policy_failed", cause_of(exc))
         return replace(done, duration_s=time.perf_counter() - started)
 
-    async def _loop(
+    async def _attempt(
         self, run: _Run, tools: Mapping[str, Tool], task: Task, context: Context, seed: int
     ) -> Rollout:
         prompt = self._prompt(task, context, run.native)
-        for number in range(self._bounds.max_steps):
+        for number in range(self._loop.max_steps):
             draw_seed = seed if number == 0 else derive_seed(seed, number)
             try:
                 reply = await self._reply(prompt, run, draw_seed)
             except ProviderError as exc:
-                if not (run.native and self._mode == "auto" and number == 0) or (
+                if not (run.native and self._loop.mode == "auto" and number == 0) or (
                     exc.kind != "bad_request"
                 ):
                     raise
@@ -185,7 +202,7 @@ class ToolPolicy:
                 stopped = "truncated" if reply.finish == "length" else "answer"
                 return replace(run.rollout(stopped), is_truncated=reply.finish == "length")
             await self._observe(run, tools, calls, as_text=not reply.tool_calls)
-            if run.goes_round(self._bounds):
+            if run.goes_round(self._loop):
                 return run.rollout("no_progress")
         return run.rollout("max_steps")
 
@@ -227,14 +244,14 @@ class ToolPolicy:
     async def _observe(
         self, run: _Run, tools: Mapping[str, Tool], calls: Sequence[ToolCall], *, as_text: bool
     ) -> None:
-        most = self._bounds.max_calls_a_step
+        most = self._loop.max_calls_a_step
         for number, call in enumerate(calls):
             # In order, one after the other: a later call may rely on an earlier one's effect.
             if number < most:
                 text = await self._result(run, tools, call)
             else:
                 text = f"Error: not run; at most {most} calls in one reply are run"
-            text = clip(text, self._bounds.max_observation_chars)
+            text = clip(text, self._loop.max_observation_chars)
             if as_text:
                 message = Message("user", render("react_observation", text=text))
             else:
@@ -254,7 +271,7 @@ class ToolPolicy:
             text = run.read[key]
         else:
             run.n_calls += 1
-            text, has_run = await run_call(call, tools, timeout_s=self._bounds.tool_timeout_s)
+            text, has_run = await run_call(call, tools, timeout_s=self._loop.tool_timeout_s)
             if has_run and not is_read:
                 run.read.clear()
             elif has_run:
@@ -318,9 +335,9 @@ class _Run:
     read: dict[str, str] = field(default_factory=dict)
     """What tools that only read said on the present state."""
 
-    def goes_round(self, bounds: ToolLimits) -> bool:
+    def goes_round(self, loop: ToolLoop) -> bool:
         """Return whether the last calls repeat themselves, results included."""
-        return goes_round(self.exchanges, bounds.max_repeats, bounds.max_cycles)
+        return goes_round(self.exchanges, loop.max_repeats, loop.max_cycles)
 
     def rollout(self, stopped: str = "") -> Rollout:
         metadata: dict[str, Any] = {
@@ -348,13 +365,7 @@ def _renamed(message: Message, names: Mapping[str, str]) -> Message:
     return replace(message, tool_calls=calls)
 
 
-def _check(specs: Sequence[ToolSpec], bounds: ToolLimits, mode: str) -> None:
-    if mode not in ("auto", "native", "text"):
-        raise ConfigError(f"ToolPolicy: mode is {mode!r}; allowed are 'auto', 'native', 'text'")
-    limits = ("max_steps", "max_calls_a_step", "max_observation_chars", "tool_timeout_s")
-    for name in (*limits, "max_repeats", "max_cycles"):
-        if getattr(bounds, name) <= 0:
-            raise ConfigError(f"ToolPolicy: {name} is {getattr(bounds, name)}; it must be above 0")
+def _check(specs: Sequence[ToolSpec]) -> None:
     names = [s.name for s in specs]
     if twice := sorted({n for n in names if names.count(n) > 1}):
         raise ConfigError(f"ToolPolicy: two tools are named {twice[0]!r}; names must be unique")

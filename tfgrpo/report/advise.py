@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from tfgrpo.experience import ExperienceSettings
 from tfgrpo.experience.informative import is_improvable
+from tfgrpo.report.view import scores_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import (
     Interval,
@@ -132,7 +133,7 @@ def _last_look(
     used = {g.metadata.get("library_version") for g in practice if g.metadata.get("step") == step}
     current = [g for g in gated if g.metadata.get("library_version") in used - {None, first}]
     current = current or [g for g in at if g.metadata.get("arm") == "current"]
-    return _scores(current), _scores(
+    return scores_of(current), scores_of(
         g for g in proposed if g.metadata.get("library_version") == first
     )
 
@@ -325,13 +326,6 @@ def _bare(groups: Iterable[RolloutGroup]) -> list[RolloutGroup]:
 def _bare_or_practice(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     practice = [g for g in groups if g.metadata.get("stage") == "practice"]
     return practice or _bare(groups)
-
-
-def _scores(groups: Iterable[RolloutGroup]) -> dict[str, list[float]]:
-    scores: dict[str, list[float]] = {}
-    for group in groups:
-        scores.setdefault(group.task.task_id, []).extend(group.rewards_G)
-    return scores
 
 
 def _share(groups: Sequence[RolloutGroup], test: Any) -> float:

@@ -14,10 +14,16 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+_LONGEST = 10**4000
+"""Where integers become texts: Python writes and reads no more than 4,300 digits."""
+_MOST_DIGITS = 100_000
 
 _ENCODER = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
@@ -25,14 +31,17 @@ _ENCODER = json.JSONEncoder(
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as plain JSON types; dataclasses and pydantic models become objects.
+    """Return `value` as plain JSON types; dataclasses and pydantic models become objects, integers
+    of thousands of digits the text of their digits.
 
     Raises:
         TypeError: a value that JSON cannot carry without loss.
         ValueError: NaN or an infinity.
     """
-    if value is None or isinstance(value, (str, bool, int)):
+    if value is None or isinstance(value, (str, bool)):
         return value
+    if isinstance(value, int):
+        return value if -_LONGEST < value < _LONGEST else integer_text(value)
     if isinstance(value, (list, tuple)):
         return [jsonable(item) for item in value]
     if isinstance(value, float):
@@ -53,6 +62,32 @@ def jsonable(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form: {value!r:.200}")
 
 
+def integer_text(value: int) -> str:
+    """Return an integer's digits, however many."""
+    return str(value) if -_LONGEST < value < _LONGEST else format(Decimal(value), "f")
+
+
+def repr_of(value: Any) -> str:
+    """Return a value's `repr` for a message; where an integer is too long for it, its JSON form."""
+    try:
+        return repr(value)
+    except ValueError:
+        return repr(shown_as_json(value))
+
+
+def integer_of(text: str) -> int:
+    """Return the integer of a JSON text, which may have 100,000 digits; for `parse_int`.
+
+    Raises:
+        ValueError: it has more.
+    """
+    if len(text) <= 4000:
+        return int(text)
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"an integer of {len(text):,} digits; {_MOST_DIGITS:,} at most are read")
+    return int(Decimal(text))
+
+
 def shown_as_json(value: Any, depth: int = 0) -> Any:
     """Return any Python value as plain JSON types, for a reader: what has no JSON form is told.
 
@@ -65,7 +100,7 @@ def shown_as_json(value: Any, depth: int = 0) -> Any:
     """
     if depth > _MOST_DEPTH:
         return "…"
-    if value is None or (isinstance(value, (bool, int)) and type(value) in (bool, int)):
+    if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
@@ -74,7 +109,7 @@ def shown_as_json(value: Any, depth: int = 0) -> Any:
     if isinstance(value, enum.Enum):
         return shown_as_json(value.value, depth + 1)
     if isinstance(value, int):
-        return int(value)
+        return jsonable(int(value))
     if isinstance(value, (bytes, bytearray, memoryview)):
         return _bytes_shown(bytes(value))
     if isinstance(value, Mapping):
@@ -83,8 +118,8 @@ def shown_as_json(value: Any, depth: int = 0) -> Any:
         return sorted((shown_as_json(v, depth + 1) for v in value), key=repr)
     if isinstance(value, tuple) and (named := getattr(value, "_asdict", None)) is not None:
         return shown_as_json(named(), depth + 1)
-    if isinstance(value, (list, tuple, deque)):
-        return [shown_as_json(v, depth + 1) for v in value]
+    if isinstance(value, (Sequence, deque)):
+        return [shown_as_json(v, depth + 1) for v in islice(value, _MOST_ITEMS)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
         return {f.name: shown_as_json(getattr(value, f.name, None), depth + 1) for f in fields}
@@ -92,6 +127,8 @@ def shown_as_json(value: Any, depth: int = 0) -> Any:
 
 
 _MOST_DEPTH = 50
+_MOST_ITEMS = 1_000_000
+"""Of a sequence that is shown, which may be a range without end."""
 
 
 def _object_shown(value: Any, depth: int) -> Any:
@@ -102,11 +139,12 @@ def _object_shown(value: Any, depth: int) -> Any:
         if callable(method) and not isinstance(value, type):
             try:
                 return shown_as_json(method(), depth + 1)
-            except (ArithmeticError, AttributeError, LookupError, RuntimeError) as exc:
-                log.debug("%s.%s: %s", type(value).__name__, name, exc)
-            except (TypeError, ValueError) as exc:  # not the method that it looked like
-                log.debug("%s.%s: %s", type(value).__name__, name, exc)
-    return str(value)
+            except Exception as exc:  # foreign code: not the method that it looked like
+                log.debug("%s.%s: %s", type(value).__name__, name, type(exc).__name__)
+    try:
+        return str(value)
+    except Exception as exc:  # foreign code, too
+        return f"<{type(value).__name__} without a text: {type(exc).__name__}: {exc}>"
 
 
 def _bytes_shown(data: bytes) -> str:

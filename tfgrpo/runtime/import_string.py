@@ -79,12 +79,13 @@ def lazy_exports(
 
     Args:
         package: the package's `__name__`.
-        home: public name to the module, within the package, that defines it.
+        home: public name to the module that defines it; within the package, or by its full name.
     """
 
     def get(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{home[name]}"), name)
+        module = home[name] if home[name].startswith("tfgrpo.") else f"{package}.{home[name]}"
+        return getattr(import_module(module), name)
 
     return get, lambda: sorted(home)

@@ -12,14 +12,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import SchemaError
-from referencing import Registry
-
 from tfgrpo.errors import ConfigError
+from tfgrpo.runtime.canonical import integer_of
 
 __all__ = [
     "argument_defaults",
@@ -39,17 +37,23 @@ def _is_number(_checker: Any, value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-_STRICT: Any = validators.extend(  # type: ignore[no-untyped-call]  # its stub lacks types
-    Draft202012Validator,
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer).redefine(
-        "number", _is_number
-    ),
-)
-_NO_REMOTE: Any = Registry()  # type: ignore[var-annotated]  # references are never fetched
+@cache
+def _strict() -> tuple[Any, Any]:
+    """Return the validator class, and the registry that references are never fetched through."""
+    from jsonschema import Draft202012Validator, validators
+    from referencing import Registry
+
+    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
+    return validators.extend(  # type: ignore[no-untyped-call]  # its stub lacks types
+        Draft202012Validator, type_checker=types.redefine("number", _is_number)
+    ), Registry()
 
 
 def check_schema(schema: Mapping[str, Any], where: str = "schema") -> None:
     """Raise `ConfigError` where `schema` is not a JSON Schema or refers outside itself."""
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
     try:
         Draft202012Validator.check_schema(dict(schema))
     except SchemaError as exc:
@@ -79,7 +83,8 @@ def schema_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]
     >>> schema_errors({"type": "number"}, 10), schema_errors({"type": "integer"}, 10.0)
     ([], [('$', "10.0 is not of type 'integer'")])
     """
-    errors = _STRICT(dict(schema), registry=_NO_REMOTE).iter_errors(value)
+    strict, no_remote = _strict()
+    errors = strict(dict(schema), registry=no_remote).iter_errors(value)
     try:
         return sorted((e.json_path, e.message) for e in errors)
     except RecursionError:
@@ -183,7 +188,12 @@ def load_json(text: str) -> Any:
         ValueError: not JSON, a key given twice, NaN or an infinity, or nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        return json.loads(
+            text,
+            object_pairs_hook=_unique_keys,
+            parse_constant=_no_constant,
+            parse_int=integer_of,
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfgrpo.runtime.canonical import integer_of
 from tfgrpo.runtime.json_schema import load_json
 
 __all__ = ["FoundJson", "best_json", "fenced_blocks", "json_in", "shape_match"]
@@ -50,26 +51,34 @@ class FoundJson:
 def fenced_blocks(text: str) -> list[tuple[str, str, int]]:
     r"""Return (language, content, start) of each fenced block; one left open runs to the end.
 
-    A fence ends at a line of the same mark, at least as long, as in Markdown.
+    A fence ends at a line of the same mark, at least as long and not indented by four more, as in
+    Markdown.
 
     >>> fenced_blocks("a\n```json\n[1]\n```\nb")
     [('json', '[1]\n', 10)]
     """
     blocks: list[tuple[str, str, int]] = []
-    mark, language, start, at = "", "", 0, 0
+    mark, language, indent, start, at = "", "", 0, 0, 0
     for line in text.split("\n"):
         size = len(line) + 1
         found = _FENCE_LINE.match(line)
         if found and not mark:
             mark, language, start = found[1], found[2].lower(), at + size
+            indent = found.start(1)
             inner = line[found.end(1) :]
             if mark in inner:  # opened and closed in one line
                 blocks.append(("", inner.partition(mark)[0].strip(), at + found.end(1)))
                 mark = ""
-        elif mark and found and not found[2] and found[1].startswith(mark):
+        elif (
+            mark
+            and found
+            and not found[2]
+            and found[1].startswith(mark)
+            and found.start(1) <= indent + 3
+        ):
             blocks.append((language, text[start:at], start))
             mark = ""
-        elif mark and line.rstrip().endswith(mark) and mark[0] == "`":
+        elif mark and not found and line.rstrip().endswith(mark) and mark[0] == "`":
             end = at + len(line.rstrip()) - len(mark)
             blocks.append((language, text[start:end], start))
             mark = ""
@@ -134,7 +143,7 @@ def _strict(text: str, start: int) -> tuple[Any, int]:
         return _BROKEN, end
 
 
-_DECODER = json.JSONDecoder()
+_DECODER = json.JSONDecoder(parse_int=integer_of)
 
 
 def _fills_block(text: str, start: int, end: int, blocks: Mapping[int, int]) -> bool:

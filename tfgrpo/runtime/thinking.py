@@ -20,22 +20,36 @@ __all__ = ["has_open_thinking", "split_thinking", "without_thinking"]
 _NAMES = (
     "think|thinking|thought|thoughts|reason|reasoning|reasoning_content|reflection|scratchpad|cot"
     "|chain_of_thought|inner_monologue|internal_monologue|monologue|thinking_process"
-    "|thought_process|antthinking|assistant_thinking"
+    "|thought_process|antthinking|assistant_thinking|deepthink|rethink"
 )
 """Words that a tag of thinking is made of, with or without a vendor's prefix (`seed:think`)."""
+_MORE = r"(?:[_-](?:content|process|mode|text|block|trace|steps|scratchpad))?"
+_SOFT = "analysis|rationale|planning|deliberation|brainstorm|brainstorming|introspection|reflect"
+"""Words that may as well name a part of an answer: thinking only where a reply begins with the
+whole block and goes on after it."""
 
 _TABLE: tuple[tuple[str, str, str], ...] = (
     # key of the pair, opening, closing; `key` names the group whose text must agree, where it does
     (
         "tag",
-        rf"<[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag>{_NAMES})(?:[ \t][^<>\n]{{0,200}})?>",
-        rf"<[ \t]*\\?/[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag_end>{_NAMES})[ \t]*>",
+        rf"<[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag>{_NAMES}){_MORE}(?:[ \t][^<>\n]{{0,200}})?(?<!/)>",
+        rf"<[ \t]*\\?/[ \t]*(?:\w{{1,20}}[:_-])?(?P<tag_end>{_NAMES}){_MORE}[ \t]*>",
     ),
     ("bracket", rf"\[(?P<bracket>{_NAMES})\]", rf"\[/(?P<bracket_end>{_NAMES})\]"),
     (
         "token",
         rf"<\|(?:begin_of_|start_of_|begin_|start_)?(?:{_NAMES})(?:_begin|_start)?\|>",
         rf"<\|(?:/|end_of_|end_)(?:{_NAMES})\|>|<\|(?:{_NAMES})_end\|>",
+    ),
+    ("soft", rf"<(?P<soft>{_SOFT})>", rf"</(?P<soft_end>{_SOFT})>"),
+    ("square", rf"\[(?P<square>{_SOFT})\]", rf"\[/(?P<square_end>{_SOFT})\]"),
+    ("escaped", rf"&lt;(?P<escaped>{_NAMES})&gt;", rf"&lt;/(?P<escaped_end>{_NAMES})&gt;"),
+    ("inner", r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
+    ("details", r"<details[ \t][^<>\n]{0,200}type=[\"']?reasoning\b[^<>\n]{0,200}>", r"</details>"),
+    (
+        "turn",
+        r"<\|im_start\|>[ \t]*think(?:ing)?[ \t]*\n",
+        r"(?:<\|im_end\|>\n?)?<\|im_start\|>[ \t]*(?:answer|assistant)[ \t]*\n",
     ),
     ("triangle", r"◁think▷", r"◁/think▷"),
     ("unused", r"<unused94>(?:thought\n)?", r"<unused95>"),
@@ -56,15 +70,26 @@ _ANSWER_MARKS = re.compile(
 
 _ANY = re.compile(
     "|".join(f"(?P<{key}_o>{opening})|(?P<{key}_c>{closing})" for key, opening, closing in _TABLE)
+    + rf"|(?P<empty_o><[ \t]*(?:\w{{1,20}}[:_-])?(?:{_NAMES})[ \t]*/>)"
     + r"|(?P<fence>^[ \t]*(?:```+|~~~+))|(?P<code>`[^`\n]+`)",
     re.IGNORECASE | re.MULTILINE,
 )
 _NOTHING = " \t\r\n\f\v\u00a0\ufeff\u200b\u200c\u200d\u2060"
 """White space and characters without width, which may stand before a mark."""
 _HINT = re.compile(
-    r"think|thought|reason|reflect|scratchpad|cot\b|chain_of|monologue|<unused9|<\|channel",
+    r"think|thought|reason|reflect|scratchpad|cot\b|chain_of|monologue|<unused9|<\|channel|<\|inner_"
+    rf"|[<\[](?:{_SOFT})[>\]]",
     re.IGNORECASE,
 )
+_SOFT_KINDS = ("soft:", "square:")
+_PAIRS_ONLY = (*_SOFT_KINDS, "details", "turn")
+"""Kinds whose closing mark alone says nothing."""
+_BLOCK = re.compile(
+    r"\A\s*(?P<mark>`{3,}|~{3,})(?:think|thinking|thoughts?|reasoning)[ \t]*\n"
+    r"(?P<body>(?:.*\n)*?)(?P=mark)[ \t]*(?:\n|\Z)",
+    re.IGNORECASE,
+)
+"""A reply that begins with a fenced block of thinking."""
 _STRIPPED_CHANNELS = re.compile(r"\A\s*analysis(?=\W|[A-Z])(.*?)assistantfinal", re.DOTALL)
 """A harmony reply whose special tokens were dropped while decoding."""
 
@@ -136,6 +161,14 @@ def _read(text: str) -> _Reading | None:
         return _Reading([text[stripped.end() :]], [stripped[1].strip()])
     if not _HINT.search(text):
         return None
+    if (block := _BLOCK.match(text)) and (rest := text[block.end() :].lstrip()):
+        reading = _Reading([rest]) if (inner := _read_marks(rest)) is None else inner
+        reading.thoughts.insert(0, block["body"].strip())
+        return reading
+    return _read_marks(text)
+
+
+def _read_marks(text: str) -> _Reading | None:
     marks, code = _marks(text)
     if not marks:
         return None
@@ -147,56 +180,85 @@ def _read(text: str) -> _Reading | None:
 
 
 def _walk(text: str, marks: list[_Mark], code: list[tuple[int, int]]) -> _Reading:
-    reading = _Reading()
-    closings: dict[str, list[int]] = {}
-    for number, mark in enumerate(marks):
-        if not mark.is_open:
-            # In order of preference; a code fence may itself have been left open while thinking.
-            keys = (mark.kind + "?", "?") if _is_inside(mark, code) else (mark.kind, "")
-            for key in keys:
-                closings.setdefault(key, []).append(number)
-    at, number, has_thought = 0, 0, False
+    reading, closings = _Reading(), _closings(marks, code)
+    first, last = len(text) - len(text.lstrip(_NOTHING)), len(text.rstrip(_NOTHING))
+    at, number, has_thought = 0, -1, False
     plain: set[int] = set()  # closing marks that belong to an opening mark which is text
-    while number < len(marks):
+    while (number := number + 1) < len(marks):
         mark = marks[number]
-        is_talk = mark.start < at or number in plain or _is_inside(mark, code)
-        if is_talk:
-            number += 1
-            continue
-        if mark.kind == "channel" and not mark.is_open and not text.startswith("<|", mark.end):
-            number += 1  # also the end of a turn in other templates
+        if mark.start < at or number in plain or _is_talk(text, mark, code):
             continue
         if not mark.is_open:
+            if has_thought and mark.end >= last:
+                reading.visible.append(text[at : mark.start])  # once more, behind the answer
+                at = len(text)
+                break
             # Whatever stands before a closing mark alone was thought; the prompt opened it.
             reading.think("".join(reading.visible) + text[at : mark.start])
             reading.visible.clear()
-            has_thought, at, number = True, _after(text, mark.end), number + 1
+            has_thought, at = True, _after(text, mark.end)
             continue
-        order = (mark.kind, "", mark.kind + "?", "?")
-        later = (_next(closings.get(key, []), number) for key in order)
-        partner = next((number for number in later if number is not None), None)
-        if not (has_thought or _begins_line(text, mark.start)):
-            if partner is not None:
-                plain.add(partner)
-            number += 1
+        partner = _partner(mark, number, closings)
+        if mark.kind.startswith(_SOFT_KINDS):
+            is_real = partner is not None and (has_thought or mark.start <= first)
+            is_real = is_real and marks[partner or 0].end < last
+        else:
+            is_real = has_thought or _begins_line(text, mark.start)
+        if not is_real:
+            plain.update([] if partner is None else [partner])
             continue
         reading.visible.append(text[at : mark.start])
         has_thought = True
-        if partner is None:
+        if mark.kind == "empty":
+            at = _after(text, mark.end)
+        elif partner is None:
             reading.think(text[mark.end :])
             reading.is_cut = True
             # What stood before is no answer either: the reply ended before it came.
             reading.visible = [] if not "".join(reading.visible).strip() else reading.visible
             return reading
-        closing = marks[partner]
-        reading.think(text[mark.end : closing.start])
-        at, number = _after(text, closing.end), partner + 1
+        else:
+            reading.think(text[mark.end : marks[partner].start])
+            at, number = _after(text, marks[partner].end), partner
     reading.visible.append(text[at:])
     if has_thought and not "".join(reading.visible).strip():
         reading.visible.clear()
     elif has_thought and reading.visible and not reading.visible[0].strip(_NOTHING):
         reading.visible[0] = ""  # white space before the first block
     return reading
+
+
+def _closings(marks: list[_Mark], code: list[tuple[int, int]]) -> dict[str, list[int]]:
+    """Return the numbers of closing marks by kind, and of all under the empty name; those in code
+    apart, with a question mark: a code fence may itself have been left open while thinking."""
+    closings: dict[str, list[int]] = {}
+    for number, mark in enumerate(marks):
+        if not mark.is_open:
+            doubt = "?" if _is_inside(mark, code) else ""
+            closings.setdefault(mark.kind + doubt, []).append(number)
+            if not mark.kind.startswith(_PAIRS_ONLY):
+                closings.setdefault(doubt, []).append(number)
+    return closings
+
+
+def _partner(mark: _Mark, number: int, closings: dict[str, list[int]]) -> int | None:
+    """Return the closing mark of an opening one: of its kind, or of any where that is missing."""
+    if mark.kind == "empty":
+        return None
+    order: tuple[str, ...] = (mark.kind, "", mark.kind + "?", "?")
+    if mark.kind.startswith(_SOFT_KINDS):
+        order = order[:1]
+    later = (_next(closings.get(key, []), number) for key in order)
+    return next((found for found in later if found is not None), None)
+
+
+def _is_talk(text: str, mark: _Mark, code: list[tuple[int, int]]) -> bool:
+    if _is_inside(mark, code):
+        return True
+    if mark.is_open:
+        return False
+    is_turn_end = mark.kind == "channel" and not text.startswith("<|", mark.end)
+    return is_turn_end or mark.kind.startswith(_PAIRS_ONLY)
 
 
 def _marks(text: str) -> tuple[list[_Mark], list[tuple[int, int]]]:
@@ -216,7 +278,7 @@ def _marks(text: str) -> tuple[list[_Mark], list[tuple[int, int]]]:
             code.append(found.span())
         elif not _is_quoted(text, found.start(), found.end()):
             kind, is_open = name.rpartition("_")[0], name.endswith("_o")
-            if kind in ("tag", "bracket"):
+            if kind in ("tag", "bracket", "soft", "square", "escaped"):
                 kind += ":" + _word(found, kind, is_open)
             marks.append(_Mark(kind, is_open, found.start(), found.end()))
     return marks, code

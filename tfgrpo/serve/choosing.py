@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.router import Router
+from tfgrpo.routing.router import Router, RouterOptions
 from tfgrpo.routing.verbs import load, rule_of
 from tfgrpo.serve.settings import RuleSettings
 
@@ -59,7 +59,8 @@ def open_chooser(folder: str, rule: RuleSettings, specs: Mapping[str, str]) -> R
         ConfigError: it knows none of the upstreams, or two rules are set.
     """
     made = rule_of(rule.target, rule.per_usd)
-    router = load(folder) if made is None else load(folder, rule=made)
+    # The first request must not wait for a sentence encoder: it is ordered by success rates.
+    router = load(folder, rule=made, options=RouterOptions(first="rates"))
     names = {
         model: upstream
         for model in router.model_names

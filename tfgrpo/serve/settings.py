@@ -6,14 +6,14 @@ Does not know how a setting is used. Source: own.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from tfgrpo.config.sections import Section, explain
 from tfgrpo.errors import ConfigError
 
 __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
@@ -21,11 +21,7 @@ __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BudgetSettings(_Section):
+class BudgetSettings(Section):
     """A cap on money or calls. Windows are UTC days; what is in flight counts at its worst."""
 
     usd_per_day: float | None = Field(default=None, ge=0)
@@ -38,7 +34,7 @@ class BudgetSettings(_Section):
         return self.usd_per_day is not None or self.usd_total is not None
 
 
-class RateSettings(_Section):
+class RateSettings(Section):
     """How fast a key may ask."""
 
     per_minute: int | None = Field(default=None, ge=1)
@@ -46,7 +42,7 @@ class RateSettings(_Section):
     """Requests at once; more are refused."""
 
 
-class ServeSettings(_Section):
+class ServeSettings(Section):
     """The process."""
 
     folder: str = Field(default="runs/gateway", min_length=1)
@@ -79,7 +75,7 @@ class ServeSettings(_Section):
     """Cap over all keys and routes."""
 
 
-class UpstreamSettings(_Section):
+class UpstreamSettings(Section):
     """One model behind the gateway."""
 
     lm: str
@@ -96,7 +92,7 @@ class UpstreamSettings(_Section):
     """How long the model is left alone after a failure of its host."""
 
 
-class RuleSettings(_Section):
+class RuleSettings(Section):
     """How a router chooses: a target of success, or dollars against success."""
 
     target: float | None = Field(default=None, gt=0, lt=1)
@@ -105,7 +101,7 @@ class RuleSettings(_Section):
     """The largest success − per_usd · cost."""
 
 
-class FeedbackSettings(_Section):
+class FeedbackSettings(Section):
     """What clients report and how it counts."""
 
     metric: str = "reward"
@@ -121,7 +117,7 @@ class FeedbackSettings(_Section):
     """Largest share of one step's evidence from one source (`source` or key)."""
 
 
-class GroupSettings(_Section):
+class GroupSettings(Section):
     """How groups are made of traffic."""
 
     size: int = Field(default=4, ge=2)
@@ -136,7 +132,7 @@ class GroupSettings(_Section):
     """Refuse other messages under a known task id (409) instead of making a task of their own."""
 
 
-class CanarySettings(_Section):
+class CanarySettings(Section):
     """The live test of a candidate."""
 
     shares: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = (0.05, 0.2, 0.5)
@@ -153,7 +149,7 @@ class CanarySettings(_Section):
     """Cost per unit of the candidate against the current library's."""
 
 
-class LearnSettings(_Section):
+class LearnSettings(Section):
     """The background job that proposes libraries."""
 
     enabled: bool = True
@@ -179,7 +175,7 @@ class LearnSettings(_Section):
     """After a fall of outcomes: flag it, or also roll back where the holdout did not fall."""
 
 
-class RouteSettings(_Section):
+class RouteSettings(Section):
     """What a client names as `model`."""
 
     upstreams: tuple[Name, ...] = Field(min_length=1)
@@ -220,7 +216,7 @@ class RouteSettings(_Section):
     learn: LearnSettings | None = None
 
 
-class KeySettings(_Section):
+class KeySettings(Section):
     """One API key; `tfgrpo serve key new NAME` prints key and hash once."""
 
     hash: str = Field(pattern=r"^scrypt:")
@@ -235,7 +231,7 @@ class KeySettings(_Section):
     """UTC date (2027-01-31) from which it is refused."""
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(Section):
     """Everything that a gateway can be told."""
 
     serve: ServeSettings = ServeSettings()
@@ -253,7 +249,7 @@ class GatewaySettings(_Section):
         try:
             settings = cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(_explain(exc, cls, source)) from None
+            raise ConfigError(explain(exc, cls, source)) from None
         _check_names(settings, source)
         return settings
 
@@ -310,33 +306,3 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: keys.{name} names the route {wanted!r}; known are {known}"
                 )
-
-
-def _explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
-    lines = []
-    for error in exc.errors(include_url=False):
-        key = ".".join(str(part) for part in error["loc"])
-        if error["type"] == "extra_forbidden":
-            lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
-        else:
-            lines.append(f"{source}: {key} = {error['input']!r:.100}: {error['msg']}")
-    return "\n".join(lines)
-
-
-def _nearest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    known: type[BaseModel] | None = model
-    for part in loc[:-1]:
-        field = known.model_fields.get(str(part)) if known is not None else None
-        if field is None:
-            continue  # the name of a route, key or upstream
-        known = _model_in(field.annotation)
-    names = sorted(known.model_fields) if known is not None else []
-    close = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    found = [m for m in map(_model_in, get_args(annotation)) if m is not None]
-    return found[0] if found else None

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from tfgrpo.statistics.intervals import (
     Interval,
     Scores,
@@ -65,6 +63,8 @@ def pass_at_k_interval(
     Raises:
         ValueError: no task has k draws, or `level` is not in (0, 1).
     """
+    import numpy as np
+
     check_level(level)
     check_finite(scores)
     enough = {task: rewards for task, rewards in scores.items() if len(rewards) >= k}

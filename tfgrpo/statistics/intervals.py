@@ -16,16 +16,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtrit
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 Scores = Mapping[str, Sequence[float]]
 """Rewards of graded rollouts by task id; a task without rewards is left out of every figure."""
-
-Floats = NDArray[np.float64]
 
 _CHUNK = 2_000_000
 """Resampled values held at once."""
@@ -103,6 +103,8 @@ def mean_interval(
     Raises:
         ValueError: no task has rewards, or `level` is not in (0, 1).
     """
+    import numpy as np
+
     check_level(level)
     means = _task_means(scores)
     if not means:
@@ -127,6 +129,7 @@ def permutation_p(
     Raises:
         ValueError: no task has rewards in both.
     """
+    import numpy as np
     from scipy.stats import permutation_test
 
     differences, _ = _differences(base, other)
@@ -154,6 +157,9 @@ def seeds_difference(pairs: Sequence[tuple[Scores, Scores]], *, level: float = 0
     Raises:
         ValueError: fewer than two pairs, or fewer than two tasks with rewards in all of them.
     """
+    import numpy as np
+    from scipy.special import stdtrit
+
     check_level(level)
     if len(pairs) < 2:
         raise ValueError(
@@ -196,6 +202,9 @@ def bounds_of_mean(
     values are equal there is no variance to go by; then the share of tasks that could differ by
     the whole reward `width` without having been met, 1 - tail**(1/n), is the bound.
     """
+    import numpy as np
+    from scipy.special import ndtr, ndtri, stdtrit
+
     n, centre = len(values), float(values.mean())
     if n < 2 or float(values.std()) <= 1e-12 * width:
         rare = width * (1 - tails[0] ** (1 / n))
@@ -220,6 +229,8 @@ def bounds_of_mean(
 
 def _bootstrap_means(values: Floats, n_boot: int, seed: int) -> Floats:
     """Means of `n_boot` resamples of the values."""
+    import numpy as np
+
     rng, n = np.random.default_rng(seed), len(values)
     rows = max(1, _CHUNK // n)
     parts = [
@@ -269,6 +280,8 @@ def reward_width_of(*arms: Scores) -> float:
 
 def _differences(base: Scores, other: Scores) -> tuple[Floats, float]:
     """Per-task differences in sorted order of tasks, and the width of the rewards seen."""
+    import numpy as np
+
     means, others = _task_means(base), _task_means(other)
     shared = sorted(means.keys() & others.keys())
     if not shared:

@@ -11,9 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from scipy.special import ndtri, stdtrit
-
 from tfgrpo.statistics.intervals import Scores, check_finite, check_level
 
 
@@ -47,6 +44,8 @@ def noise_floor(
     Raises:
         ValueError: no task has two draws.
     """
+    import numpy as np
+
     check_level(level)
     check_finite(scores)
     repeated = [np.asarray(r, dtype=float) for r in scores.values() if len(r) >= 2]
@@ -94,6 +93,8 @@ def min_detectable(
     Raises:
         ValueError: fewer than two tasks, no draws, or `level` or `power` outside (0, 1).
     """
+    from scipy.special import ndtri, stdtrit
+
     check_level(level)
     check_level(power)
     if n_tasks < 2 or draws < 1:
@@ -132,6 +133,8 @@ def gate_level(look: int, looks: int | None, level: float = 0.90) -> float:
 
 def _within_variance(scores: Scores) -> float | None:
     """Pooled variance of the draws inside a task, or None where no task has two."""
+    import numpy as np
+
     repeated = [np.asarray(r, dtype=float) for r in scores.values() if len(r) >= 2]
     if not repeated:
         return None

@@ -6,6 +6,7 @@ Does not know what a key means. Source: own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.runtime.redaction import redact
@@ -22,6 +23,16 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, list):
         return [without_secrets(item) for item in value]
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRule:
+    """How the settings of a resumed run may differ from the kept ones; by default not at all."""
+
+    may_change: Collection[str] = ()
+    """Dotted config keys that may change; a section covers its keys."""
+    defaults: Mapping[str, Any] | None = None
+    """Default settings: a key that an older run lacks is unchanged at its default."""
 
 
 def difference(

@@ -9,8 +9,7 @@ Does not know which settings changed. Source: own.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ def fork_run(
     *,
     budget: Budget | None = None,
     durable: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Journal:
     """Make `NAME-forkN` beside a run, fill it with the run's finished work and return it open.
 
@@ -43,9 +41,7 @@ def fork_run(
     number = 1
     while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():
         number += 1
-    store = Journal.open(
-        target, create=True, config=config, budget=budget, durable=durable, clock=clock
-    )
+    store = Journal.open(target, create=True, config=config, budget=budget, durable=durable)
     source = folder / FILE
     with store_errors(source, "copy from"):
         store.take_over(source, _COPIED)

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +29,7 @@ from tfgrpo.store.budget import Budget, Ledger
 from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
-from tfgrpo.store.config_diff import difference, without_secrets
+from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
 from tfgrpo.store.database import (
     DatabaseWriter,
     Statement,
@@ -51,6 +51,7 @@ __all__ = ["FILE", "Journal"]
 
 FILE = "run.db"
 """Name of the journal in a run's folder."""
+_AS_IT_WAS = ResumeRule()
 _FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
 
 
@@ -102,11 +103,9 @@ class Journal:
         create: bool = False,
         config: Mapping[str, Any] | None = None,
         readonly: bool = False,
-        budget: Budget | None = None,
+        budget: Budget | Ledger | None = None,
         durable: bool = False,
-        may_change: Collection[str] = (),
-        defaults: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        resume: ResumeRule = _AS_IT_WAS,
     ) -> Journal:
         """Open a run's journal, or make one.
 
@@ -114,28 +113,27 @@ class Journal:
             folder: the run's folder; made with access for its owner only.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
-                must equal the kept ones, except for `may_change`; a run without a single reply
-                or graded rollout takes any settings.
+                must equal the kept ones, except for what `resume` allows; a run without a single
+                reply or graded rollout takes any settings.
             readonly: look only; takes no lock, so it works beside a running process.
-            budget: the limits of the ledger; spend of earlier sessions counts against them.
+            budget: the limits of the ledger, or a fresh ledger; spend of earlier sessions counts
+                against them.
             durable: survive the loss of power, at 150 µs instead of 25 µs a transaction.
-            may_change: dotted config keys that a resume may change; a section covers its keys.
-            defaults: default settings: a key that an older run lacks is unchanged at its default.
-            clock: monotonic seconds.
+            resume: how the settings may differ from the kept ones.
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
         path = Path(folder)
-        ledger = Ledger(budget or Budget(), clock=clock)
+        ledger = budget if isinstance(budget, Ledger) else Ledger(budget or Budget())
         if not (create or os.path.exists(path / FILE)):  # False where this user may not look
             raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
         if readonly:
             return cls._open_readonly(path, ledger)
         store = cls._open_locked(path, ledger, durable=durable)
         try:
-            changed = store._changes(config, may_change, defaults)
+            changed = store._changes(config, resume)
             if changed:
                 raise ChangedSettingsError(
                     f"run {str(path)!r} was made with other settings:\n  "
@@ -206,16 +204,12 @@ class Journal:
             ),
         )
 
-    def _changes(
-        self,
-        config: Mapping[str, Any] | None,
-        may_change: Collection[str],
-        defaults: Mapping[str, Any] | None,
-    ) -> list[str]:
+    def _changes(self, config: Mapping[str, Any] | None, resume: ResumeRule) -> list[str]:
         kept = self.config
         if config is None or kept is None or not self._holds_work():
             return []
-        return difference(kept, without_secrets(jsonable(config)), may_change, defaults)
+        asked = without_secrets(jsonable(config))
+        return difference(kept, asked, resume.may_change, resume.defaults)
 
     def _holds_work(self) -> bool:
         """False where nothing came of the run so far: its settings may still be put right."""

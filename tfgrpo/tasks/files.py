@@ -15,6 +15,7 @@ from typing import Any, get_args
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message, Role
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import integer_of
 
 PROMPT_KEYS = ("prompt", "messages", "question", "input")
 """Names under which a row may hold its prompt; the first that is there counts."""
@@ -106,7 +107,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_int=integer_of)
         except (ValueError, RecursionError) as exc:
             raise ConfigError(
                 f"{str(path)!r} line {number} is not JSON: {exc}; JSON lines, a JSON list, or CSV "
@@ -123,7 +124,7 @@ def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
 
 def _list_rows(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        rows = json.loads(text)
+        rows = json.loads(text, parse_int=integer_of)
     except (ValueError, RecursionError) as exc:
         raise ConfigError(f"{str(path)!r} is not JSON: {exc}") from exc
     for number, row in enumerate(rows, 1):

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.canonical import digest, integer_text, repr_of
 from tfgrpo.runtime.json_text import best_json
 from tfgrpo.verifiers.patterns import try_pattern
 
-__all__ = ["boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
+__all__ = ["UnitVerifier", "boxed", "compiled", "extracted", "find_json", "short", "verifier_name"]
 
 MOST_CHARS = 100_000
 """Longest answer that patterns are tried on; of longer ones the end counts."""
@@ -23,6 +23,23 @@ MOST_CHARS = 100_000
 def verifier_name(kind: str, settings: Any) -> str:
     """Return an id that is equal exactly for equal kind and settings."""
     return f"{kind}-{digest(settings, 12)}"
+
+
+class UnitVerifier:
+    """Base of a verifier whose rewards lie from 0 to 1 and whose id its kind and options fix."""
+
+    def __init__(self, kind: str, settings: Any) -> None:
+        self._verifier_id = verifier_name(kind, settings)
+
+    @property
+    def verifier_id(self) -> str:
+        """Fixed by the kind and by every option that can change a score."""
+        return self._verifier_id
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """0 to 1."""
+        return 0.0, 1.0
 
 
 def compiled(pattern: str, where: str, *, ignore_case: bool = False) -> re.Pattern[str]:
@@ -78,9 +95,14 @@ def find_json(text: str, fits: Callable[[Any], float]) -> Any:
     return found.value
 
 
+def reference_text(value: Any) -> str:
+    """Return a reference that is a text or a number as text."""
+    return integer_text(value) if type(value) is int else str(value)
+
+
 def short(value: Any, most: int = 200) -> str:
     """Return a value for feedback, cut in the middle where it is long."""
-    text = value if isinstance(value, str) else repr(value)
+    text = value if isinstance(value, str) else repr_of(value)
     if len(text) > most:
         half = (most - 5) // 2
         text = f"{text[:half]} ... {text[-half:]}"

@@ -11,13 +11,20 @@ import unicodedata
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import MOST_CHARS, compiled, extracted, short, verifier_name
+from tfgrpo.verifiers.answer import (
+    MOST_CHARS,
+    UnitVerifier,
+    compiled,
+    extracted,
+    reference_text,
+    short,
+)
 from tfgrpo.verifiers.patterns import try_pattern
 
 __all__ = ["Exact", "Regex"]
 
 
-class Exact:
+class Exact(UnitVerifier):
     """1 where the answer equals the reference, else 0, or `contains_reward` where it is inside.
 
     The reference is a text, a number (compared as text), or a list of which any may match. Both
@@ -52,17 +59,7 @@ class Exact:
         self._extract = None if extract is None else compiled(extract, "Exact: extract")
         self._contains_reward = contains_reward
         settings = [ignore_case, ignore_whitespace, ignore_punctuation, extract, contains_reward]
-        self._verifier_id = verifier_name("exact", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("exact", settings)
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for a reference that is no text or is empty once normalised."""
@@ -92,15 +89,16 @@ class Exact:
         for item in items:
             if isinstance(item, bool) or not isinstance(item, (str, int, float)):
                 raise ConfigError(
-                    f"task {task.task_id!r}: the reference {item!r:.80} is no text or number; "
+                    f"task {task.task_id!r}: the reference {short(item, 80)} is no text or number; "
                     "give one, a list of them, or use another verifier"
                 )
-            if not self._normal(str(item)):
+            if not self._normal(reference_text(item)):
                 raise ConfigError(
-                    f"task {task.task_id!r}: the reference {item!r:.80} is empty once normalised, "
+                    f"task {task.task_id!r}: the reference {short(item, 80)} is empty once "
+                    "normalised, "
                     "so that an empty answer would be right"
                 )
-        return [str(item) for item in items]
+        return [reference_text(item) for item in items]
 
     def _normal(self, text: str) -> str:
         text = unicodedata.normalize("NFC", text)
@@ -115,7 +113,7 @@ def _holds(text: str, part: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(part)}(?!\w)", text[-MOST_CHARS:]) is not None
 
 
-class Regex:
+class Regex(UnitVerifier):
     """1 where the answer matches a pattern, else 0.
 
     Args:
@@ -141,17 +139,7 @@ class Regex:
             if pattern is None
             else compiled(pattern, "Regex: pattern", ignore_case=ignore_case)
         )
-        self._verifier_id = verifier_name("regex", [pattern, full, ignore_case, invert])
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by pattern and options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("regex", [pattern, full, ignore_case, invert])
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` where the task has to give the pattern and does not."""
@@ -175,6 +163,6 @@ class Regex:
         where = f"task {task.task_id!r}: reference"
         if not isinstance(task.reference, str) or not task.reference:
             raise ConfigError(
-                f"{where} is {task.reference!r:.80}; Regex without a pattern needs one there"
+                f"{where} is {short(task.reference, 80)}; Regex without a pattern needs one there"
             )
         return compiled(task.reference, where, ignore_case=self._ignore_case)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tfgrpo.config.flat_options import flat_parameters, gathered
 from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Limits, Sampling, ToolSpec, Verifier
@@ -173,23 +174,22 @@ def _checked(
     given: frozenset[str] | set[str] = frozenset(),
 ) -> dict[str, Any]:
     """Return the settings checked against the parameters of `made`; `given` ones are ours."""
-    parameters = inspect.signature(made).parameters
-    owner = made.__init__ if inspect.isclass(made) else made  # type: ignore[misc]  # of a class
-    hints = get_type_hints(owner)
+    parameters = flat_parameters(made)
     checked: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in parameters:
             near = difflib.get_close_matches(key, parameters, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            meant = f"; did you mean {near[0]!r}?" if near else ""
             known = ", ".join(p for p in parameters if p not in given)
-            raise ConfigError(f"{where}: unknown key {key!r}{hint} (known: {known})")
+            raise ConfigError(f"{where}: unknown key {key!r}{meant} (known: {known})")
         if key in given:
             checked[key] = value
             continue
+        hint = parameters[key].annotation
         adapter = (
-            TypeAdapter(hints[key], config=ConfigDict(arbitrary_types_allowed=True))
-            if not _is_own(hints[key])
-            else None
+            None
+            if _is_own(hint)
+            else TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
         )
         try:
             # Lenient only where TOML lacks a type (tuples); never from text to number.
@@ -206,7 +206,7 @@ def _checked(
     ]
     if missing:
         raise ConfigError(f"{where}: {missing[0]!r} is missing; it has no default")
-    return checked
+    return gathered(made, checked)
 
 
 def _is_own(hint: Any) -> bool:

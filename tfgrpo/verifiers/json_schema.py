@@ -12,12 +12,12 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.json_schema import check_schema, json_equal, schema_errors
 from tfgrpo.runtime.json_text import shape_match
-from tfgrpo.verifiers.answer import find_json, short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, find_json, short
 
 __all__ = ["JsonSchema"]
 
 
-class JsonSchema:
+class JsonSchema(UnitVerifier):
     """1 for a right JSON answer, with partial credit by top-level fields.
 
     A field is right when it breaks no rule of the schema and equals the reference's field. The
@@ -35,17 +35,7 @@ class JsonSchema:
             check_schema(schema, "JsonSchema: schema")
         self._schema = schema
         self._partial = partial
-        self._verifier_id = verifier_name("json_schema", [schema, partial])
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the schema and the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("json_schema", [schema, partial])
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for a reference that its own schema refuses, or where both lack."""

@@ -20,12 +20,12 @@ from tfgrpo.messages import Message
 from tfgrpo.prompts import load, render
 from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest
+from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest, repr_of
 from tfgrpo.runtime.json_text import best_json
 from tfgrpo.runtime.lenient_json import read_lenient
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
-from tfgrpo.verifiers.answer import short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 
 __all__ = ["Judge", "Scale", "read_score"]
 
@@ -45,11 +45,15 @@ class Scale:
             )
 
 
+_SCALE = Scale()
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _LABEL = (
-    r"(?:(?:the |my )?(?:final |overall |total )?"
-    r"(?:score|grade|rating|mark|points|verdict|judge?ment)\s*(?:[:=]|is|[-\u2013\u2014](?=\s))\s*)?"
+    r"(?:(?:(?:the |my )?(?:final |overall |total )?"
+    r"(?:score|grade|rating|mark|points|verdict|judge?ment|overall|total)"
+    r"(?P<range>\s*[(\[][^()\[\]]{1,30}[)\]])?\s*(?:[:=]|is|[-\u2013\u2014](?=\s))\s*)"
+    r"|I(?:'d| would)? (?:give|assign)\b[^0-9.:;\n]{0,60}\b(?:score|grade|rating) of\s+)?"
 )
+_END = r"(?:\s*(?:points?|pts|stars?))?(?:\s*\([^()0-9]{0,60}\))?"
 _SET_OFF = (
     re.compile(rf"<(\w{{1,20}})>\s*({_NUMBER[1:-1]}[^<>]{{0,12}}?)\s*</\1>"),  # <score>85</score>
     re.compile(rf"()\\boxed\s*\{{\s*({_NUMBER[1:-1]})\s*\}}"),
@@ -57,15 +61,18 @@ _SET_OFF = (
         rf"()[\[(<{{]{{1,2}}\s*({_NUMBER[1:-1]}(?:\s*(?:/|out of)\s*[0-9.]+|\s*%)?)"
         r"\s*[\])>}]{1,2}"
     ),
-    re.compile(r"^(\[RESULT\])\s*(?=[0-9])", re.IGNORECASE),
+    re.compile(r"^\[\[()([^\[\]]{1,60})\]\]$"),
 )
 """A score set off by marks, as in `[[85]]`; the marks say nothing."""
 _NAMES = ("score", "grade", "rating")
-_BARE = re.compile(rf"{_LABEL}{_NUMBER}", re.IGNORECASE)
+_BARE = re.compile(rf"{_LABEL}{_NUMBER}{_END}", re.IGNORECASE)
 _OUT_OF = re.compile(
-    rf"(?:[^0-9]*?[^0-9.,\-\u2212])??{_NUMBER}\s*(?:/|out of)\s*{_NUMBER}", re.IGNORECASE
+    rf"(?:[^0-9]*?[^0-9.,\-\u2212])??{_NUMBER}\s*(?:/|out of)\s*{_NUMBER}{_END}", re.IGNORECASE
 )
 _PERCENT = re.compile(rf"{_LABEL}{_NUMBER}\s*%", re.IGNORECASE)
+_BEFORE = re.compile(r"^(?:#{1,6}|[->|\u2022])\s+")
+_AROUND = '*`_ "\u201c\u201d\u2605\u2b50\U0001f31f'
+"""Emphasis, quotes and stars around a line or a number."""
 
 
 def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
@@ -86,20 +93,28 @@ def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
     if line.endswith("}") or line == "":
         line = _named_in_json(reply) or line
     if found := _BARE.fullmatch(line):
-        return _on_scale(found[1], scale)
+        if found["range"] and str(scale.high) not in re.findall(r"[0-9]+", found["range"]):
+            return None, f"{found['range'].strip()} is not the scale {scale.low} to {scale.high}"
+        return _on_scale(found[2], scale)
     if found := _OUT_OF.fullmatch(line):
         return _as_share(Decimal(found[1]), Decimal(found[2]), scale)
     if found := _PERCENT.fullmatch(line):
-        return _as_share(Decimal(found[1]), Decimal(100), scale)
+        return _as_share(Decimal(found[2]), Decimal(100), scale)
     return None, f"the last line {short(line, 80)} is not of the form 'Score: NUMBER'"
 
 
 def _unmarked(line: str) -> str:
     """Return a line without emphasis and without the marks that set a score off."""
-    line = line.replace("**", "").strip("*`_ ").removesuffix(".").strip("*`_ ")
+    line = _BEFORE.sub("", line.replace("**", "").replace("$", "").strip())
+    line = line.strip(_AROUND).rstrip(".,!").strip(_AROUND)
+    result = line.removesuffix("[/RESULT]").rpartition(
+        "[RESULT]"
+    )  # as graders are trained to write
+    line = result[2].strip() if result[1] else line
     for pattern in _SET_OFF:
-        line = pattern.sub(lambda m: m[2] if (m.re.groups or 0) > 1 else "", line, count=1)
-    return re.sub(r"(?<=[:=\s])[`*_]+(?=[0-9])", "", line).strip()
+        line = pattern.sub(lambda m: m[2] if (m.re.groups or 0) > 1 else "", line, count=2)
+    line = re.sub(r"(?<=[:=\s])[`*_\"\u201c]+(?=[0-9])", "", line)
+    return line.strip(_AROUND)
 
 
 def _named_in_json(reply: str) -> str | None:
@@ -135,13 +150,14 @@ def _as_share(value: Decimal, most: Decimal, scale: Scale) -> tuple[float | None
     return float(value / most), ""
 
 
-class Judge:
+class Judge(UnitVerifier):
     """A reward from 0 to 1 by an LM's grade under a rubric; one LM call, two at most.
 
     Args:
         lm: what judges.
         rubric: what is good and what is bad, in words.
-        low, high: the scale, whole numbers; the reward is (grade - low) / (high - low).
+        scale: of the grades; the reward is (grade - low) / (high - low). Settings files give `low`
+            and `high`.
         show_reference: let the judge see the task's reference, where there is one.
         sampling: temperature 0 unless given.
         limits: of each call.
@@ -153,8 +169,7 @@ class Judge:
         lm: LM,
         rubric: str,
         *,
-        low: int = 0,
-        high: int = 100,
+        scale: Scale = _SCALE,
         show_reference: bool = True,
         sampling: Sampling | None = None,
         limits: Limits | None = None,
@@ -166,7 +181,7 @@ class Judge:
             raise ConfigError(f"Judge: max_chars is {max_chars}; it must be 100 or more")
         self._lm = lm
         self._rubric = rubric.strip()
-        self._scale = Scale(low, high)
+        self._scale = scale
         self._show_reference = show_reference
         self._sampling = sampling or Sampling(temperature=0.0)
         self._limits = limits or Limits()
@@ -180,17 +195,7 @@ class Judge:
             "max_chars": max_chars,
             "prompts": [load(n) for n in ("judge", "judge_reference", "judge_again")],
         }
-        self._verifier_id = verifier_name("judge", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the LM's identity, the rubric, the scale, the sampling and the prompts."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("judge", settings)
 
     def check_task(self, task: Task) -> None:
         """Every task can be judged."""
@@ -242,7 +247,7 @@ class Judge:
         text = clip(task.text, self._max_chars)
         # A text cannot hold the digest of itself, so its author cannot close the field. Derived
         # and not drawn, so that the same judgement is the same call and can be cached.
-        token = digest([self._rubric, text, answer, repr(task.reference)], 16)
+        token = digest([self._rubric, text, answer, repr_of(task.reference)], 16)
         marks = {"open_mark": f"<<<{token}>>>", "close_mark": f"<<<end {token}>>>"}
         block = ""
         if self._show_reference and task.reference is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from tfgrpo.errors import ConfigError, MissingExtraError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import boxed, short, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, boxed, reference_text, short
 from tfgrpo.verifiers.numbers import whole_number
 from tfgrpo.verifiers.workers import WorkerPool
 
@@ -29,7 +29,7 @@ _WORKER = Path(__file__).with_name("math_worker.py")
 _MOST_CHARS = 20_000
 
 
-class Math:
+class Math(UnitVerifier):
     """1 where the answer equals the reference as mathematics, else 0.
 
     The reference is a number or LaTeX, with or without `$...$` or a box.
@@ -52,17 +52,7 @@ class Math:
         # -P and not -I: the libraries may lie on PYTHONPATH, but never beside the script.
         self._pool = WorkerPool([sys.executable, "-P", str(_WORKER)], size, "verifier 'math'")
         self._checked: set[str] = set()
-        self._verifier_id = verifier_name("math", [])
-
-    @property
-    def verifier_id(self) -> str:
-        """Always the same: there are no options that change a score."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("math", [])
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for a reference that is no mathematics; blocks for a moment."""
@@ -122,12 +112,13 @@ def _gold(task: Task) -> str:
     if (
         isinstance(given, bool)
         or not isinstance(given, (str, int, float))
-        or not str(given).strip()
+        or not reference_text(given).strip()
     ):
         raise ConfigError(
-            f"task {task.task_id!r}: the reference is {given!r:.80}; Math needs a number or LaTeX"
+            f"task {task.task_id!r}: the reference is {short(given, 80)}; Math needs a number or "
+            "LaTeX"
         )
-    text = _without_exponents(str(given).strip())
+    text = _without_exponents(reference_text(given).strip())
     inside = boxed(text)
     # A box makes plain LaTeX an answer that the parser finds; text with dollars has its own marks.
     return (
@@ -149,7 +140,7 @@ def _without_exponents(text: str) -> str:
 
 def _is_same_number(answer: str, reference: object) -> bool:
     """Return whether both are one number, in whatever form, and the same."""
-    wanted = str(reference)
+    wanted = reference_text(reference)
     given = boxed(answer)
     values = [whole_number(boxed(t) or t) for t in (wanted, given or answer.strip().rstrip("."))]
     return values[0] is not None and values[0] == values[1]

@@ -19,6 +19,7 @@ MEMORY_BYTES = 4 << 30
 def main() -> None:
     """Serve requests until the parent closes the pipe."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    sys.set_int_max_str_digits(0)  # the parent's clock bounds what long integers take
     logging.disable(logging.CRITICAL)
     replies = sys.stdout
     sys.stdout = sys.stderr

@@ -13,7 +13,14 @@ from typing import Literal, get_args
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import boxed, compiled, extracted, verifier_name
+from tfgrpo.verifiers.answer import (
+    UnitVerifier,
+    boxed,
+    compiled,
+    extracted,
+    reference_text,
+    short,
+)
 from tfgrpo.verifiers.numbers import CONTEXT, number_of, numbers_in, plain_text
 
 __all__ = ["Numeric", "Source", "numbers_in"]
@@ -37,7 +44,7 @@ _MATHEMATICS = re.compile(
 """Marks and functions that change what a number beside them says."""
 
 
-class Numeric:
+class Numeric(UnitVerifier):
     r"""1 where the number in the answer equals the reference within the tolerance, else 0.
 
     The reference is a number or a text with exactly one number (and a unit, where units are given).
@@ -80,17 +87,7 @@ class Numeric:
         self._mark = "," if decimal_comma else "."
         self._extract = None if extract is None else compiled(extract, "Numeric: extract")
         settings = [tolerance, relative, source, dict(units or {}), unit_required, decimal_comma]
-        self._verifier_id = verifier_name("numeric", [*settings, extract])
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("numeric", [*settings, extract])
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for a reference that is not exactly one number."""
@@ -153,7 +150,7 @@ class Numeric:
         given, where = task.reference, f"task {task.task_id!r}: the reference"
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             try:
-                value = Decimal(str(given))
+                value = Decimal(reference_text(given))
             except InvalidOperation:
                 value = Decimal("NaN")
             if value.is_finite():
@@ -166,5 +163,7 @@ class Numeric:
                 base = self._in_base_unit(*found[0])
                 if base is not None:
                     return base
-                raise ConfigError(f"{where} {given!r:.80} has none of the units {[*self._units]}")
-        raise ConfigError(f"{where} is {given!r:.80}; Numeric needs exactly one number there")
+                raise ConfigError(
+                    f"{where} {short(given, 80)} has none of the units {[*self._units]}"
+                )
+        raise ConfigError(f"{where} is {short(given, 80)}; Numeric needs exactly one number there")

@@ -11,12 +11,12 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_calls import calls_of, match_calls
 from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, short
 
 __all__ = ["ToolCalls"]
 
 
-class ToolCalls:
+class ToolCalls(UnitVerifier):
     """1 where the calls of a rollout are the expected ones under the tools' schemas.
 
     The reference is a list of `{"name": ..., "arguments": {...}}`.
@@ -34,17 +34,7 @@ class ToolCalls:
         self._ordered = ordered
         self._partial = partial
         settings = [[s.to_dict() for s in specs], ordered, partial]
-        self._verifier_id = verifier_name("tool_calls", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the schemas and the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        super().__init__("tool_calls", settings)
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` for expected calls that their tools' schemas refuse."""
@@ -66,7 +56,7 @@ def _expected(task: Task) -> list[Mapping[str, object]]:
         isinstance(c, Mapping) and isinstance(c.get("name"), str) for c in given
     ):
         raise ConfigError(
-            f"task {task.task_id!r}: the reference {given!r:.80} is no list of calls "
+            f"task {task.task_id!r}: the reference {short(given, 80)} is no list of calls "
             '{"name": ..., "arguments": {...}}'
         )
     return list(given)

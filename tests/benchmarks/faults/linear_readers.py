@@ -32,17 +32,19 @@ from tfgrpo.experience.replies import visible
 from tfgrpo.experience.settings import Repairs
 from tfgrpo.hints import answer_leaks, writer
 from tfgrpo.hints.metadata import steps_of
-from tfgrpo.lm.failures import http_failure
-from tfgrpo.lm.openai_reply import ReplyReader
+from tfgrpo.lm.failures import error_in_body, excerpt, failure_kind, http_failure
+from tfgrpo.lm.local.chat_template import ChatFormat
+from tfgrpo.lm.openai_reply import ReplyReader, _json_texts
 from tfgrpo.lm.parameters import Parameters
 from tfgrpo.lm.stream import EventStream
-from tfgrpo.lm.wire import ChoiceParts, loads
+from tfgrpo.lm.wire import ChoiceParts, finish_word, loads
 from tfgrpo.messages import Message
 from tfgrpo.policies.tool_calls import parse_action, parse_arguments
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Task
 from tfgrpo.routing import outcome_files
 from tfgrpo.runtime import json_text, lenient_json, redaction, terminal, thinking
+from tfgrpo.runtime.text_lines import numbered_lines
 from tfgrpo.runtime.tool_names import wire_name
 from tfgrpo.search.proposers import lm as search_lm
 from tfgrpo.serve import identity, selection
@@ -54,6 +56,7 @@ from tfgrpo.tasks import contamination, splits
 from tfgrpo.tasks.files import read_tasks
 from tfgrpo.verifiers import answer, judge, numbers
 from tfgrpo.verifiers import math as math_verifier
+from tfgrpo.verifiers.code import code_in
 from tfgrpo.verifiers.json_schema import JsonSchema
 from tfgrpo.verifiers.numeric import Numeric
 
@@ -163,6 +166,11 @@ READERS: dict[str, Callable[[str], Any]] = {
     "lm.parameters.learn": lambda t: Parameters().learn(
         {"seed": 1, "temperature": 1, "max_tokens": 2}, _bytes(t), {}
     ),
+    "lm.failures.excerpt": excerpt,
+    "lm.failures.failure_kind": lambda t: failure_kind(400, t[:4000]),
+    "lm.failures.error_in_body": lambda t: error_in_body({"message": t}),
+    "lm.openai_reply.json_texts": _json_texts,
+    "lm.wire.finish_word": finish_word,
     "lm.failures.http_failure": lambda t: http_failure(
         400, {"retry-after": t}, t, where="here", key_source="none"
     ),
@@ -176,6 +184,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "runtime.terminal.printable": terminal.printable,
     "runtime.terminal.one_line": terminal.one_line,
     "runtime.terminal.markup": terminal.markup,
+    "runtime.text_lines.numbered_lines": lambda t: list(numbered_lines(t)),
     "runtime.tool_names.wire_name": wire_name,
     "experience.replies.visible": lambda t: visible(Completion(t)),
     "experience.edits.read_operations": lambda t: edits.read_operations(t, LABELS),
@@ -196,6 +205,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "experience.critic.paper_flow tag": _lessons_in,
     "experience.critic.fence": fence,
     "hints.writer.parse_levels": writer.parse_levels,
+    "hints.writer.read_texts": lambda t: writer.read_texts(t, 3),
     "hints.metadata.steps_of": lambda t: steps_of(Task("t", "?", "12", {"solution": t})),
     "hints.answer_leaks.leaks": lambda t: answer_leaks.leaks(t, TASK),
     "hints.answer_leaks.answers_of": answer_leaks.answers_of,
@@ -212,11 +222,13 @@ READERS: dict[str, Callable[[str], Any]] = {
     "verifiers.numeric boxed": lambda t: NUMERIC._answer(rf"\boxed{{{t}}}"),
     "verifiers.numeric whole": NUMERIC._answer,
     "verifiers.json_schema": _schema_score,
+    "verifiers.code.code_in": lambda t: code_in(t, ["f"]),
     "verifiers.math": lambda t: (
         math_verifier._without_exponents(t[-20_000:]),
         math_verifier._is_same_number(t, "5"),
     ),
     "verifiers.judge.read_score": lambda t: judge.read_score(t, judge.Scale()),
+    "lm.local.tool_calls": ChatFormat.tool_calls,
     "policies.tool_calls.parse_action": parse_action,
     "policies.tool_calls.parse_arguments": parse_arguments,
     "routing.outcome_files.parse_outcomes": lambda t: outcome_files.parse_outcomes(t, "here"),
@@ -300,6 +312,10 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "fences": _of("```\n"), "fence, then spaces": _of(" ", "```json"), "long fence": _of("`"),
     "fence, then newlines": _of("\n", "```"), "inline fences": _of("```a"), "tildes": _of("~~~\n"),
     "thinking opened": _of("<think>"), "thinking closed": _of("</think>"),
+    "thinking of soft words": _of("<analysis></analysis>"), "thinking empty": _of("<think/>"),
+    "code lines": _of("x = 1\nSo.\n"), "prompts of a session": _of(">>> x = 1\n1\n"),
+    "calls in marks": _of('<tool_call>{"a":'), "calls unclosed": _of("<tool_call>{", after="}"),
+    "calls as lines": _of("f(", after=")x"), "definitions": _of("def f(x):\n    return x\n"),
     "thinking nested": _of("<think>`</reasoning>"), "tags": _of("<a"), "less-than": _of("<"),
     "tag, then spaces": _of(" ", "<"), "tag with spaces": _of("< / "), "brackets of links":
     _of("[a]("), "citations": _of("[1] "), "channels": _of("<|channel|>"), "pairs": _of("[[a "),
@@ -320,6 +336,13 @@ TEXTS: dict[str, Callable[[int], str]] = {
     "csv names": lambda size: "prompt," + ",".join(f"a{i}" for i in range(size // 6)) + "\n",
     "csv quotes": _of('""', 'prompt\n"'), "calls": _calls, "one call": _one_call,
     "fields": _fields, "rules": _rules, "operations": _operations, "prompts": _prompts,
+    "blank lines": _of(" \n"), "item, then newlines": _of("\n", "1. a", "b"),
+    "quotes escaped wrongly": _of('"\\'), "jwt heads": _of("eyJ-"), "long jwt": _of("eyJaaaaaaaa."),
+    "password": _of("password"), "api_key": _of("api_key "), "open display": _of("\\["),
+    "data objects": _of("data: {\n"), "Google keys": _of("AIza"), "use": _of("use "),
+    "quota": _of("quota "), "model": _of("model "), "maximum": _of("exceeds the max "),
+    "line separators": _of("\u2028"), "escapes": _of("\x1b"), "basic": _of("Basic "),
+    "equals": _of("="), "encoded equals": _of("%3D"), "marks of addresses": _of("://"),
     "wrong fields": lambda size: json.dumps({f"a.b{i}'": [] for i in range(size // 14)}),
     "list of turns": _of('{"role":"user"},', '{"messages":[', "{}]}"),
 }  # fmt: skip
@@ -346,7 +369,7 @@ def measured(read: Callable[[str], Any], what: str) -> list[tuple[int, float]]:
         if rows and took >= LEAST_S and took > MOST_RATIO * rows[-1][1] and took < HOPELESS_S:
             took = min(took, seconds(read, text), seconds(read, text))
         rows.append((size, took))
-        if took > ENOUGH_S:
+        if took > HOPELESS_S or (took > ENOUGH_S and len(rows) >= 3):
             break
     return rows
 

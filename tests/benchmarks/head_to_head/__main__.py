@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.benchmarks.head_to_head.data import split
+from tests.benchmarks.head_to_head.families import FAMILIES, Family
 from tests.benchmarks.head_to_head.methods import (
     Learnt,
     Setup,
@@ -33,7 +34,6 @@ from tests.benchmarks.record import record
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.lm import open_lm
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference, seeds_difference
-from tfgrpo.tasks.files import read_tasks
 
 COMMAND = "python -m tests.benchmarks.head_to_head"
 MAX_VOTES = 16
@@ -50,12 +50,14 @@ class Options:
     budget: int
     deadline_s: float
     methods: tuple[str, ...]
+    families: tuple[str, ...] = tuple(FAMILIES)
 
 
 @dataclass
 class Row:
-    """One method in the table."""
+    """One method on one family in the table."""
 
+    family: str
     method: str
     seeds: int = 0
     score: float | None = None
@@ -83,7 +85,7 @@ def rival(name: str, script: str, **extra: object) -> Learner:
     """A learner that runs in an environment of its own."""
 
     async def learn(bench: Bench, setup: Setup, label: str) -> Learnt:
-        marked = Setup(setup.spec, setup.seed, setup.split, setup.budget_tokens,
+        marked = Setup(setup.family, setup.spec, setup.seed, setup.split, setup.budget_tokens,
                        setup.deadline_s, extra)  # fmt: skip
         return await run_rival(name, script, marked, bench.url(label))
 
@@ -103,10 +105,17 @@ METHODS = ("none", "tips", "voting", *(m for m in LEARNERS if m != "tips"))
 
 
 async def compare(options: Options) -> list[Row]:
-    """Run every method and return its row, `none` first."""
+    """Run every method on every family."""
+    rows: list[Row] = []
+    for family in options.families:
+        rows += await compare_on(FAMILIES[family], options)
+    return rows
+
+
+async def compare_on(family: Family, options: Options) -> list[Row]:
+    """Run every method on a family and return its row, `none` first."""
     lm = open_lm("local:smollm2-135m", max_rows=64)
-    tasks = read_tasks_of(options)
-    bench = Bench(lm, tasks)
+    bench = Bench(lm, family)
     try:
         async with bench.running():
             rows = [await bare(bench, options)]
@@ -128,19 +137,13 @@ async def compare(options: Options) -> list[Row]:
     return rows
 
 
-def read_tasks_of(options: Options) -> list[Any]:
-    """All tasks that any seed uses."""
-    from tests.benchmarks.head_to_head.data import TASKS
-
-    return read_tasks(TASKS)
-
-
 async def bare(bench: Bench, options: Options) -> Row:
     """The actor as it is."""
     bench.open_account("none", None)
-    tasks = split(0, n_test=options.tests, n_learn=options.learn).test
-    scores = await test_scores(Learnt(), bench.spec("none"), tasks, options.draws)
-    row = Row("none", seeds=1, scores=[scores], note="nothing is learnt")
+    tasks = split(bench.family, 0, n_test=options.tests, n_learn=options.learn).test
+    actor = Learnt(bench.family.system)
+    scores = await test_scores(bench.family, actor, bench.spec("none"), tasks, options.draws)
+    row = Row(bench.family.name, "none", seeds=1, scores=[scores], note="nothing is learnt")
     finish(row, row)
     return row
 
@@ -150,13 +153,16 @@ async def voting(bench: Bench, options: Options, none: Row) -> Row:
     votes = min(MAX_VOTES, 1 + options.budget // max(1, bench.accounts["none"].tokens))
     votes = max(2, votes)
     account = bench.open_account("voting", None)
-    tasks = split(0, n_test=options.tests, n_learn=options.learn).test
+    tasks = split(bench.family, 0, n_test=options.tests, n_learn=options.learn).test
     started = time.monotonic()
     scores = [
-        await voting_scores(bench.spec("voting"), tasks, votes=votes, answers=1, seed=seed)
+        await voting_scores(
+            bench.family, bench.spec("voting"), tasks, votes=votes, answers=1, seed=seed
+        )
         for seed in range(options.seeds)
     ]
     return Row(
+        bench.family.name,
         "voting",
         seeds=options.seeds,
         scores=scores,
@@ -168,13 +174,15 @@ async def voting(bench: Bench, options: Options, none: Row) -> Row:
 
 async def learnt(bench: Bench, options: Options, method: str, learner: Learner) -> Row:
     """Learn under every seed side by side, then score each result."""
-    row = Row(method)
+    row = Row(bench.family.name, method)
     setups, accounts = [], []
     for seed in range(options.seeds):
         label = f"{method}-{seed}"
         accounts.append(bench.open_account(label, options.budget))
-        parts = split(seed, n_test=options.tests, n_learn=options.learn)
-        setups.append(Setup(bench.spec(label), seed, parts, options.budget, options.deadline_s))
+        parts = split(bench.family, seed, n_test=options.tests, n_learn=options.learn)
+        setups.append(
+            Setup(bench.family, bench.spec(label), seed, parts, options.budget, options.deadline_s)
+        )
     started = time.monotonic()
     results = await asyncio.gather(
         *(learner(bench, s, f"{method}-{s.seed}") for s in setups), return_exceptions=True
@@ -191,7 +199,9 @@ async def learnt(bench: Bench, options: Options, method: str, learner: Learner) 
             label = f"test-{method}-{row.seeds}"
             bench.open_account(label, None)
             row.scores.append(
-                await test_scores(result, bench.spec(label), setups[0].split.test, options.draws)
+                await test_scores(
+                    bench.family, result, bench.spec(label), setups[0].split.test, options.draws
+                )
             )
             row.seeds += 1
             notes.append(result.note)
@@ -236,17 +246,21 @@ def parse() -> tuple[Options, bool]:
     parser.add_argument("--budget", type=int, default=30_000, help="learning tokens a seed")
     parser.add_argument("--deadline", type=float, default=200.0, help="seconds of learning")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--smoke", action="store_true", help="tiny and not recorded")
     given = parser.parse_args()
     methods = tuple(given.methods.split(","))
     unknown = set(methods) - set(METHODS)
     if unknown:
         parser.error(f"unknown methods {sorted(unknown)}; there are {', '.join(METHODS)}")
+    families = tuple(given.families.split(","))
+    if set(families) - set(FAMILIES):
+        parser.error(f"unknown families; there are {', '.join(FAMILIES)}")
     if given.smoke:
-        return Options(1, 3, 2, 6, 8_000, 60.0, methods), True
+        return Options(1, 3, 2, 6, 8_000, 60.0, methods, families), True
     return (
         Options(given.seeds, given.tests, given.draws, given.learn, given.budget,
-                given.deadline, methods),
+                given.deadline, methods, families),
         False,
     )  # fmt: skip
 

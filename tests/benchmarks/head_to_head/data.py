@@ -1,4 +1,4 @@
-"""The tasks of the head-to-head, their split, and the one reward that every method sees.
+"""The split of the head-to-head's tasks, and the one reward that every method sees.
 
 Test tasks are the same for all seeds and methods; what is left is split by the seed into tasks to
 learn from and tasks to choose by. Does not know methods.
@@ -8,20 +8,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
-from tfgrpo.protocols import Verifier
-from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.tasks.files import read_tasks
-from tfgrpo.verifiers import Exact
-
-TASKS = Path(__file__).parents[3] / "examples" / "customer_messages" / "tasks.jsonl"
-SYSTEM = "You answer questions about messages of customers. Reply with the answer alone."
-DESCRIPTION = (
-    "Messages of customers, each followed by a question: the order number in the message, a date "
-    "in the form YYYY-MM-DD, or one category of billing, delivery, returns and account."
-)
-CONTAINS_REWARD = 0.3
+from tests.benchmarks.head_to_head.families import Family
+from tfgrpo.messages import Message
+from tfgrpo.rollout import Rollout, Score, Step, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +23,9 @@ class Split:
     test: list[Task]
 
 
-def split(seed: int, *, n_test: int, n_learn: int) -> Split:
+def split(family: Family, seed: int, *, n_test: int, n_learn: int) -> Split:
     """Return the split of one seed; kinds are spread evenly."""
-    tasks = read_tasks(TASKS)
-    fixed = _shuffled_by_kind(tasks, random.Random(0))
+    fixed = _shuffled_by_kind(family.tasks(), random.Random(0))
     rest = _shuffled_by_kind(fixed[n_test:], random.Random(1000 + seed))
     return Split(rest[:n_learn], rest[n_learn : 2 * n_learn], fixed[:n_test])
 
@@ -52,22 +41,9 @@ def _shuffled_by_kind(tasks: list[Task], rng: random.Random) -> list[Task]:
     return [rows[i] for i in range(longest) for rows in by_kind.values() if i < len(rows)]
 
 
-def learning_verifier() -> Verifier:
-    """1 for the exact answer, a part where it stands among other words."""
-    return Exact(ignore_case=True, contains_reward=CONTAINS_REWARD)
-
-
-def test_verifier() -> Verifier:
-    """1 for the exact answer alone: what the table reports."""
-    return Exact(ignore_case=True)
-
-
-async def grade(task: Task, reply: str) -> Score:
+async def grade(family: Family, task: Task, reply: str) -> Score:
     """Return the learning reward of a peer's reply, with words for its reflection."""
-    from tfgrpo.messages import Message
-    from tfgrpo.rollout import Step
-
     rollout = Rollout("peer", task.task_id, (Step(Message("assistant", reply)),))
-    score = await learning_verifier().score(rollout, task)
+    score = await family.learning_verifier().score(rollout, task)
     words = "Right." if score.reward == 1.0 else f"The right answer is {task.reference!r}, alone."
     return Score(score.reward, words)

@@ -14,13 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.head_to_head.data import (
-    CONTAINS_REWARD,
-    DESCRIPTION,
-    SYSTEM,
-    Split,
-    test_verifier,
-)
+from tests.benchmarks.head_to_head.data import Split
+from tests.benchmarks.head_to_head.families import Family
 from tfgrpo.config.learn import Config
 from tfgrpo.context import EMPTY_CONTEXT, Context, ContextPart
 from tfgrpo.experience import prompt_context
@@ -48,7 +43,7 @@ class Unavailable(Exception):
 class Learnt:
     """What a method puts before the actor."""
 
-    system: str = SYSTEM
+    system: str
     context: Context | Callable[[Task], Context] = EMPTY_CONTEXT
     note: str = ""
 
@@ -66,6 +61,7 @@ class Learnt:
 class Setup:
     """One learning run."""
 
+    family: Family
     spec: str
     seed: int
     split: Split
@@ -74,14 +70,16 @@ class Setup:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) -> Scores:
-    """Return exact-match rewards on the test tasks; every method gets the same draws' seeds."""
+async def test_scores(
+    family: Family, learnt: Learnt, spec: str, tasks: list[Task], draws: int
+) -> Scores:
+    """Return test rewards on the test tasks; every method gets the same draws' seeds."""
     lm = open_lm(spec)
     try:
         groups = await sample_groups(
             tasks,
             ChatPolicy(lm, system=learnt.system, sampling=ACTOR, limits=LIMITS),
-            test_verifier(),
+            family.test_verifier(),
             context=learnt.context,
             draws=GroupSpec(draws, seed=TEST_SEED, scope="test", stage="test"),
             settings=SampleSettings(concurrency=64, on_truncated="grade"),
@@ -97,8 +95,8 @@ async def test_scores(learnt: Learnt, spec: str, tasks: list[Task], draws: int) 
 async def tips(setup: Setup) -> Learnt:
     """Ask the model once for tips, without any practice."""
     prompt = (
-        f"{DESCRIPTION}\n\nWrite {N_TIPS} short tips that help an assistant to answer such "
-        "questions exactly. One tip a line, nothing else."
+        f"{setup.family.description}\n\nWrite {N_TIPS} short tips that help an assistant to "
+        "answer such questions exactly. One tip a line, nothing else."
     )
     lm = open_lm(setup.spec)
     try:
@@ -113,38 +111,38 @@ async def tips(setup: Setup) -> Learnt:
     lines = [re.sub(r"^[\s\d.)*-]+", "", line).strip() for line in reply.text.splitlines()]
     kept = [line for line in lines if line][:N_TIPS]
     parts = tuple(ContextPart("lesson", t, source=f"tip{i}") for i, t in enumerate(kept))
-    return Learnt(context=Context(parts), note=f"{len(kept)} tips")
+    return Learnt(setup.family.system, Context(parts), note=f"{len(kept)} tips")
 
 
 async def voting_scores(
-    spec: str, tasks: list[Task], *, votes: int, answers: int, seed: int
+    family: Family, spec: str, tasks: list[Task], *, votes: int, answers: int, seed: int
 ) -> Scores:
     """Return rewards of `answers` majority answers a task, each out of `votes` draws."""
     lm = open_lm(spec)
     try:
         groups = await sample_groups(
             tasks,
-            ChatPolicy(lm, system=SYSTEM, sampling=ACTOR, limits=LIMITS),
+            ChatPolicy(lm, system=family.system, sampling=ACTOR, limits=LIMITS),
             None,
             draws=GroupSpec(votes * answers, seed=1000 + seed, scope="vote", stage="test"),
             settings=SampleSettings(concurrency=64),
         )
     finally:
         await lm.aclose()
-    verifier = test_verifier()
+    verifier = family.test_verifier()
     scores: dict[str, list[float]] = {}
     for group in groups:
         for first in range(0, votes * answers, votes):
-            chosen = _majority(group.rollouts[first : first + votes])
+            chosen = majority(family, group.rollouts[first : first + votes])
             attempt = Rollout("vote", group.task.task_id, (Step(Message("assistant", chosen)),))
             score = await verifier.score(attempt, group.task)
             scores.setdefault(group.task.task_id, []).append(score.reward)
     return scores
 
 
-def _majority(rollouts: tuple[Rollout, ...]) -> str:
-    """The most frequent answer, the earlier one on a tie."""
-    answers = [" ".join(r.answer.split()).casefold() for r in rollouts if r.answer]
+def majority(family: Family, rollouts: tuple[Rollout, ...]) -> str:
+    """Return the most frequent answer, the earlier one on a tie."""
+    answers = [family.vote(r.answer) for r in rollouts if r.answer]
     return Counter(answers).most_common(1)[0][0] if answers else ""
 
 
@@ -168,7 +166,7 @@ async def learnt_by(preset: str, setup: Setup) -> Learnt:
         or "empty library"
     )
     stopped = f" ({result.learned.stopped_by})" if result.learned.stopped_by else ""
-    return Learnt(context=context, note=words + stopped)
+    return Learnt(setup.family.system, context, note=words + stopped)
 
 
 def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[str, Any]:
@@ -185,8 +183,8 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
     learn: dict[str, Any] = {
         "preset": preset,
         "seed": setup.seed,
-        "objective_agent": DESCRIPTION,
-        "objective_learning": "short rules for finding and writing the value",
+        "objective_agent": setup.family.description,
+        "objective_learning": setup.family.objective,
     }
     if is_ours:
         learn |= {
@@ -210,7 +208,7 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
         },
         "policy": {
             "lm": setup.spec,
-            "system": SYSTEM,
+            "system": setup.family.system,
             "sampling": {"temperature": ACTOR.temperature, "max_tokens": ACTOR.max_tokens},
             "timeout_s": LIMITS.timeout_s,
         },
@@ -219,7 +217,7 @@ def learn_config(preset: str, setup: Setup, folder: str, tasks: Path) -> dict[st
             "context_tokens": 2000,
             "timeout_s": LIMITS.timeout_s,
         },
-        "verifier": {"kind": "exact", "ignore_case": True, "contains_reward": CONTAINS_REWARD},
+        "verifier": dict(setup.family.verifier),
         "learn": learn,
         "gate": {"enabled": is_ours, "group_size": 4},
         "budget": {

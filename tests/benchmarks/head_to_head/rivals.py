@@ -16,7 +16,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tests.benchmarks.head_to_head.data import SYSTEM
 from tests.benchmarks.head_to_head.methods import ACTOR, Learnt, Setup, Unavailable
 from tests.benchmarks.head_to_head.server import MODEL
 from tfgrpo.rollout import Task
@@ -38,7 +37,7 @@ async def run_rival(name: str, script: str, setup: Setup, url: str) -> Learnt:
         "url": url,
         "model": MODEL,
         "seed": setup.seed,
-        "system": SYSTEM,
+        "system": setup.family.system,
         "train": [_row(t) for t in setup.split.train],
         "choose": [_row(t) for t in setup.split.choose],
         "budget_tokens": setup.budget_tokens,

@@ -20,10 +20,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
 from tests.benchmarks.head_to_head.data import grade
+from tests.benchmarks.head_to_head.families import Family
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.server.app import ServerSettings, make_app
 from tfgrpo.protocols import LM, Completion, Request
-from tfgrpo.rollout import Task
 
 MODEL = "smollm2-135m"
 HARD_LIMIT = 1.25
@@ -94,9 +94,10 @@ class MeteredLM:
 class Bench:
     """The running server: give a label an account, then hand out its address."""
 
-    def __init__(self, lm: LM, tasks: Sequence[Task]) -> None:
+    def __init__(self, lm: LM, family: Family) -> None:
         self._lm = lm
-        self._tasks = {t.task_id: t for t in tasks}
+        self.family = family
+        self._tasks = {t.task_id: t for t in family.tasks()}
         self.accounts: dict[str, Account] = {}
         self._app = Starlette()
         self.port = 0
@@ -111,7 +112,7 @@ class Bench:
 
         async def grading(request: HttpRequest) -> JSONResponse:
             row = await request.json()
-            score = await grade(self._tasks[row["task_id"]], row["reply"])
+            score = await grade(self.family, self._tasks[row["task_id"]], row["reply"])
             return JSONResponse({"reward": score.reward, "feedback": score.feedback})
 
         routes = [

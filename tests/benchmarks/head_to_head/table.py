@@ -25,10 +25,10 @@ _TEXT = """# Head-to-head
 Same model ({model}), same actor (temperature 0.7, 24 tokens), same {tests} held-out tasks x
 {draws} draws with the same seeds, at most {budget_tokens:,} learning tokens a seed counted at the
 server and {deadline_s:.0f} s, {learning_tasks} tasks to learn from and choose by. Score is the
-share of exactly right answers; intervals are 95 %, over learning seeds and tasks. Gain is the
+share of right answers; intervals are 95 %, over learning seeds and tasks. Gain is the
 paired difference to no library.
 
-{table}
+{tables}
 
 * Tokens are prompt and completion tokens of learning, mean over seeds. Voting learns nothing: its
   tokens are what it spends with every pass over the test tasks.
@@ -37,9 +37,13 @@ paired difference to no library.
 * Every method's actor gets what was learnt in the same form: a system text, and worked examples as
   chat turns. DSPy's and ACE's own answer formats are not used for the actor, because this model
   does not write them; their reflection keeps its own prompts.
-* All methods learn from one reward: 1 for the exact answer, 0.3 where it stands among other words.
-  All may see the right answers of learning tasks: GEPA and ACE in their feedback, SIMBA in its rule
-  writer's prompt, tfgrpo's critic in its prompt and as a worked example where every attempt failed.
+* `messages`: a value out of a customer's message; a right answer is the value and no other word,
+  and learning gets 0.3 where it stands among others. The bare model never answers in one word.
+* `sums`: the sum of two numbers, asked as a formula or told as a story; a right answer's last
+  number is the sum. The bare model gets some right, so that a method can gain and lose.
+* All methods of a family learn from one reward. All may see the right answers of learning tasks:
+  GEPA and ACE in their feedback, SIMBA in its rule writer's prompt, tfgrpo's critic in its prompt
+  and as a worked example where every attempt failed.
 * Several draws asked for in one call count their prompt once, as providers bill it; the rivals ask
   for one draw a call.
 * A method is asked to stop at its tokens and refused at 1.25 times as many; one that could not run
@@ -70,7 +74,12 @@ def table(rows: list[Mapping[str, Any]]) -> str:
 
 def write_page(figures: Mapping[str, Any]) -> None:
     """Write the page."""
-    PAGE.write_text(_TEXT.format(table=table(figures["rows"]), **figures), encoding="utf-8")
+    rows = figures["rows"]
+    tables = "\n\n".join(
+        f"## Family `{family}`\n\n{table([r for r in rows if r['family'] == family])}"
+        for family in dict.fromkeys(r["family"] for r in rows)
+    )
+    PAGE.write_text(_TEXT.format(tables=tables, **figures), encoding="utf-8")
 
 
 def _range(value: float | None, low: float | None, high: float | None, *, sign: bool) -> str:

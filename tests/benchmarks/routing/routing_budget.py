@@ -3,7 +3,9 @@
     python -m tests.benchmarks.routing.routing_budget
 
 `plans` is what one full mixed group of 8 costs: dynamic sampling, a probe first, the best quarter
-by text first, both; by replay on held-out prompts. `variance_against_uniform` deals the same total
+by text first, both; by replay on held-out prompts. A plan's `variance_against_dynamic` is that of
+the mean over its full mixed groups, p(1 − p)/8 each, at equal rollouts spent.
+`variance_against_uniform` is the mean of p(1 − p)/n over all prompts, where the same total is dealt
 out after a probe. The rest is the share of groups with mixed outcomes at equal total, 2 to 64
 rollouts a prompt. The "true" rate is itself a mean of ten rollouts, so the oracle row is optimistic
 near 0 and 1. `real` rows predict with the value model: `within` from half of a checkpoint's rows,
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 
 from tests.benchmarks.record import record
 from tests.benchmarks.routing.routing_data import RoutingSet, embedder, load
-from tfgrpo.routing.allocation import (
+from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
+from tfgrpo.routing.budgets.posterior_gain import (
     GRID,
     PosteriorGain,
     PredictionError,
@@ -29,11 +32,10 @@ from tfgrpo.routing.allocation import (
     pool_weights,
     uniform,
 )
-from tfgrpo.routing.backtest.metrics import area, brier, pair_accuracy
+from tfgrpo.routing.budgets.practice import Practice
 from tfgrpo.routing.estimator.laplace import Gaussian, logit
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
-from tfgrpo.routing.practice import Practice
 
 Array = NDArray[np.float64]
 
@@ -222,8 +224,9 @@ def practice_cases(data: RoutingSet) -> list[dict[str, Array]]:
 
 def plan_counts(
     plan: Practice, p: Array, weights: Array, chosen: Sequence[int], rng: np.random.Generator
-) -> tuple[float, float, float]:
-    """Rollouts, mixed full groups, and rollouts in mixed groups of one pass over chosen prompts."""
+) -> tuple[float, float, float, float]:
+    """Of one pass over chosen prompts: rollouts, mixed full groups, rollouts in mixed groups, and
+    the variance of the mean over the full ones, times the rollouts."""
     at = np.array(chosen)
     k = rng.binomial(plan.probe, p[at]).astype(float)
     n = np.full(len(at), float(plan.probe))
@@ -231,7 +234,8 @@ def plan_counts(
     k, n = k + rng.binomial(more, p[at]), n + more
     mixed = (k > 0) & (k < n)
     full = mixed & (n >= plan.size)
-    return float(n.sum()), float(full.sum()), float(n[mixed].sum())
+    spread = float((p[at] * (1 - p[at]) / n)[full].sum()) / max(full.sum(), 1) ** 2
+    return float(n.sum()), float(full.sum()), float(n[mixed].sum()), float(n.sum()) * spread
 
 
 def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
@@ -248,6 +252,7 @@ def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     paid = {name: np.zeros((DRAWS, len(cases))) for name in plans}
     useful_share = {name: np.zeros((DRAWS, len(cases))) for name in plans}
+    variance = {name: np.zeros((DRAWS, len(cases))) for name in plans}
     for c, case in enumerate(cases):
         for d in range(DRAWS):
             at = rng.integers(len(case["rates"]), size=len(case["rates"]))
@@ -256,7 +261,8 @@ def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
                 chosen = list(range(len(p)))
                 if share < 1:
                     chosen = plan.select_by(case["chances"][at], int(share * len(p)), seed=d)
-                spent, full, in_mixed = plan_counts(plan, p, weights, chosen, rng)
+                spent, full, in_mixed, wide = plan_counts(plan, p, weights, chosen, rng)
+                variance[name][d, c] = wide
                 paid[name][d, c] = spent / max(full, 1)
                 useful_share[name][d, c] = in_mixed / spent
     base = paid["dynamic"].mean(axis=1)
@@ -264,6 +270,7 @@ def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
     for name in plans:
         mean = paid[name].mean(axis=1)
         saved, share = 1 - mean / base, useful_share[name].mean(axis=1)
+        wider = variance[name].mean(axis=1) / variance["dynamic"].mean(axis=1) - 1
         rows[name] = {
             "rollouts_per_full_mixed_group": round(float(mean.mean()), 2),
             "ci": _bounds(mean),
@@ -274,6 +281,8 @@ def practised(cases: list[dict[str, Array]]) -> dict[str, Any]:
             ),
             "useful_rollouts": round(float(share.mean()), 4),
             "useful_ci": _bounds(share),
+            "variance_against_dynamic": round(float(wider.mean()), 4),
+            "variance_ci": _bounds(wider),
         }
     return rows
 
@@ -374,6 +383,9 @@ def main() -> None:
         "useful_rollouts": plans["text_probe"]["useful_rollouts"],
         "saved_against_dynamic": plans["text_probe"]["saved_against_dynamic"],
         "saved_ci": plans["text_probe"]["saved_ci"],
+        "useful_ci": plans["text_probe"]["useful_ci"],
+        "variance_against_dynamic": plans["text_probe"]["variance_against_dynamic"],
+        "variance_ci": plans["text_probe"]["variance_ci"],
         "plans": plans,
         "variance_against_uniform": spread_out(cases),
         "select_by_history": by_history(data),

@@ -13,13 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.routing.backtest.backtest import hash_split
+from tfgrpo.routing.estimator.prompt_features import PromptFeatures
 from tfgrpo.routing.records import ModelInfo, OutcomeTable, tags_of
-from tfgrpo.runtime.embedders import (
-    Floats,
-    PromptFeatures,
-    VectorCache,
-    open_embedder,
-)
+from tfgrpo.runtime.embedders import Floats, VectorCache, open_embedder
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = (ROOT / os.environ.get("TFGRPO_SHARED", "../shared")).resolve() / "data" / "routing"
@@ -42,8 +38,8 @@ class RoutingSet:
 
 
 def embedder() -> VectorCache:
-    """MiniLM behind the cache of this checkout."""
-    return VectorCache(open_embedder("minilm"), VECTORS)
+    """MiniLM in bfloat16 (cosines move by 1e-4) behind the cache of this checkout."""
+    return VectorCache(open_embedder("minilm:bf16"), VECTORS)
 
 
 def read_table(

@@ -18,14 +18,10 @@ from numpy.typing import NDArray
 from tests.benchmarks.record import record
 from tests.benchmarks.routing.routing_data import load
 from tfgrpo.routing.backtest.metrics import area, brier
+from tfgrpo.routing.estimator.prompt_features import PromptFeatures, shared_ends
 from tfgrpo.routing.estimator.value_model import Layer, ValueModel
 from tfgrpo.routing.records import OutcomeTable
-from tfgrpo.runtime.embedders import (
-    Embedder,
-    HashedNgrams,
-    PromptFeatures,
-    shared_ends,
-)
+from tfgrpo.runtime.embedders import Embedder, HashedNgrams
 
 LABELS = 256
 LAYERS: tuple[Layer, ...] = ("level", "local", "network", "ridge", "near")

@@ -1,6 +1,7 @@
 """An upstream that costs next to nothing: fixed replies, one process, `asyncio.Protocol`.
 
-Run: `python -m tests.benchmarks.serve.stub PORT`. Whole replies, and streams of 50 chunks.
+Run: `python -m tests.benchmarks.serve.stub PORT [SECONDS]`. Whole replies, after so many seconds
+where given, and streams of 50 chunks.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ GAP_S = 0.01
 
 
 class Stub(asyncio.Protocol):
-    def __init__(self) -> None:
-        self._data = b""
+    def __init__(self, latency_s: float = 0.0) -> None:
+        self._data, self._latency_s = b"", latency_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -74,8 +75,13 @@ class Stub(asyncio.Protocol):
             if b'"stream":true' in body or b'"stream": true' in body:
                 self._transport.write(_STREAM_HEAD)  # type: ignore[attr-defined]
                 self._piece(CHUNKS)
+            elif self._latency_s:
+                asyncio.get_running_loop().call_later(self._latency_s, self._reply)
             else:
-                self._transport.write(REPLY)  # type: ignore[attr-defined]
+                self._reply()
+
+    def _reply(self) -> None:
+        self._transport.write(REPLY)  # type: ignore[attr-defined]
 
     def _piece(self, left: int) -> None:
         if not left:
@@ -85,8 +91,10 @@ class Stub(asyncio.Protocol):
         asyncio.get_running_loop().call_later(GAP_S, self._piece, left - 1)
 
 
-async def main(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(Stub, "127.0.0.1", port, backlog=4096)
+async def main(port: int, latency_s: float) -> None:
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Stub(latency_s), "127.0.0.1", port, backlog=4096
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
@@ -95,4 +103,5 @@ if __name__ == "__main__":
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 0))
+        given = [float(a) for a in sys.argv[1:]]
+        runner.run(main(int(given[0]) if given else 0, given[1] if len(given) > 1 else 0.0))

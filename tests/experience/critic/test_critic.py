@@ -11,7 +11,8 @@ import pytest
 from tests.experience.cases import PLAIN, StagedLM, group
 from tfgrpo import prompts
 from tfgrpo.errors import BudgetError, ConfigError, ProviderError
-from tfgrpo.experience.critic.critic import Critic, LibraryProposal, stalled
+from tfgrpo.experience.critic.critic import Critic
+from tfgrpo.experience.critic.proposal import LibraryProposal, stalled
 from tfgrpo.experience.draft import Caps
 from tfgrpo.experience.edits import Edit, EditCounts
 from tfgrpo.experience.library import Library, from_texts
@@ -21,7 +22,7 @@ from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 from tfgrpo.runtime.token_estimates import estimate_tokens
 
-LESSONS_ONLY = ExperienceSettings(exemplars=0)
+LESSONS_ONLY = ExperienceSettings(flow="contrast", exemplars=0)
 
 
 def lessons(*texts: str) -> str:
@@ -77,7 +78,7 @@ async def test_groups_that_cannot_teach_cost_no_call_and_leave_the_library_untou
     assert lm.requests == []
     assert proposal.library is library
     assert not proposal.has_change
-    assert "0 of 4 groups (0%) are informative" in proposal.message
+    assert "0 of 4 groups (0%) can teach" in proposal.message
     assert "1 have too few rollouts" in proposal.message
 
 
@@ -305,7 +306,7 @@ async def test_fat_trajectories_stay_within_the_window_and_show_head_error_and_t
     megabytes = page * 5
     assert len(megabytes) > 1_000_000
     budget = CriticBudget(context_tokens=32_000, reply_tokens=2000)
-    settings = ExperienceSettings(exemplars=0, budget=budget, caps=Caps(400, 8000))
+    settings = ExperienceSettings(flow="contrast", exemplars=0, budget=budget, caps=Caps(400, 8000))
     library = Library().apply(_many_adds(400), deduplicate=False).library
     lm = StagedLM(summarise="A summary. " * 800, contrast=lessons(PLAIN), update="[]")
     rewards = [1.0, 0.0] * 4
@@ -331,7 +332,7 @@ def _many_adds(n: int) -> list[Edit]:
 async def test_a_small_local_critic_with_a_2k_window_is_never_overrun() -> None:
     budget = CriticBudget(context_tokens=2048, reply_tokens=2000)
     lm = StagedLM(contrast=["no json " * 400, lessons(PLAIN)], summarise="short")
-    settings = ExperienceSettings(exemplars=0, budget=budget)
+    settings = ExperienceSettings(flow="contrast", exemplars=0, budget=budget)
     fat = group(1, [1, 0] * 8, answers=["word " * 5000] * 16)
     proposal = await Critic(lm, settings).propose([fat], Library())
     assert len(proposal.library) == 1
@@ -469,7 +470,7 @@ async def test_lessons_keep_the_language_and_script_of_their_tasks(lesson: str) 
 
 
 async def test_without_ground_truth_rewards_and_references_are_hidden() -> None:
-    settings = ExperienceSettings(exemplars=0, ground_truth=False)
+    settings = ExperienceSettings(flow="contrast", exemplars=0, ground_truth=False)
     lm = StagedLM(contrast=lessons(PLAIN))
     proposal = await Critic(lm, settings).propose([group(1, [1, 1], reference="7341")], Library())
     assert len(proposal.library) == 1
@@ -517,7 +518,7 @@ async def test_equal_groups_give_equal_requests_so_that_a_resume_finds_its_calls
 async def test_a_critic_without_an_lm_is_refused_unless_lessons_are_off() -> None:
     with pytest.raises(ConfigError, match=r"experience\.lessons = false"):
         Critic(None)
-    settings = ExperienceSettings(lessons=False)
+    settings = ExperienceSettings(flow="contrast", lessons=False)
     proposal = await Critic(None, settings).propose([group(1, [1, 0])], Library())
     assert [e.kind for e in proposal.library.shown] == ["exemplar"]
 
@@ -554,7 +555,7 @@ async def test_fifty_real_groups_of_an_airline_agent_fit_a_16k_critic(shared: Pa
     assert len(groups) == 50 and all(len(g.rollouts) == 4 for g in groups)
     budget = CriticBudget(context_tokens=16_000, reply_tokens=1000)
     lm = StagedLM(summarise="It booked a flight.", contrast=lessons(PLAIN))
-    settings = ExperienceSettings(exemplars=0, budget=budget)
+    settings = ExperienceSettings(flow="contrast", exemplars=0, budget=budget)
     proposal = await Critic(lm, settings).propose(groups, Library())
     assert proposal.informative == sum(g.is_informative() for g in groups) > 5
     assert len(proposal.library) == 1

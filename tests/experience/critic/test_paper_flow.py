@@ -10,7 +10,7 @@ from tests.experience.cases import StagedLM, group
 from tfgrpo.context import render_messages
 from tfgrpo.experience.critic.critic import Critic, LibraryProposal
 from tfgrpo.experience.library import Library, from_texts
-from tfgrpo.experience.prompt_context import prompt_context
+from tfgrpo.experience.placement import prompt_context
 from tfgrpo.experience.settings import NO_REPAIRS, ExperienceSettings, preset
 from tfgrpo.messages import Message
 from tfgrpo.rollout import RolloutGroup

@@ -63,6 +63,19 @@ def test_other_tasks_stand_in_one_line_with_their_key_or_a_full_mark_answer() ->
     assert words.line(group(3, [0.4], "a", answers=["x"])) == "", "nothing is known of it"
 
 
+def test_a_task_without_key_is_told_with_what_the_verifier_said_of_its_best_attempt() -> None:
+    said = "queue: wrong, wanted 'HW';\nhours: right"
+    made = scored(group(4, [0.0, 0.4], "a", answers=["x/1", "x\n2"]), [{}, {}], said)
+    words = PanelText(PLAIN, estimate_tokens)
+    assert words.line(made) == (
+        "task t4: a\nBest attempt, reward 0.4:\nx / 2\n"
+        "verifier: queue: wrong, wanted 'HW'; / hours: right"
+    )
+    assert "task t4: a" in words.panel(Panel((group(1, [0.0, 1.0]),), (made,)), 400)
+    hidden = PanelText(replace(PLAIN, ground_truth=False), estimate_tokens)
+    assert hidden.line(made) == "", "what was said is hidden like the key"
+
+
 def test_entries_in_force_stand_with_what_they_rest_on() -> None:
     claim = Claim("queue", ("t1", "t2"), ("t3",)).judged()
     library = Library().apply([Edit("add", "Use NET.", claim=claim)]).library

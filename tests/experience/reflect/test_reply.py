@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfgrpo.experience.reflect.reply import PanelReply, read_reply
-from tfgrpo.experience.replies import ReplyError
+from tfgrpo.runtime.lenient_json import ReplyError
 
 ROW = {
     "id": "E2", "topic": "Hours:\n[1]", "text": "1 → 8; 2 → 4 hours.",

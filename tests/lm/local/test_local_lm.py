@@ -13,7 +13,7 @@ from tests.patience import PATIENCE_S  # noqa: E402
 from tfgrpo.errors import ConfigError, ProviderError  # noqa: E402
 from tfgrpo.lm.local.decode_loop import HFGenerator  # noqa: E402
 from tfgrpo.lm.local.loading import LocalModel  # noqa: E402
-from tfgrpo.lm.local.local_lm import LocalLM  # noqa: E402
+from tfgrpo.lm.local.local_lm import LoadedWeights, LocalLM  # noqa: E402
 from tfgrpo.messages import Message, ToolCall  # noqa: E402
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec  # noqa: E402
 from tfgrpo.testing import check_generator, check_lm  # noqa: E402
@@ -62,7 +62,7 @@ def _tiny_model():
 
 @pytest.fixture
 def lm(loaded):
-    return LocalLM("tiny", loaded=loaded, max_rows=8, max_tokens=24)
+    return LocalLM("tiny", loaded=LoadedWeights(loaded), max_rows=8, max_tokens=24)
 
 
 def generator(loaded, **options):
@@ -312,7 +312,8 @@ def grouped(loaded):
         engine = GroupGenerator(
             decoder_from_hf(loaded.model), eos_ids=(EOS,), max_rows=max_rows, poll_steps=4
         )
-        lm = LocalLM("tiny", loaded=loaded, max_rows=max_rows, max_tokens=24, generator=engine)
+        weights = LoadedWeights(loaded, engine)
+        lm = LocalLM("tiny", loaded=weights, max_rows=max_rows, max_tokens=24)
         return lm, engine
 
     return make
@@ -381,10 +382,10 @@ async def test_rows_of_one_sampling_share_a_batch_when_they_come_together(groupe
 LEFT_OPEN = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
-from tests.lm.local.test_local_lm import LocalLM, _tiny_model, ask
+from tests.lm.local.test_local_lm import LoadedWeights, LocalLM, _tiny_model, ask
 
 async def main():
-    lm = LocalLM("tiny", loaded=_tiny_model())
+    lm = LocalLM("tiny", loaded=LoadedWeights(_tiny_model()))
     await lm.complete(ask(2), 1, [0])
     jobs = [asyncio.ensure_future(lm.complete(ask(200), 1, [i])) for i in range(8)]
     await asyncio.sleep(0.05)

@@ -197,9 +197,9 @@ CAPITAL = Request(
 
 
 async def test_the_embedded_model_answers_through_openai_and_litellm(embedded):
-    from tfgrpo.lm.local.local_lm import LocalLM
+    from tfgrpo.lm.local.local_lm import LoadedWeights, LocalLM
 
-    local = LocalLM("smollm2-135m", loaded=embedded)
+    local = LocalLM("smollm2-135m", loaded=LoadedWeights(embedded))
     async with serving(local, "smollm2-135m") as url:
         direct = open_lm(f"{url}#smollm2-135m")
         plain = open_lm(f"{url}#smollm2-135m", stream=False)
@@ -259,9 +259,9 @@ async def _through_litellm(url: str) -> str | None:
 
 
 async def test_the_embedded_model_streams_tokens(embedded):
-    from tfgrpo.lm.local.local_lm import LocalLM
+    from tfgrpo.lm.local.local_lm import LoadedWeights, LocalLM
 
-    local = LocalLM("smollm2-135m", loaded=embedded)
+    local = LocalLM("smollm2-135m", loaded=LoadedWeights(embedded))
     async with serving(local, "smollm2-135m") as url, httpx2.AsyncClient(trust_env=False) as http:
         body = {
             "model": "smollm2-135m",

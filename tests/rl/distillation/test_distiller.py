@@ -228,5 +228,5 @@ def test_a_checkpoint_of_other_rows_is_refused(tmp_path) -> None:
     first.save()
     other = Imitation(some_rows()[:2], tasks_per_step=1)
     settings = DistillSettings(steps=6, lr=1e-2, save_every=2)
-    with pytest.raises(StoreError, match="other rows or settings"):
+    with pytest.raises(StoreError, match="other settings, tasks or rows"):
         Distiller(tiny_parts(), other, settings, tmp_path).run()

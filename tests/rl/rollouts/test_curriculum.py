@@ -10,14 +10,16 @@ import pytest
 
 from tests.rl.test_trainer import comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
-from tfgrpo.cli.train import allocator_of
 from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import Allocator, GroupVerifier
 from tfgrpo.rl.config import CurriculumConfig, TrainConfig
 from tfgrpo.rl.rollouts.curriculum import Curriculum
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import _next_size
 from tfgrpo.rl.trainer import Trainer, TrainerParts
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
+from tfgrpo.routing.budgets.factory import open_allocator
+from tfgrpo.routing.budgets.practice import Practice
 from tfgrpo.runtime.canonical import derive_seed
 
 
@@ -84,6 +86,10 @@ def test_a_step_holds_no_task_twice_when_rounds_cross_an_epoch() -> None:
     assert made.draw(3, ids(first) + ids(more)) == []
 
 
+def allocator_of(c: CurriculumConfig) -> Allocator | None:
+    return open_allocator(c.allocate, c.allocate_options, group_size=4, where="curriculum.allocate")
+
+
 class Sizes:
     """An allocator that keeps what it was asked."""
 
@@ -127,11 +133,11 @@ def test_allocators_are_found_by_name(name: str) -> None:
 
 
 def test_a_wrong_allocator_is_named() -> None:
-    with pytest.raises(ConfigError, match="allowed are v0, posterior_gain"):
+    with pytest.raises(ConfigError, match="allowed are practice, v0, uniform, posterior_gain"):
         allocator_of(CurriculumConfig(allocate="best"))
     with pytest.raises(ConfigError, match=r"curriculum\.allocate 'vade'"):
         allocator_of(CurriculumConfig(allocate="vade", allocate_options={"depth": 1}))
-    with pytest.raises(ConfigError, match=r"allocate_options\.router"):
+    with pytest.raises(ConfigError, match="needs the option router"):
         allocator_of(CurriculumConfig(allocate="v0"))
 
 
@@ -349,3 +355,55 @@ def test_settings_that_contradict_each_other_are_named(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         TrainConfig.from_mapping(sections)
+
+
+class Wave(EvenTokens):
+    """Groups of even-numbered tasks turn mixed, the others stay flat."""
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        flat = int(task.task_id[1:]) % 2
+        return Score(1.0 if flat else float(rollout.sample_index % 2))
+
+
+def practising(folder: Path, plan: Practice, **curriculum: Any) -> Trainer:
+    config = tiny_config(folder, curriculum={"allocate": "practice", **curriculum})
+    return Trainer(
+        config, tiny_parts(), tiny_tasks(8), Wave(), parts=TrainerParts(allocate=plan)
+    )  # fmt: skip
+
+
+def test_practice_finishes_mixed_groups_where_they_began_and_stops_the_others(
+    tmp_path: Path,
+) -> None:
+    made = practising(tmp_path, Practice(size=4, probe=2, hope=2.0))
+    groups = {g.task.task_id: g for g in made.step().groups}
+    for task_id, group in groups.items():
+        assert len(group.rollouts) == (2 if int(task_id[1:]) % 2 else 4)
+        assert [r.sample_index for r in group.rollouts] == list(range(len(group.rollouts)))
+        assert len({r.rollout_id for r in group.rollouts}) == len(group.rollouts)
+        assert len({r.seed for r in group.rollouts}) == len(group.rollouts)
+    shares = [o.rewards for o in made.curriculum.history]
+    assert sorted(len(r) for r in shares) == sorted(len(g.rollouts) for g in groups.values())
+
+
+def test_what_stopped_groups_leave_goes_to_new_prompts_within_the_budget(tmp_path: Path) -> None:
+    made = practising(tmp_path, Practice(size=4, probe=2, hope=2.0), candidates="all")
+    steps = [{g.task.task_id: len(g.rollouts) for g in made.step().groups} for _ in range(3)]
+    for sizes in steps:
+        assert sum(sizes.values()) <= 12
+        assert all(n == (2 if int(t[1:]) % 2 else 4) for t, n in sizes.items())
+    assert len(steps[0]) == 4  # two flat ones were stopped, which paid for a fourth prompt
+    assert all(not int(t[1:]) % 2 for t in steps[2])  # what was flat is not chosen again
+
+
+def test_scores_that_depend_on_siblings_do_not_go_with_growing_groups(tmp_path: Path) -> None:
+    class Ranked(EvenTokens):
+        async def score_group(self, rollouts: Sequence[Rollout], task: Task) -> list[Score]:
+            return [Score(0.0) for _ in rollouts]
+
+    assert isinstance(Ranked(), GroupVerifier)
+    with pytest.raises(ConfigError, match="lets groups grow"):
+        Trainer(
+            tiny_config(tmp_path), tiny_parts(), tiny_tasks(4), Ranked(),
+            parts=TrainerParts(allocate=Practice(size=4, probe=2)),
+        )  # fmt: skip

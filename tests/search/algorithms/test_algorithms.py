@@ -412,6 +412,14 @@ def test_mcts_follows_its_formula_at_every_choice(rule: Any) -> None:
     assert fold.tree.root.visits > 4_096
 
 
+def test_the_prior_of_ab_mcts_is_set_by_options_of_one_flat_list() -> None:
+    made = make_algorithm("ab_mcts", arms=2, prior_mean=0.9, prior_scale=0.4)
+    assert isinstance(made, ABMCTS)
+    assert (made.arms, made._prior) == (2, (0.9, 1.0, 1.0, 0.4))
+    with pytest.raises(ConfigError, match="prior_men"):
+        make_algorithm("ab_mcts", prior_men=0.9)
+
+
 @pytest.mark.parametrize("name", ["astar", "best_of_n"])
 def test_children_are_counted_as_they_would_be_made(name: str) -> None:
     fold = SearchState(make_algorithm(name))
@@ -423,7 +431,7 @@ def test_children_are_counted_as_they_would_be_made(name: str) -> None:
 def test_a_node_that_is_born_is_the_node_that_is_constructed() -> None:
     proposal = Proposal("a", count=2)
     score = NodeScore(0.5, 2.0, 0.25, {"g1": 1.0}, ["scorer_state"])
-    made = make_node(7, 3, 4, proposal, "a", 0.4, 1.5, score, 9)
+    made = make_node(7, Node(3, 0, 3), proposal, 0.4, 1.5, score, 9)
     known = Node(7, 3, 4, "a", "a", 2, 0.4, "open", 0.5, 1.5, 2.0, 0.25, seq=9)
     known.proposal, known.parts, known.scorer_state = proposal, score.parts, score.scorer_state
     names = Node.__dataclass_fields__

@@ -23,7 +23,12 @@ from tfgrpo.search import (
     call,
 )
 from tfgrpo.search.environments.cached import CachedEnvironment
-from tfgrpo.search.environments.tools import ToolEnvironment, specs_from_openai, stateful_tool
+from tfgrpo.search.environments.tools import (
+    ToolEnvironment,
+    ToolRules,
+    specs_from_openai,
+    stateful_tool,
+)
 from tfgrpo.search.environments.undo_log import UndoLog, UndoLogEnvironment
 
 NO_DATA = not shared("data", "search", "taubench_airline").exists()
@@ -346,8 +351,7 @@ def tools(**options: Any) -> ToolEnvironment:
         ],
         state={"n": 0},
         effects={"peek": "read"},
-        max_observation_bytes=1_000,
-        **options,
+        rules=ToolRules(max_observation_bytes=1_000, **options),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from tfgrpo.experience.draft import TokenCounter
+from tfgrpo.experience.settings import ExperienceSettings
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
 
@@ -37,6 +38,13 @@ def fence(text: str, *, seed: int = 0, label: str = "") -> str:
         if mark not in text:
             return f"<<data {mark}>>\n{text}\n<<end {mark}>>"
         salt += 1
+
+
+def data_block(text: str, settings: ExperienceSettings, label: str = "") -> str:
+    """Return a record for a prompt, fenced where the settings say so."""
+    if not settings.repairs.fenced_data:
+        return text
+    return fence(text, seed=settings.seed, label=label)
 
 
 def trajectory(rollout: Rollout) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tfgrpo.experience.critic.asker import Asker, Where, together
-from tfgrpo.experience.critic.evidence import cut, fence, fits, fitted_trajectory
+from tfgrpo.experience.critic.evidence import cut, data_block, fits, fitted_trajectory
 from tfgrpo.experience.critic.merging import MergeOutcome, is_grounded
 from tfgrpo.experience.critic.paper_operations import operations_from
 from tfgrpo.experience.edits import Edit, EditOutcome, Operations, RejectedRow
@@ -304,9 +304,7 @@ class _Flow:
         return f"[{edit.edit_id}] {edit.op.upper()} {label} {edit.text}".replace("  ", " ")
 
     def _data(self, text: str, label: str = "") -> str:
-        if not self.settings.repairs.fenced_data:
-            return text
-        return fence(text, seed=self.settings.seed, label=label)
+        return data_block(text, self.settings, label)
 
 
 def _lessons_in(reply: str) -> str:

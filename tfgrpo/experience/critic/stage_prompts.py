@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from tfgrpo.experience.critic.evidence import (
     advantages,
     cut,
+    data_block,
     extremes,
-    fence,
     fits,
     fitted_trajectory,
 )
@@ -138,9 +138,7 @@ class StagePrompts:
         return "The right answer, for you alone:\n" + self._data(cut(text, 300, self._count))
 
     def _data(self, text: str, label: str = "") -> str:
-        if not self._settings.repairs.fenced_data:
-            return text
-        return fence(text, seed=self._settings.seed, label=label)
+        return data_block(text, self._settings, label)
 
 
 def proposal_line(edit: Edit) -> str:

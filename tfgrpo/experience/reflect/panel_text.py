@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfgrpo.experience.critic.evidence import cut, fence
+from tfgrpo.experience.critic.evidence import cut, data_block
 from tfgrpo.experience.draft import TokenCounter
 from tfgrpo.experience.informative import usable
 from tfgrpo.experience.library import Library
@@ -84,7 +84,10 @@ class PanelText:
                 if room < 0:
                     break
                 kept.append(line)
-            head = "Other tasks that were practised, each with its right answer:"
+            head = (
+                "Other tasks that were practised, each with its right answer, or with what the "
+                "verifier said of the best attempt:"
+            )
             blocks.append(f"{head}\n{self.data(chr(10).join(kept), 'others')}")
         return "\n\n".join(blocks)
 
@@ -112,17 +115,27 @@ class PanelText:
         return "\n".join(lines)
 
     def line(self, group: RolloutGroup) -> str:
-        """Return a task in one line with its right answer, or nothing where none is known."""
+        """Return a task with its right answer, or else with what was said of its best attempt.
+
+        Empty where neither is known: such a task is evidence of nothing.
+        """
         key = self.key(group, _LINE_TOKENS)
-        if not key:
-            full = self._settings.exemplar_reward
-            best = max(usable(group, self._settings), key=lambda r: r.reward or 0.0, default=None)
-            reached = best is not None and best.reward is not None and full is not None
-            if not reached or best is None or (best.reward or 0.0) < (full or 0.0):
-                return ""
+        best = max(usable(group, self._settings), key=lambda r: r.reward or 0.0, default=None)
+        full = self._settings.exemplar_reward
+        if not key and best is not None and full is not None and (best.reward or 0.0) >= full:
             key = cut(best.answer, _LINE_TOKENS, self._count)
-        task = cut(group.task.text, _LINE_TOKENS, self._count)
-        return f"task {group.task.task_id}: {_flat(task)} → {_flat(key)}"
+        task = (
+            f"task {group.task.task_id}: {_flat(cut(group.task.text, _LINE_TOKENS, self._count))}"
+        )
+        if key:
+            return f"{task} → {_flat(key)}"
+        if best is None or best.score is None or not best.score.feedback:
+            return ""
+        if not self._settings.ground_truth:
+            return ""
+        answer = _flat(cut(best.answer, _LINE_TOKENS, self._count))
+        said = _flat(cut(best.score.feedback, _LINE_TOKENS, self._count))
+        return f"{task}\nBest attempt, reward {best.score.reward:.3g}:\n{answer}\nverifier: {said}"
 
     def key(self, group: RolloutGroup, limit: int) -> str:
         """Return a task's right answer, where there is one that may be shown."""
@@ -175,9 +188,7 @@ class PanelText:
 
     def data(self, text: str, label: str) -> str:
         """Return a record between marks."""
-        if not self._settings.repairs.fenced_data:
-            return text
-        return fence(text, seed=self._settings.seed, label=label)
+        return data_block(text, self._settings, label)
 
 
 def summary(rollout: Rollout, sibling: Rollout, limit: int, count: TokenCounter) -> str:

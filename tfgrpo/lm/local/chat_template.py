@@ -11,10 +11,11 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from tfgrpo.errors import ProviderError
-from tfgrpo.lm.wire import message_json
+from tfgrpo.lm.wire import loads, message_json
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Request
@@ -22,7 +23,7 @@ from tfgrpo.runtime.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
 
-_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>|<tool_call>\s*(\{.*\})\s*\Z", re.DOTALL)
+_CALL_MARK = re.compile(r"</?tool_call>")
 
 
 class ChatFormat:
@@ -61,39 +62,11 @@ class ChatFormat:
     def _rendered(
         self, rows: list[dict[str, Any]], tools: list[Any] | None, options: Mapping[str, Any]
     ) -> str:
-        """Return the turns as text; what a template has no form for is folded into other turns.
-
-        Some templates know no system turn, or want user and assistant in alternation; some drop a
-        system turn without a word. Then its text opens the first user turn.
-        """
-        import jinja2
-
-        rows = without_surrogates(rows)
-        refusal: Exception | None = None
-        for form in (lambda r: r, _system_folded, _alternating):
-            turns = form(rows)
-            try:
-                text = self._tokenizer.apply_chat_template(
-                    turns, tools=tools, tokenize=False, **options
-                )
-            except (jinja2.TemplateError, ValueError, TypeError) as exc:
-                refusal = refusal or exc
-                continue
-            dropped = [r for r in turns if r["role"] == "system" and r["content"] not in text]
-            if dropped and form is not _alternating:
-                continue
-            if turns != rows and not self._has_told:
-                self._has_told = True
-                log.warning(
-                    "the model's chat template %s; such turns are folded into user turns",
-                    f"refuses turns as they are ({refusal!s:.100})"
-                    if refusal
-                    else "drops system turns",
-                )
-            return str(text)
-        raise ProviderError(
-            f"the model's chat template refuses these turns: {refusal!s:.200}", kind="bad_request"
-        ) from refusal
+        text, why = render_turns(self._tokenizer, rows, tools=tools, **options)
+        if why and not self._has_told:
+            self._has_told = True
+            log.warning("the model's chat template %s; such turns are folded into user turns", why)
+        return text
 
     def _row(self, message: Message) -> dict[str, Any]:
         row = message_json(message)
@@ -162,18 +135,55 @@ class ChatFormat:
     def tool_calls(text: str) -> tuple[str, tuple[ToolCall, ...]]:
         """Split calls from a reply's text; a call that is no JSON object stays text."""
         calls: list[ToolCall] = []
-
-        def take(match: re.Match[str]) -> str:
-            row = _parsed(match[1] or match[2])
-            if not isinstance(row, dict) or not isinstance(row.get("name"), str):
-                return match[0]
-            arguments = row.get("arguments", row.get("parameters", {}))
-            written = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            calls.append(ToolCall(f"call_{len(calls)}", row["name"], written))
-            return ""
-
-        rest = _CALL.sub(take, text)
+        kept: list[str] = []
+        at, opening = 0, None
+        for mark in chain(_CALL_MARK.finditer(text), [None]):
+            if mark is not None and mark[0] == "<tool_call>":
+                opening = mark
+                continue
+            if opening is not None:
+                body = text[opening.end() : mark.start() if mark else None]
+                if (call := _call_in(body, len(calls))) is not None:
+                    calls.append(call)
+                    kept.append(text[at : opening.start()])
+                    at = mark.end() if mark else len(text)
+            opening = None
+        rest = "".join([*kept, text[at:]])
         return (rest.strip() if calls else text), tuple(calls)
+
+
+def render_turns(
+    tokenizer: Any, rows: Sequence[Mapping[str, Any]], **options: Any
+) -> tuple[str, str]:
+    """Return turns as text by a tokenizer's chat template, and why they had to be folded.
+
+    Some templates know no system turn, or want user and assistant in alternation; some drop a
+    system turn without a word. Then its text opens the next user turn.
+
+    Raises:
+        ProviderError: the template refuses them in every form.
+    """
+    import jinja2
+
+    given = list(without_surrogates(rows))
+    refusal: Exception | None = None
+    for form in (list, _system_folded, _alternating):
+        turns = form(given)
+        try:
+            text = str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+        except (jinja2.TemplateError, ValueError, TypeError) as exc:
+            refusal = refusal or exc
+            continue
+        system = [str(r["content"]).strip() for r in turns if r["role"] == "system"]
+        if form is not _alternating and any(part not in text for part in system):
+            continue  # dropped
+        if turns == given:
+            return text, ""
+        said = f"refuses turns as they are ({refusal!s:.100})" if refusal else "drops system turns"
+        return text, said
+    raise ProviderError(
+        f"the model's chat template refuses these turns: {refusal!s:.200}", kind="bad_request"
+    ) from refusal
 
 
 TEMPLATE_OPTIONS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")
@@ -244,9 +254,19 @@ def _alternating(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
+        return loads(text.encode("utf-8", "surrogatepass"))
     except ValueError:
         return text
+
+
+def _call_in(body: str, number: int) -> ToolCall | None:
+    """Return the call that stands between the marks of one; None where it is none."""
+    row = _parsed(body.strip()) if body.strip().startswith("{") else None
+    if not isinstance(row, dict) or not isinstance(row.get("name"), str):
+        return None
+    arguments = row.get("arguments", row.get("parameters", {}))
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return ToolCall(f"call_{number}", row["name"], written)
 
 
 def _with_tools_as_text(messages: list[Message], request: Request) -> list[Message]:

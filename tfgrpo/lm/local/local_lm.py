@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfgrpo.errors import ConfigError, ProviderError, TfgrpoError
@@ -65,6 +65,17 @@ def _faster_generator() -> Callable[..., Generator | None] | None:
     return make
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """Weights that somebody else loaded, such as a trainer."""
+
+    model: LocalModel
+    generator: Generator | None = None
+    """What decodes; None asks `make_generator`."""
+    weights_id: str = ""
+    """Part of the identity; another one when the weights were changed in place."""
+
+
 class LocalLM:
     """A model in this process.
 
@@ -75,9 +86,7 @@ class LocalLM:
         max_rows: rows decoded at once.
         max_tokens: of a reply whose request sets none.
         threads: of torch; None takes, from step to step, the cores that others leave free.
-        loaded: weights that somebody else loaded (a trainer's); then `name` is only a label.
-        generator: what decodes; None asks `make_generator`.
-        weights_id: part of the identity; change it when the weights were changed in place.
+        loaded: weights that somebody else loaded; then `name` is only a label.
     """
 
     def __init__(
@@ -89,9 +98,7 @@ class LocalLM:
         max_rows: int = 64,
         max_tokens: int = 512,
         threads: int | None = None,
-        loaded: LocalModel | None = None,
-        generator: Generator | None = None,
-        weights_id: str = "",
+        loaded: LoadedWeights | None = None,
     ) -> None:
         if max_rows < 1:
             raise ConfigError(f"local model {name!r}: max_rows {max_rows} must be 1 or more")
@@ -105,10 +112,10 @@ class LocalLM:
         self._threads = FreeCores().count if threads is None and loaded is None else None
         self._max_rows = max_rows
         self._default_tokens = max_tokens
-        self._loaded = loaded
-        self._generator = generator
+        self._loaded = loaded.model if loaded else None
+        self._generator = loaded.generator if loaded else None
         self._format: ChatFormat | None = None
-        self._weights_id = weights_id
+        self._weights_id = loaded.weights_id if loaded else ""
         self._queue = JobQueue()
         weakref.finalize(self, halt, self._queue)
         self._load_lock = threading.Lock()

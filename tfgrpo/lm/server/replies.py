@@ -88,7 +88,7 @@ def _choice_json(
 ) -> dict[str, Any]:
     row: dict[str, Any] = {
         "index": index,
-        key: _message_json(reply),
+        key: _message_json(reply, asked),
         "finish_reason": reply.finish,
         "logprobs": _logprobs_json(reply, None if asked.ids_as_tokens else token_text),
     }
@@ -97,9 +97,9 @@ def _choice_json(
     return row
 
 
-def _message_json(reply: Completion) -> dict[str, Any]:
+def _message_json(reply: Completion, asked: Asked) -> dict[str, Any]:
     row: dict[str, Any] = {"role": "assistant", "content": reply.text}
-    if reply.reasoning:
+    if reply.reasoning and not asked.hides_reasoning:
         row["reasoning_content"] = reply.reasoning
     if reply.tool_calls:
         row["content"] = reply.text or None
@@ -110,7 +110,7 @@ def _message_json(reply: Completion) -> dict[str, Any]:
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for i, call in enumerate(reply.tool_calls)
+            for i, call in enumerate(reply.tool_calls[: asked.most_calls])
         ]
     return row
 

@@ -9,6 +9,7 @@ chat-completions wire format.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,9 @@ class Asked:
     wants_ids: bool
     ids_as_tokens: bool = False
     """Write each token of the log-probabilities as `token_id:123`, as vLLM does on request."""
+    most_calls: int | None = None
+    """Tool calls of one reply that are passed on; None for all."""
+    hides_reasoning: bool = False
 
 
 def read_request(body: Mapping[str, Any], *, model_name: str, timeout_s: float) -> Asked:
@@ -84,10 +88,12 @@ def read_request(body: Mapping[str, Any], *, model_name: str, timeout_s: float) 
         ),
         n,
         seeds,
-        is_stream=bool(body.get("stream")),
+        is_stream=_flag(body, "stream"),
         wants_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
-        wants_ids=bool(body.get("return_tokens_as_token_ids") or body.get("return_token_ids")),
-        ids_as_tokens=bool(body.get("return_tokens_as_token_ids")),
+        wants_ids=_flag(body, "return_tokens_as_token_ids") or _flag(body, "return_token_ids"),
+        ids_as_tokens=_flag(body, "return_tokens_as_token_ids"),
+        most_calls=None if _flag(body, "parallel_tool_calls", default=True) else 1,
+        hides_reasoning=not _flag(body, "include_reasoning", default=True),
     )
 
 
@@ -95,11 +101,11 @@ _SERVED = frozenset({
     "model", "messages", "n", "seed", "seeds", "stop", "temperature", "top_p", "max_tokens",
     "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice", "stream",
     "stream_options", "return_tokens_as_token_ids", "return_token_ids", "continue_final_message",
-    "add_generation_prompt", "chat_template_kwargs",
+    "add_generation_prompt", "chat_template_kwargs", "parallel_tool_calls", "include_reasoning",
 })  # fmt: skip
 _WITHOUT_EFFECT_ON_REPLIES = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "request_id", "priority", "parallel_tool_calls", "include_reasoning",
+    "request_id", "priority",
 })  # fmt: skip
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "repetition_penalty": (1,),
@@ -130,6 +136,24 @@ def _whole_number(
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise BadBody(f"{name} {value!r} must be a whole number from {low} to {high}")
+    return value
+
+
+def _flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise BadBody(f"{name} {value!r:.80} must be true or false")
+    return value
+
+
+def _list(body: Mapping[str, Any], name: str) -> list[Any]:
+    value = body.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise BadBody(f"{name} {value!r:.80} must be a list")
     return value
 
 
@@ -174,7 +198,7 @@ def _sampling(body: Mapping[str, Any]) -> Sampling:
         top_p=top_p,
         max_tokens=limit,
         stop=tuple(stops),
-        logprobs=bool(body.get("logprobs")),
+        logprobs=_flag(body, "logprobs"),
         top_logprobs=_whole_number(body, "top_logprobs", 0, 0, 20),
         extra={n: body[n] for n in _RENDERING if body.get(n) is not None},
     )
@@ -203,7 +227,7 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
         if role is None:
             raise BadBody(f"role {given!r} must be one of {', '.join(_ROLES)}")
         calls = []
-        for call in row.get("tool_calls") or ():
+        for call in _list(row, "tool_calls"):
             function = call.get("function") if isinstance(call, Mapping) else None
             if not isinstance(function, Mapping):
                 raise BadBody("a tool call needs a function")
@@ -211,7 +235,7 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
                 ToolCall(
                     str(call.get("id") or ""),
                     str(function.get("name") or ""),
-                    str(function.get("arguments") or "{}"),
+                    _arguments(function.get("arguments")),
                 )
             )
         messages.append(
@@ -222,9 +246,15 @@ def _messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     return tuple(messages)
 
 
+def _arguments(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return json.dumps(value)
+    return str(value or "{}")
+
+
 def _tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
     tools = []
-    for row in body.get("tools") or ():
+    for row in _list(body, "tools"):
         function = row.get("function") if isinstance(row, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise BadBody("each tool needs a function with a name")

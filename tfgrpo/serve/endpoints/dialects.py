@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import orjson
 
 from tfgrpo.errors import ProviderError
+from tfgrpo.lm.error_fields import error_in_answer
 from tfgrpo.lm.failures import body_failure, error_in_body
+from tfgrpo.lm.finish_words import refuse_failed_finish
 from tfgrpo.lm.usage import normalise_usage
 from tfgrpo.rollout import Usage
 from tfgrpo.serve.inject import Injection, inject, inject_instructions, text_of
@@ -73,9 +75,9 @@ def _object(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def _refuse_error(row: Mapping[str, Any], raw: bytes, where: str) -> None:
-    if row.get("error"):
-        kind = error_in_body(row["error"])
-        raise body_failure(kind, raw, "an error with status 200", where=where)
+    error = error_in_answer(row)
+    if error is not None:
+        raise body_failure(error_in_body(error), raw, "an error with status 200", where=where)
 
 
 class ChatDialect:
@@ -117,9 +119,9 @@ class ChatDialect:
     def read(self, raw: bytes, public_id: str, size: int, where: str) -> Reply:
         """Read a chat completion."""
         row = _object(raw, where)
+        _refuse_error(row, raw, where)
         choices = row.get("choices")
         if not isinstance(choices, list) or not choices:
-            _refuse_error(row, raw, where)
             raise body_failure("bad_reply", raw, "the answer has no choices", where=where)
         found: dict[int, tuple[str, Any]] = {}
         chars = 0
@@ -127,6 +129,7 @@ class ChatDialect:
             message = choice.get("message") if isinstance(choice, dict) else None
             if not isinstance(message, dict):
                 raise body_failure("bad_reply", raw, "a choice without a message", where=where)
+            refuse_failed_finish(choice.get("finish_reason"))
             found[place] = (str(choice.get("finish_reason") or "stop"), message)
             chars += len(message.get("content") or "") if isinstance(
                 message.get("content"), str) else 0  # fmt: skip

@@ -115,40 +115,44 @@ def judge(
         if not decided and test.log_gain >= math.log(needed):
             decided = "promote"
     differs = bool(max(told.log_gain, told.log_harm) >= math.log(HARM))
-    guard = _guard(arms, settings)
-    action, reason = _decide(
-        decided, guard, differs, float(test.gain), settings, len(arms), on_share, share_index
-    )
+    shown = _Shown(decided, _guard(arms, settings), differs, float(test.gain), len(arms), on_share)
+    action, reason = _decide(shown, settings, share_index)
     return CanaryVerdict(
         action, reason, len(arms), float(test.gain), float(test.harm), needed,
         effect_interval(rows, level=settings.level), differs,
     )  # fmt: skip
 
 
-def _decide(
-    decided: str,
-    guard: str,
-    differs: bool,
-    gain: float,
-    settings: CanarySettings,
-    n: int,
-    on_share: int,
-    share_index: int,
-) -> tuple[Action, str]:
-    if guard:
-        return "roll_back", guard
-    if decided == "roll_back":
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the units of one experiment show."""
+
+    decided: str
+    """`promote` or `roll_back` by the test; empty for neither."""
+    guard: str
+    """Why the candidate must go at once; empty for no reason."""
+    feedback_differs: bool
+    gain: float
+    units: int
+    on_share: int
+    """Units assigned on the current share or a larger one."""
+
+
+def _decide(shown: _Shown, settings: CanarySettings, share_index: int) -> tuple[Action, str]:
+    if shown.guard:
+        return "roll_back", shown.guard
+    if shown.decided == "roll_back":
         return "roll_back", f"harm of more than {settings.max_harm:g} is shown"
-    if decided == "promote" and not differs:
+    if shown.decided == "promote" and not shown.feedback_differs:
         return "promote", f"a gain of more than {settings.min_difference:g} is shown"
-    if n >= settings.max_units:
-        return "expire", f"no decision after {n} units"
-    if decided == "promote":
+    if shown.units >= settings.max_units:
+        return "expire", f"no decision after {shown.units} units"
+    if shown.decided == "promote":
         return "wait", "a gain is shown, but the arms differ in how often feedback comes"
     last = share_index + 1 >= len(settings.shares)
-    if not last and gain >= NEXT_SHARE and on_share >= settings.min_units:
-        return "grow", f"evidence {gain:.1f} after {on_share} units on this share"
-    return "wait", f"{n} units"
+    if not last and shown.gain >= NEXT_SHARE and shown.on_share >= settings.min_units:
+        return "grow", f"evidence {shown.gain:.1f} after {shown.on_share} units on this share"
+    return "wait", f"{shown.units} units"
 
 
 def _guard(units: Iterable[LiveUnit], settings: CanarySettings) -> str:

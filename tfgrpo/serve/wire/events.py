@@ -14,7 +14,9 @@ from typing import Any
 import orjson
 
 from tfgrpo.errors import ProviderError
+from tfgrpo.lm.error_fields import error_in_answer
 from tfgrpo.lm.failures import body_failure, error_in_body
+from tfgrpo.lm.finish_words import refuse_failed_finish
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.wire import ChoiceParts
 
@@ -29,7 +31,29 @@ def event_bytes(value: Any) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-class ChatEvents:
+class _Events:
+    """A stream of events that is passed on; what an event becomes is the subclass's."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._events = EventStream()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Take a piece of the upstream's stream, return what goes to the client.
+
+        Raises:
+            ProviderError: an error event, or bytes that are no events.
+        """
+        out = [self._event(text) for text in self._events.feed(piece)]
+        if self._events.pending_bytes > _MOST_PENDING:
+            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
+        return b"".join(out)
+
+    def _event(self, text: str) -> bytes:
+        raise NotImplementedError
+
+
+class ChatEvents(_Events):
     """The events of one chat completion.
 
     Args:
@@ -42,10 +66,8 @@ class ChatEvents:
     def __init__(
         self, response_id: str, *, wants_usage: bool, where: str, keeps: bool = False
     ) -> None:
-        self._id, self._wants_usage, self._where, self._keeps = (
-            response_id, wants_usage, where, keeps
-        )  # fmt: skip
-        self._events = EventStream()
+        super().__init__(where)
+        self._id, self._wants_usage, self._keeps = response_id, wants_usage, keeps
         self._unfinished: set[int] = set()
         self.parts: dict[int, ChoiceParts] = {}
         """The replies by choice, where they are kept."""
@@ -58,17 +80,6 @@ class ChatEvents:
         self.reply_chars = 0
         self.usage_event: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take a piece of the upstream's stream, return what goes to the client.
-
-        Raises:
-            ProviderError: an error event, or bytes that are no events.
-        """
-        out = [self._event(text) for text in self._events.feed(piece)]
-        if self._events.pending_bytes > _MOST_PENDING:
-            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
-        return b"".join(out)
 
     def close(self) -> bytes:
         """Take the end of the upstream's stream.
@@ -102,9 +113,10 @@ class ChatEvents:
             raise body_failure(
                 "bad_reply", text, "an event that is no JSON object", where=self._where
             )
-        if row.get("error"):
+        error = error_in_answer(row)
+        if error is not None:
             raise body_failure(
-                error_in_body(row["error"]), text, "an error in the stream", where=self._where
+                error_in_body(error), text, "an error in the stream", where=self._where
             )
         return self._take(row)
 
@@ -146,6 +158,7 @@ class ChatEvents:
                     self.has_content = True
                     self.reply_chars += len(value) if isinstance(value, str) else len(str(value))
         if choice.get("finish_reason") is not None:
+            refuse_failed_finish(choice["finish_reason"])
             self.has_content = True
             self.finishes[index] = str(choice["finish_reason"])
             self._unfinished.discard(index)
@@ -155,12 +168,12 @@ class ChatEvents:
             self.parts.setdefault(index, ChoiceParts()).add(choice, delta)
 
 
-class ResponseEvents:
+class ResponseEvents(_Events):
     """The events of the responses API: passed on with our id in place of the upstream's."""
 
     def __init__(self, response_id: str, *, where: str) -> None:
-        self._id, self._where = response_id, where
-        self._events = EventStream()
+        super().__init__(where)
+        self._id = response_id
         self.has_content = False
         self.usage: Any = None
         self.model = ""
@@ -168,17 +181,6 @@ class ResponseEvents:
         self.is_done = False
         self.reply_chars = 0
         self.last_sequence = 0
-
-    def feed(self, piece: bytes) -> bytes:
-        """Take a piece of the upstream's stream, return what goes to the client.
-
-        Raises:
-            ProviderError: an error event, or bytes that are no events.
-        """
-        out = [self._event(text) for text in self._events.feed(piece)]
-        if self._events.pending_bytes > _MOST_PENDING:
-            raise ProviderError(f"{self._where}: one event is too long", kind="bad_reply")
-        return b"".join(out)
 
     def close(self) -> bytes:
         """Take the end of the upstream's stream.

@@ -80,7 +80,7 @@ async def learn_ours(job: methods.Job, queue: Queue, folder: Path) -> Learnt:
     config = Config.from_mapping(values)
     result = await learn_async(
         config,
-        tasks=[methods.as_task(c, tell=True) for c in cases],
+        tasks=[methods.as_task(c, reference=True) for c in cases],
         verifier=methods.HouseVerifier(job.family, cases, tell=True),
         opener=lambda spec, **options: QueueLM(queue, spec.removeprefix("scripted:")),
     )
@@ -106,7 +106,7 @@ async def _test(
     learnt: Learnt, family: Family, test: tuple[Case, ...], queue: Queue
 ) -> list[RolloutGroup]:
     return await sample_groups(
-        [methods.as_task(c, tell=False) for c in test],
+        [methods.as_task(c, reference=False) for c in test],
         ChatPolicy(QueueLM(queue, "policy"), system=learnt.system, sampling=Sampling()),
         methods.HouseVerifier(family, test, tell=False),
         context=learnt.context,

@@ -39,7 +39,9 @@ class Arm:
     name: str
     entries: str = "both"
     tell: bool = True
-    """References are given, and feedback says what was wanted."""
+    """Feedback says what was wanted."""
+    references: bool = True
+    """The learner is given the tasks' keys."""
 
 
 ARMS: Mapping[str, Arm] = {
@@ -48,7 +50,8 @@ ARMS: Mapping[str, Arm] = {
         Arm("both"),
         Arm("lessons", "lessons"),
         Arm("examples", "exemplars"),
-        Arm("feedback", "both", tell=False),
+        Arm("telling", "lessons", references=False),
+        Arm("feedback", "both", tell=False, references=False),
     )
 }
 
@@ -95,15 +98,15 @@ class HouseVerifier:
         return Score(reward, feedback, parts)
 
 
-def as_task(case: Case, *, tell: bool) -> Task:
-    """Return a case as the library reads it."""
-    return Task(case.task_id, case.text, case.key if tell else None)
+def as_task(case: Case, *, reference: bool) -> Task:
+    """Return a case as the library reads it, with its key or without."""
+    return Task(case.task_id, case.text, case.key if reference else None)
 
 
 async def learn_ours(preset: str, job: Job, account: Account) -> Learnt:
     """Learn with tfgrpo; what its gate and final choice keep, as it is deployed."""
     cases = [*job.practice, *job.gate]
-    tasks = [as_task(c, tell=job.arm.tell) for c in cases]
+    tasks = [as_task(c, reference=job.arm.references) for c in cases]
     lms = {role: SimulatedLM(role, job.noise, account) for role in ("policy", "critic")}
     with tempfile.TemporaryDirectory(prefix="house-rules-") as folder:
         config = Config.from_mapping(our_config(preset, job, folder))
@@ -195,7 +198,7 @@ async def learn_rival(name: str, job: Job, bench: Bench, label: str) -> Learnt:
 async def test_scores(learnt: Learnt, job: Job, test: Sequence[Case], account: Account) -> Scores:
     """Return the rewards on the test tasks; every method gets the same draws' seeds."""
     groups = await sample_groups(
-        [as_task(c, tell=False) for c in test],
+        [as_task(c, reference=False) for c in test],
         ChatPolicy(SimulatedLM("policy", job.noise, account), system=learnt.system,
                    sampling=Sampling(), limits=LIMITS),
         HouseVerifier(job.family, test, tell=False),

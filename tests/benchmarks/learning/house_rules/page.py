@@ -50,8 +50,9 @@ the server alike.
 
 ## With less to see
 
-Arms of the default preset: lessons alone, worked examples alone, and without references, where
-feedback says only which parts are right.
+Arms of the default preset: lessons alone; worked examples alone; lessons without references, where
+feedback says what was wanted (`telling`); and without references where
+feedback says only which parts are right (`feedback`).
 
 {arms}
 

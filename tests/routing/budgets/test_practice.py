@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.routing.worlds import group, tasks
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.allocation import GRID, mixed_share
-from tfgrpo.routing.practice import Practice
+from tfgrpo.routing.budgets.posterior_gain import GRID, mixed_share
+from tfgrpo.routing.budgets.practice import Practice
 
 
 def flat(n):

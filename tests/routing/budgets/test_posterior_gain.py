@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.routing.worlds import group, outcomes, tasks
 from tfgrpo.errors import ConfigError
-from tfgrpo.routing.allocation import (
+from tfgrpo.routing.budgets.posterior_gain import (
     GRID,
     PosteriorGain,
     PredictionError,
@@ -21,7 +21,7 @@ from tfgrpo.routing.allocation import (
     state_predictor,
     uniform,
 )
-from tfgrpo.routing.allocation_published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
+from tfgrpo.routing.budgets.published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
 from tfgrpo.routing.estimator.laplace import Gaussian, logit
 from tfgrpo.routing.estimator.value_model import Estimates, ValueModel
 from tfgrpo.runtime.embedders import HashedNgrams

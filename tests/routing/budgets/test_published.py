@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.routing.worlds import group, tasks
-from tfgrpo.routing.allocation import uniform
-from tfgrpo.routing.allocation_published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
+from tfgrpo.routing.budgets.posterior_gain import uniform
+from tfgrpo.routing.budgets.published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
 
 
 def test_sgpo_expects_about_one_success_a_group_and_drops_the_solved():

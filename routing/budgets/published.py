@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.routing.allocation import check_budget, seen_counts, uniform
+from tfgrpo.routing.budgets.posterior_gain import check_budget, seen_counts, uniform
 from tfgrpo.runtime.canonical import derive_seed
 
 __all__ = ["Dars", "RolloutGdro", "Sgpo", "Vade", "Xrpo"]

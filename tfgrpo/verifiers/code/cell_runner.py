@@ -114,6 +114,7 @@ def limit(request: dict[str, Any]) -> None:
 def module(name: str) -> dict[str, Any]:
     """Return the names of a fresh module that `sys.modules` knows, as a file of its own has."""
     made = types.ModuleType(name)
+    made.__file__ = "candidate.py"
     sys.modules[name] = made
     return made.__dict__
 
@@ -147,17 +148,44 @@ class Line:
             data = data[self._out.write(data) :]
 
 
+_PRELUDE = """
+import bisect, collections, functools, heapq, itertools, math, operator, random, re, string
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import *
+from typing import *
+"""
+"""What a class `Solution` may use without importing it, as on LeetCode."""
+
+
 def load(names: dict[str, Any], code: str) -> list[str]:
-    """Run candidate code; return which functions it defines."""
+    """Run candidate code; return which functions it defines, methods of `Solution` included."""
+    if "class Solution" in code:
+        given: dict[str, Any] = {}
+        exec(_PRELUDE, given)
+        names["__builtins__"] = {**given, **vars(builtins)}
     # A script's last lines may end it or ask for input; what it defined before that is there.
     with contextlib.suppress(SystemExit, EOFError):
         exec(compile(code, "candidate.py", "exec"), names)
-    return sorted(k for k, v in names.items() if callable(v) and not k.startswith("_"))
+    solution = names.get("Solution")
+    methods = dir(solution) if isinstance(solution, type) else ()
+    found = {k for k, v in names.items() if callable(v)} | set(methods)
+    return sorted(k for k in found if not k.startswith("_"))
+
+
+def function_of(names: dict[str, Any], name: str) -> Any:
+    """Return the function asked for: the module's, or a method of a new `Solution`."""
+    if not callable(names.get(name)) and isinstance(names.get("Solution"), type):
+        return getattr(names["Solution"](), name, None)
+    return names.get(name)
 
 
 def call(names: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
     """Call one function of the candidate's."""
-    function = names.get(request["call"])
+    function = function_of(names, request["call"])
     if not callable(function):
         return {"raised": "NameError: there is no function " + repr(request["call"])}
     args, kwargs = decode(request["args"]), decode(request["kwargs"])

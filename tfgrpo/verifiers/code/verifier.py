@@ -15,118 +15,22 @@ from __future__ import annotations
 import ast
 import builtins
 import os
-import re
-import textwrap
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.runtime.json_text import fenced_blocks
 from tfgrpo.runtime.user_code import call_foreign
-from tfgrpo.verifiers.answer import short, verifier_name
-from tfgrpo.verifiers.cell_runner import decode, encode
-from tfgrpo.verifiers.sandbox import Cell, CellGone, CellLimits, Level, check_level
+from tfgrpo.verifiers.answer import UnitVerifier, short
+from tfgrpo.verifiers.code.answer_code import code_in, parse_code
+from tfgrpo.verifiers.code.cell_runner import decode, encode
+from tfgrpo.verifiers.code.sandbox import Cell, CellGone, CellLimits, Level, check_level
 
-__all__ = ["Code", "code_in"]
+__all__ = ["Code"]
 
 _MOST_FEEDBACK = 3
-
-
-_LANGUAGES = ("", "py", "python", "python3", "py3")
-_LONG_NUMBER = re.compile(r"\b\d{1000,}\b")
-_READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0|/dev/stdin|fileinput")
-_PRINTS = re.compile(r"\bprint\s*\(|\bstdout\b")
-
-
-def code_in(answer: str, wanted: Collection[str] = (), *, is_program: bool = False) -> str | None:
-    """Return the Python code of an answer: its fenced block, or all of it where it parses.
-
-    Of several blocks: the last that defines a wanted name; for a program the last that reads or
-    prints; else the last that parses. Names it uses and does not define come from the blocks
-    before it.
-
-    >>> code_in("First:\\n```python\\nx = 1\\n```\\nBetter:\\n```python\\nx = 2\\n```")
-    'x = 2\\n'
-    >>> code_in("```py\\ndef f(): ...\\n```\\nUse it:\\n```py\\nf()\\n```", ["f"])
-    'def f(): ...\\n'
-    >>> code_in("I cannot.")
-    """
-    blocks = [(lang, body) for lang, body, _ in fenced_blocks(answer) if lang in _LANGUAGES]
-    if not blocks:
-        return answer if answer.strip() and _parse(answer) is not None else None
-    if any(lang for lang, _ in blocks):
-        # Where code is labelled as Python, an unlabelled block is output or a shell.
-        named = [b for b in blocks if b[0]]
-        blocks = named if not wanted or _defining(_trees(named), wanted) else blocks
-    read = _trees(blocks)
-    if not read:
-        return blocks[-1][1]
-    return _with_needed(read, _chosen(read, wanted, is_program=is_program))
-
-
-_Tree = tuple[str, ast.Module]
-
-
-def _trees(blocks: Sequence[tuple[str, str]]) -> list[_Tree]:
-    bodies = [body if _parse(body) is not None else textwrap.dedent(body) for _, body in blocks]
-    return [(body, tree) for body in bodies if (tree := _parse(body)) is not None]
-
-
-def _defining(read: Sequence[_Tree], wanted: Collection[str]) -> list[int]:
-    return [i for i, (_, tree) in enumerate(read) if _defined(tree) & set(wanted)]
-
-
-def _chosen(read: Sequence[_Tree], wanted: Collection[str], *, is_program: bool) -> int:
-    if defining := _defining(read, wanted):
-        return defining[-1]
-    if is_program:
-        for pattern in (_READS, _PRINTS):
-            if acting := [i for i, (body, _) in enumerate(read) if pattern.search(body)]:
-                return acting[-1]
-    return len(read) - 1
-
-
-def _with_needed(read: Sequence[_Tree], chosen: int) -> str:
-    """Return a block, after the earlier ones that define what it uses."""
-    parts, missing = [read[chosen][0]], _used(read[chosen][1]) - _defined(read[chosen][1])
-    missing -= set(dir(builtins))
-    for body, tree in reversed(read[:chosen]):
-        defined = _defined(tree) & missing
-        if defined:
-            parts.insert(0, body)
-            missing = (missing - defined) | (_used(tree) - _defined(tree) - set(dir(builtins)))
-    return "\n".join(parts)
-
-
-def _used(tree: ast.Module) -> set[str]:
-    nodes = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
-    bound = {n.id for n in nodes if not isinstance(n.ctx, ast.Load)}
-    return {n.id for n in nodes if isinstance(n.ctx, ast.Load)} - bound
-
-
-def _defined(tree: ast.Module) -> set[str]:
-    """Return the names that a module's own statements bind."""
-    names: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {t.id for t in targets if isinstance(t, ast.Name)}
-    return names
-
-
-def _parse(text: str) -> ast.Module | None:
-    try:
-        # Long numbers are right in a cell, but not in this process, which only looks at names.
-        return ast.parse(_LONG_NUMBER.sub("1", text))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 Result = tuple[str, str]
@@ -143,7 +47,20 @@ class _Checks:
     tests: str = ""
 
 
-class Code:
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """How checks become a reward."""
+
+    partial: bool = True
+    """Give the share that passes; else 1 only where all pass."""
+    tolerance: float = 1e-9
+    """Relative and absolute difference of floats that counts as equal in `cases`."""
+
+
+_MARKING = Marking()
+
+
+class Code(UnitVerifier):
     """The share of checks that the answer's code passes.
 
     The reference is one of:
@@ -159,9 +76,8 @@ class Code:
         i_understand: set to use `process` for code that a model wrote.
         timeout_s: wall and CPU time of one answer, seconds.
         memory_mb: address space, MiB.
-        partial: give the share; else 1 only where all pass.
         packages: let the code import installed packages.
-        tolerance: relative and absolute difference of floats that counts as equal in `cases`.
+        marking: how checks become a reward; settings files give `partial` and `tolerance`.
         parallel: cells at a time; None takes the number of cores.
     """
 
@@ -172,9 +88,8 @@ class Code:
         i_understand: bool = False,
         timeout_s: float = 10.0,
         memory_mb: int = 512,
-        partial: bool = True,
         packages: bool = False,
-        tolerance: float = 1e-9,
+        marking: Marking = _MARKING,
         parallel: int | None = None,
     ) -> None:
         check_level(level)
@@ -184,28 +99,17 @@ class Code:
                 "files and use the network; set i_understand = true to accept that, or use "
                 "level 'bwrap'"
             )
-        if not timeout_s > 0 or memory_mb < 64 or tolerance < 0:
+        if not timeout_s > 0 or memory_mb < 64 or marking.tolerance < 0:
             raise ConfigError(
                 f"Code: timeout_s {timeout_s} must be above 0, memory_mb {memory_mb} at least 64, "
-                f"tolerance {tolerance} at least 0"
+                f"tolerance {marking.tolerance} at least 0"
             )
         self._level: Level = level
         self._limits = CellLimits(timeout_s=timeout_s, memory_mb=memory_mb, packages=packages)
-        self._partial = partial
-        self._tolerance = tolerance
+        self._partial, self._tolerance = marking.partial, marking.tolerance
         self._slots = threading.BoundedSemaphore(max(1, parallel or os.cpu_count() or 1))
-        settings = [level, timeout_s, memory_mb, partial, packages, tolerance]
-        self._verifier_id = verifier_name("code", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the level, the limits and the options."""
-        return self._verifier_id
-
-    @property
-    def reward_range(self) -> tuple[float, float]:
-        """0 to 1."""
-        return 0.0, 1.0
+        settings = [level, timeout_s, memory_mb, self._partial, packages, self._tolerance]
+        super().__init__("code", settings)
 
     def check_task(self, task: Task) -> None:
         """Raise `ConfigError` where code is not to be run or the reference holds no check."""
@@ -400,7 +304,7 @@ def _read(task: Task) -> _Checks:
 
 
 def _check_tests(tests: Any, function: str, where: str) -> None:
-    tree = _parse(tests) if isinstance(tests, str) else None
+    tree = parse_code(tests) if isinstance(tests, str) else None
     if tree is None:
         raise ConfigError(f"{where}: the tests are no Python code: {tests!r:.80}")
     for node in tree.body:
@@ -423,7 +327,7 @@ def _visible(checks: _Checks) -> set[str]:
     No builtin is among them, unless it is the function asked for: a candidate's own `abs` or `all`
     would make any comparison come out right.
     """
-    nodes = list(ast.walk(_parse(checks.tests) or ast.Module([], [])))
+    nodes = list(ast.walk(parse_code(checks.tests) or ast.Module([], [])))
     used = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     bound = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     bound |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}

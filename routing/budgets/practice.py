@@ -1,15 +1,15 @@
 """Which prompts a step practises on, and how many rollouts each of them gets: one plan, told along.
 
     plan = Practice(size=8, probe=3)
-    chosen = plan.select(tasks, history, n)     which prompts, by the chance of a mixed group
-    then `plan.probe` rollouts of each, and
-    plan.judge(weights, k, n)                   finish a group, or stop it and take a new prompt
+    plan(tasks, history, budget)                    a probe of the prompts likeliest to be mixed
+    plan.grow(tasks, history, groups, sizes, budget)    finish, stop, take new prompts
 
 A group teaches when it is mixed. The same prompt at an earlier step is the strong predictor of
 that, its text a weak one. A hopeless group is stopped after its probe; others are finished to a
 size fixed beforehand, so that stopping does not bias the mean of what is kept; what was not spent
 goes to new prompts. A floor of prompts is drawn at random, or what was once judged hopeless would
-never be seen again. All functions are pure; whoever runs the rollouts keeps the state.
+never be seen again. All functions are pure; whoever runs the rollouts keeps the state
+(`tfgrpo.group_sizes`).
 Does not know who samples, or the rewards' meaning beyond k successes of n.
 Sources: dynamic sampling (DAPO, arXiv 2503.14476); everything after "until mixed" is own, see
 `docs/routing.md` for what was measured.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.routing.allocation import (
+from tfgrpo.routing.budgets.posterior_gain import (
     GRID,
     PosteriorGain,
     check_budget,
@@ -88,8 +88,46 @@ class Practice:
                 f"floor {self.floor!r} and hope {self.hope!r}: allowed are 0 to 1, and 0 or more"
             )
 
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return a probe of as many tasks as the budget can finish, and 0 of the others."""
+        check_budget(budget)
+        n = min(len(tasks), budget // self.size)
+        chosen = set(self.select(tasks, history, n, seed=len(history)))
+        return [self.probe if i in chosen else 0 for i in range(len(tasks))]
+
+    def grow(
+        self,
+        tasks: Sequence[Task],
+        history: Sequence[RolloutGroup],
+        groups: Sequence[RolloutGroup],
+        sizes: Sequence[int],
+        budget: int,
+    ) -> list[int]:
+        """Return the sizes after a probe: finished groups, and probes of new tasks for what the
+        stopped ones left. Only what can be finished is begun."""
+        now, weights = list(sizes), self.posterior(tasks, history)
+        line = {task.task_id: i for i, task in enumerate(tasks)}
+        k, n = np.zeros(len(tasks)), np.zeros(len(tasks))
+        for o in outcomes_of_groups(groups, success_at=self.rule.success_at):
+            k[line[o.prompt_id]], n[line[o.prompt_id]] = o.successes, o.trials
+        fresh = float((weights @ mixed_share(GRID, self.size)).mean()) / self.size
+        open_ = [i for i, size in enumerate(now) if 0 < size < self.size]
+        at = np.array(open_, dtype=np.intp)
+        moves = self.judge(weights[at], k[at], n[at], fresh=fresh).moves if open_ else ()
+        for i, move in zip(open_, moves, strict=True):
+            now[i] = self.size if move == "finish" else now[i]
+        unseen = np.array([i for i, size in enumerate(now) if not size], dtype=np.intp)
+        room = min((budget - sum(now)) // self.size, len(unseen))
+        if room > 0:
+            chances = self.chances([tasks[i] for i in unseen], history)
+            for i in self.select_by(chances, room, seed=len(history) + len(groups)):
+                now[int(unseen[i])] = self.probe
+        return now
+
     def posterior(self, tasks: Sequence[Task], history: Sequence[RolloutGroup]) -> Array:
-        """Return weights over `allocation.GRID` of each task's success rate, for `judge`."""
+        """Return weights over `posterior_gain.GRID` of each task's success rate, for `judge`."""
         k, n = self.rule.faded(*seen_counts(tasks, history, self.rule.success_at, self.rule.decay))
         estimates = None if self.predict is None or not tasks else self.predict(tasks)
         return self.rule.posterior(self._pool(history), k, n, estimates)
@@ -138,10 +176,12 @@ class Practice:
         rest = rng.permutation(order[n - n_random :])
         return best + [int(i) for i in rest[:n_random]]
 
-    def judge(self, weights: Array, k: Array, n: Array) -> Next:
+    def judge(self, weights: Array, k: Array, n: Array, *, fresh: float | None = None) -> Next:
         """Return what follows for open groups with k successes of n rollouts so far.
 
-        `weights` is the posterior before these rollouts, a row a group.
+        `weights` is the posterior before these rollouts, a row a group; `fresh` the chance a
+        rollout that a new group turns mixed (default: of these groups before their rollouts). A
+        group without a graded rollout is stopped.
         """
         seen = weights * GRID ** k[:, None] * (1 - GRID) ** (n - k)[:, None]
         seen /= np.maximum(seen.sum(axis=1, keepdims=True), 1e-300)
@@ -149,14 +189,16 @@ class Practice:
         same = np.where((k == n)[:, None], GRID, 1 - GRID) ** left[:, None]
         turns = 1 - (seen * same).sum(axis=1)
         mixed = (k > 0) & (k < n)
-        fresh = float((weights @ mixed_share(GRID, self.size)).mean()) / self.size
+        if fresh is None:
+            fresh = float((weights @ mixed_share(GRID, self.size)).mean()) / self.size
         moves: list[Move] = []
-        for is_mixed, chance, open_rollouts in zip(mixed, turns, left, strict=True):
+        for is_mixed, chance, seen_n, open_rollouts in zip(mixed, turns, n, left, strict=True):
             worth = self.hope * fresh * open_rollouts
             if open_rollouts <= 0:
                 moves.append("done")
             else:
-                moves.append("finish" if is_mixed or chance >= worth else "stop")
+                hopeful = seen_n > 0 and (is_mixed or chance >= worth)
+                moves.append("finish" if hopeful else "stop")
         more = [int(r) if m == "finish" else 0 for m, r in zip(moves, left, strict=True)]
         return Next(tuple(moves), tuple(more))
 

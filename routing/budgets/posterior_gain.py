@@ -6,7 +6,7 @@ unless the lower bound of the gain is positive.
 
 All rules are pure: equal arguments, equal counts, in the order of the tasks, summing to at most the
 budget. History is groups that are done; only graded rollouts count.
-Does not know who runs the rollouts, or the published rules (`allocate_published`).
+Does not know who runs the rollouts, or the published rules (`published`).
 Does not know stages within a step (`practice`).
 Sources: V_0 (arXiv 2602.03584; the gain rule is our reading).
 """

@@ -1,0 +1,1 @@
+"""Rollout budgets: how many rollouts each task gets."""

@@ -1,0 +1,118 @@
+"""Where an answer says that it is an error: the many fields that servers use, read in one place.
+
+Errors come with status 200, beside choices that look whole, in a choice, or in the middle of a
+stream. Does not know HTTP or kinds of failures. Source: field reports; own rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["error_in_answer", "said_in"]
+
+_FINE = frozenset(
+    ["", "0", "200", "201", "none", "null", "ok", "okay", "success", "successful", "succeeded",
+     "succeed", "true", "false", "no_error", "noerror", "no error", "normal", "done", "completed"]
+)  # fmt: skip
+"""Words in a field for errors that say: there is none."""
+_FAILED = re.compile(r"error|fail|abort|cancel|reject|denied|timed?[ _-]?out|unavailable")
+_CODES = (
+    *("code", "error_code", "errcode", "err_code", "errno", "status_code", "statusCode"),
+    *("errorCode", "ret_code"),
+)
+_SAYINGS = (
+    *("message", "msg", "error_msg", "errmsg", "error_message", "errorMessage", "status_msg"),
+    *("detail", "faultstring"),
+)
+_MOST_DEPTH = 20
+
+
+def error_in_answer(answer: Mapping[str, Any]) -> Any:
+    """Return what an answer says of its own failure, whichever field it uses; None for no error.
+
+    Looked at are the answer, its `base_resp`, and each of its choices: `error`, `errors`,
+    `success: false`, a status of failure, an error code.
+
+    >>> error_in_answer({"success": False, "msg": "busy"})["message"]
+    'busy'
+    >>> error_in_answer({"code": 0, "message": "ok", "error": {"code": 0, "message": ""}})
+    """
+    rows = [answer, answer.get("base_resp")]
+    choices = answer.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        rows.append(choice)
+        if isinstance(choice, Mapping):
+            bodies = (choice.get("message"), choice.get("delta"))
+            rows += [{"error": b.get("error")} for b in bodies if isinstance(b, Mapping)]
+    found = (_error_of(row) for row in rows if isinstance(row, Mapping))
+    return next((error for error in found if error is not None), None)
+
+
+def said_in(row: Any, depth: int = 0) -> str | None:
+    """Return the message of an error in any of the usual shapes.
+
+    >>> said_in([{"error": {"message": "busy", "code": 503}}]), said_in({"a": 1})
+    ('busy', None)
+    """
+    if isinstance(row, str):
+        return row if row.strip() else None
+    inner: list[Any] = []
+    if isinstance(row, Mapping):
+        inner = [row[n] for n in ("error", "errors", "fault", "base_resp", *_SAYINGS) if n in row]
+    elif isinstance(row, list):
+        inner = [item for item in row[:3] if isinstance(item, (Mapping, str) if depth else Mapping)]
+    if depth > _MOST_DEPTH:
+        return None
+    return next((said for item in inner if (said := said_in(item, depth + 1))), None)
+
+
+def _error_of(row: Mapping[str, Any]) -> Any:
+    for name in ("error", "errors", "fault"):
+        if not _is_fine(row.get(name)):
+            return row[name]
+    if row.get("object") == "error" or row.get("type") == "error":
+        return row
+    if not _says_failed(row):
+        return None
+    code = next((row[n] for n in (*_CODES, "status") if not _is_fine(row.get(n))), None)
+    return {"message": said_in(row) or "", "code": code}
+
+
+def _is_fine(value: Any) -> bool:
+    """Whether a field for errors says that there is none."""
+    if isinstance(value, Mapping):
+        told = [value[n] for n in (*_CODES, *_SAYINGS) if n in value]
+        return all(map(_is_fine_word, told)) and bool(told or not value)
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_fine_word, value))
+    return _is_fine_word(value)
+
+
+def _is_fine_word(value: Any) -> bool:
+    return value is None or str(value).strip().lower() in _FINE
+
+
+def _says_failed(row: Mapping[str, Any]) -> bool:
+    success = [str(row[n]).strip().lower() for n in ("success", "ok") if n in row]
+    if any(word in ("false", "0", "no") for word in success) or row.get("is_error") is True:
+        return True
+    status = row.get("status")
+    if isinstance(status, str) and not _is_fine_word(status) and _FAILED.search(status.lower()):
+        return True
+    codes = [row[n] for n in _CODES if not _is_fine_word(row.get(n))]
+    if str(status).isdecimal():
+        codes.append(status)
+    return any(_is_failed_code(code, said_in(row)) for code in codes)
+
+
+def _is_failed_code(code: Any, said: str | None) -> bool:
+    """Whether a code tells of a failure: as a word, as a status of HTTP, or by a message beside it
+    that says more than that all is well."""
+    text = str(code).strip()
+    if not text.lstrip("-").isdecimal():
+        return isinstance(code, str)
+    if len(text) == 3 and text[0] in "45":
+        return True
+    return text[0] != "2" and said is not None and not _is_fine_word(said)
