@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError
 
 from tfgrpo.config.learn import BudgetConfig
-from tfgrpo.config.sections import Section, explain, load_toml
+from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas import requirements
 from tfgrpo.rl.formulas.losses import LOSSES
@@ -36,6 +36,7 @@ class ModelConfig(Section):
     lora_rank: int = Field(default=0, ge=0)
     """0 trains every weight."""
     lora_alpha: float = Field(default=32.0, gt=0)
+    """Scale of the LoRA update: alpha over rank."""
     lora_targets: tuple[str, ...] = ()
     """Projections to adapt; empty means all seven."""
     checkpoint_activations: bool = False
@@ -55,14 +56,21 @@ class RolloutConfig(Section):
     """How groups are made."""
 
     tasks_per_step: int = Field(default=16, ge=1)
+    """Groups of a step."""
     group_size: int = Field(default=8, ge=1)
+    """Rollouts of a group."""
     max_tokens: int = Field(default=256, ge=1)
+    """Limit of a reply, or of each turn."""
     temperature: float = Field(default=1.0, gt=0)
+    """How widely tokens are drawn in training."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Must be 1: a truncated draw would give wrong probability ratios."""
     stop: tuple[str, ...] = ()
+    """Texts that end a reply."""
     max_rows: int = Field(default=256, ge=1)
     """Rows decoded at once; the cache's memory grows with it."""
     poll_steps: int = Field(default=16, ge=1)
+    """Decoding steps between two looks at finished rows."""
     fixed_rows: bool = False
     """Decode with a constant row count: bit-exact under any batch, slower at the tail."""
     ignore_eos: bool = False
@@ -70,6 +78,7 @@ class RolloutConfig(Section):
     on_truncated: Literal["grade", "exclude"] = "grade"
     """Judge a reply that hit its limit, or leave it out of its group."""
     verifier_timeout_s: float = Field(default=120.0, gt=0)
+    """Wall time of one verification."""
     max_skipped_steps: int = Field(default=5, ge=1)
     """Steps in a row whose every reply is cut at its limit, and which are skipped, before the run
     stops."""
@@ -88,12 +97,15 @@ class LossConfig(Section):
     """What is minimised."""
 
     name: str = "clip"
+    """Entry of the registry of losses (docs/rl_registry.md)."""
     options: dict[str, float | str] = {}
+    """Options of the loss."""
     aggregation: str = ""
     """How token losses become one number; empty takes the loss's own (`token_mean` for most)."""
     advantage: str = "grpo"
     """An advantage a rollout; see [credit] for advantages a token."""
     advantage_options: dict[str, float | str] = {}
+    """Options of the advantage."""
     answer_pattern: str = ""
     """Finds the final answer in a reply, for entries that need `answers`; empty takes what stands
     in the last box, else the last number, else the whole text."""
@@ -108,6 +120,7 @@ class LossConfig(Section):
     """Nats a token; the bonus is on in steps whose last batch had a mean entropy below it
     (Confucius3-Math, abstract: an approximation). Empty keeps it on."""
     log_entropy: bool = False
+    """Write the mean entropy of each step to the metrics."""
     skip_zero_advantage: bool = True
     """Leave rows without a gradient out of the forward; exact, since they still count in the
     normaliser."""
@@ -126,7 +139,9 @@ class CreditConfig(Section):
     """Advantages finer than a rollout; takes the place of `loss.advantage`."""
 
     name: str = ""
+    """Entry of the registry of credit; empty gives every token of a rollout its advantage."""
     options: dict[str, float | str] = {}
+    """Options of the entry."""
     state: Literal["", "observation", "history"] = ""
     """When two steps start from the same state: equal last observation, or all tokens so far equal.
     Empty takes what the entry means: `history` for trees, else `observation`."""
@@ -145,10 +160,13 @@ class MultiTurnConfig(Section):
     environment: str = ""
     """`module:name`, called with a task for each rollout; returns an `Environment`."""
     max_turns: int = Field(default=8, ge=1)
+    """Turns of a rollout at most."""
     max_tokens: int = Field(default=2048, ge=2)
     """Of the whole sequence, prompt included; `rollout.max_tokens` limits each turn."""
     tool_timeout_s: float = Field(default=60.0, gt=0)
+    """Wall time of one tool call."""
     max_observation_chars: int = Field(default=4000, ge=1)
+    """Longest observation that a prompt holds; more is cut."""
 
     @property
     def is_on(self) -> bool:
@@ -162,6 +180,7 @@ class EngineConfig(Section):
     kind: Literal["own", "vllm", "vllm-server"] = "own"
     """`own` samples from the trained weights; `vllm` in this process; `vllm-server` over HTTP."""
     base_url: str = "http://127.0.0.1:8000/v1"
+    """Address of the server, for kind `vllm-server`."""
     model: str = ""
     """The served name; empty means `folder`."""
     folder: str = ""
@@ -173,6 +192,7 @@ class EngineConfig(Section):
     concurrency: int = Field(default=64, ge=1)
     """Requests in flight."""
     timeout_s: float = Field(default=600.0, gt=0)
+    """Wall time of one request."""
 
 
 class CurriculumConfig(Section):
@@ -195,6 +215,7 @@ class CurriculumConfig(Section):
     `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or `module:name` of a class
     whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
+    """Options of the allocator."""
     candidates: Literal["step", "all"] = "step"
     """What the allocator chooses from: the step's tasks, or all of them."""
     max_resample_rounds: int = Field(default=1, ge=1)
@@ -203,6 +224,7 @@ class CurriculumConfig(Section):
     replay: int = Field(default=0, ge=0)
     """Past groups whose rewards differ, added to a step."""
     replay_keep: int = Field(default=64, ge=1)
+    """Past groups that are kept for replay."""
     replay_age: int = Field(default=8, ge=1)
     """Steps after which a kept group is forgotten."""
 
@@ -211,13 +233,21 @@ class OptimiserConfig(Section):
     """How weights move."""
 
     steps: int = Field(default=100, ge=1)
+    """Training steps."""
     lr: float = Field(default=1e-6, gt=0)
+    """Learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up."""
     warmup: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises from 0."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW."""
     max_norm: float = Field(default=1.0, ge=0)
+    """Gradients are scaled down to this norm; 0 does not."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     moments: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16` takes 4 bytes a parameter less; rounded by chance, so right on average."""
     epochs_per_batch: int = Field(default=1, ge=1)
@@ -234,18 +264,26 @@ class TrainRunConfig(Section):
     """Where the run lives."""
 
     folder: str = "runs/train"
+    """Where checkpoints, metrics and the model are written; the same command goes on from the last
+    checkpoint."""
     seed: int = 0
+    """Seeds every draw of the run."""
     save_every: int = Field(default=50, ge=1)
+    """Steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints kept."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between held-out evaluations; 0 evaluates at the end only."""
     evaluate_draws: int = Field(default=1, ge=1)
+    """Draws a held-out task."""
     evaluate_temperature: float = Field(default=0.0, ge=0)
+    """Of held-out draws; 0 takes the likeliest token."""
     deterministic: bool = True
     """Equal runs give equal bits on the same machine."""
     tensorboard: bool = False
+    """Also write TensorBoard scalars into the folder."""
     tracker: Literal["", "wandb", "trackio"] = ""
+    """Also report to Weights & Biases or trackio."""
 
 
 class TrainConfig(Section):
@@ -254,6 +292,7 @@ class TrainConfig(Section):
     model: ModelConfig = ModelConfig()
     tasks: TrainTasksConfig = TrainTasksConfig()
     verifier: dict[str, Any] = {"kind": "exact"}
+    """What judges rollouts, by `kind` with its own keys (docs/verifiers.md)."""
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
     rewards: RewardsConfig = RewardsConfig()
@@ -283,7 +322,8 @@ class TrainConfig(Section):
         try:
             config = cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(explain(exc, cls, source)) from None
+            told = wrong_verb(values, "train", source) + explain(exc, cls, source)
+            raise ConfigError(told) from None
         config.check()
         return config
 

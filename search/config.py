@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from tfgrpo.config.learn import SamplingConfig
-from tfgrpo.config.sections import Section, explain, load_toml
+from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
 from tfgrpo.errors import ConfigError
 
 __all__ = ["SearchConfig", "read_config"]
@@ -23,14 +23,19 @@ class ModelSection(Section):
     """Which model proposes, and how it is asked."""
 
     lm: str = "local:smollm2-135m"
+    """Spec of the model that proposes actions."""
     options: dict[str, Any] = {}
+    """Options of its backend, such as `api_key_env`."""
     form: Literal["native", "text"] = "native"
     """Tool calls of the provider, or tools described in the prompt."""
     system: str = ""
+    """System text of its prompts."""
     describe_tools: bool = True
     """With form `text`: put the tools' schemas into the prompt."""
     show_siblings: bool = False
+    """Show the actions proposed so far beside a node, so that further ones differ."""
     sampling: SamplingConfig = SamplingConfig(temperature=0.8, max_tokens=256)
+    """How it draws."""
     prices: dict[str, dict[str, float]] = {}
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write.
     A cap on money needs the model's."""
@@ -42,21 +47,34 @@ class SearchSection(Section):
     """How the tree is grown."""
 
     algorithm: str = "astar"
+    """Which node comes next, such as `astar`, `beam`, `mcts`, `best_of_n` (docs/search.md)."""
     algorithm_options: dict[str, Any] = {}
+    """Options of the algorithm."""
     scorer: Literal["robust", "paper", "frequency", "likelihood", "unit", "judge"] = "robust"
+    """What an action costs, from the ways the published methods score it."""
     imagination: bool = False
     """Let the model imagine the rest of the plan for the `robust` and `paper` scorers."""
     samples: int = 8
+    """Actions drawn for a node where the algorithm does not say."""
     mode: Literal["deterministic", "fast"] = "deterministic"
+    """`deterministic` gives equal trees for equal seeds; `fast` takes results as they come."""
     concurrency: int = 8
+    """Visits whose work may run at the same time."""
     lookahead: int = 0
+    """Visits open at once in deterministic mode; 0 takes the algorithm's own."""
     execution: Literal["lazy", "eager"] = "lazy"
+    """`lazy` runs an action when its node is chosen, `eager` when it is proposed."""
     merge: Literal["off", "sound", "any"] = "off"
+    """Whether nodes of equal state become one; needs `execution = "eager"`."""
     verify: Literal["after", "during"] = "after"
+    """Judge finished plans at the end, or let the verifier steer: right for training data, never
+    for a benchmark."""
     verifier_timeout_s: float = 120.0
     """Wall time of one verification, seconds."""
     patience: int | None = None
+    """Expansions without a better best node before the search ends; unset does not end it."""
     seed: int = 0
+    """Seeds every draw."""
 
 
 class WorldSection(Section):
@@ -67,8 +85,11 @@ class WorldSection(Section):
     mcp: str | tuple[str, ...] = ()
     """A server's URL, or its command as a list."""
     is_simulator: bool = False
+    """True where actions have no effect outside, so that everything may be tried."""
     effects: dict[str, Literal["pure", "read", "idempotent", "reversible", "irreversible"]] = {}
+    """Effect of each tool by name, over what the server says of it."""
     timeout_s: float = 30.0
+    """Wall time of one action."""
 
 
 class OutputSection(Section):
@@ -90,20 +111,30 @@ class BudgetSection(Section):
     """Limits of each task's search; see `tfgrpo.store.budget.Budget`."""
 
     cost_usd: float | None = None
+    """Money in US dollars."""
     calls: float | None = None
+    """Requests to models."""
     prompt_tokens: float | None = None
+    """Tokens sent."""
     completion_tokens: float | None = None
+    """Tokens received."""
     tool_calls: float | None = None
+    """Actions carried out."""
     expansions: float | None = 64
+    """Nodes expanded."""
     nodes: float | None = None
+    """Nodes held."""
     depth: float | None = None
+    """Deepest node."""
     seconds: float | None = None
+    """Wall time."""
 
 
 class SearchConfig(Section):
     """Everything `tfgrpo search` reads."""
 
     tasks: Path
+    """File of tasks; paths are relative to the config."""
     verifier: str | dict[str, Any] = ""
     """As for `tfgrpo.verifiers.make_verifier`; empty takes the world's own goal test."""
     model: ModelSection = ModelSection()
@@ -124,7 +155,8 @@ def read_config(path: Path | str) -> SearchConfig:
     try:
         config = SearchConfig.model_validate(_with_folder(values, path.parent))
     except ValidationError as exc:
-        raise ConfigError(explain(exc, SearchConfig, str(path))) from None
+        told = wrong_verb(values, "search", str(path)) + explain(exc, SearchConfig, str(path))
+        raise ConfigError(told) from None
     if config.world.python and config.world.mcp:
         raise ConfigError(f"{path}: [world] has both python and mcp: give one of them")
     return config

@@ -1,4 +1,4 @@
-"""`GroupFigures`: what statistics need of a group, without a word of it.
+"""`GroupFigures`: what statistics need of a group, without its texts.
 
 A run of a hundred thousand groups has gigabytes of texts; its rewards, outcomes and tokens fit into
 some tens of megabytes. The journal keeps these figures beside each group's ids, under the same
@@ -19,6 +19,7 @@ from tfgrpo.rollout import RolloutGroup
 __all__ = ["GroupFigures", "figures_of"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
+_ERROR_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +48,17 @@ class GroupFigures:
     is_bare: bool = True
     """The context was empty."""
     is_hinted: bool = False
+    cut_rewards: tuple[float, ...] = ()
+    """Rewards of the graded rollouts in which a reply hit its token limit."""
+    errors: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    """For each outcome with a message, how its first one begins."""
 
     @classmethod
     def of(cls, group: RolloutGroup) -> Self:
         """Return the figures of a group."""
         readable = [r for r in group.rollouts if r.score is not None and r.steps]
+        cut = [r for r in group.rollouts if r.is_truncated]
+        failed = [r for r in reversed(group.rollouts) if r.error]
         return cls(
             group_id=group.group_id,
             task_id=group.task.task_id,
@@ -59,7 +66,7 @@ class GroupFigures:
             metadata=group.metadata,
             rewards_G=group.rewards_G,
             outcomes={str(k): n for k, n in group.outcome_counts().items()},
-            truncated=sum(r.is_truncated for r in group.rollouts),
+            truncated=len(cut),
             tokens=sum(r.usage.total_tokens for r in group.rollouts),
             readable=len(readable),
             has_feedback=any(r.score is not None and r.score.feedback for r in readable),
@@ -67,6 +74,8 @@ class GroupFigures:
             sources=tuple(p.source for p in group.context.parts),
             is_bare=group.context.is_empty,
             is_hinted=bool(group.context.of_kind("hint")),
+            cut_rewards=tuple(r.reward for r in cut if r.reward is not None),
+            errors={str(r.outcome): r.error[:_ERROR_CHARS] for r in failed},
         )
 
     @property
@@ -92,6 +101,8 @@ class GroupFigures:
         }
         row |= {"rewards": list(self.rewards_G), "readable": self.readable}
         row |= {"truncated": self.truncated} if self.truncated else {}
+        row |= {"cut_rewards": list(self.cut_rewards)} if self.cut_rewards else {}
+        row |= {"errors": dict(self.errors)} if self.errors else {}
         row |= {"sources": list(self.sources)} if self.sources else {}
         flags = {
             "feedback": self.has_feedback,
@@ -121,6 +132,8 @@ class GroupFigures:
             tuple(row.get("sources", ())),
             not row.get("filled", False),
             row.get("hinted", False),
+            tuple(row.get("cut_rewards", ())),
+            row.get("errors", _EMPTY),
         )
 
 

@@ -182,6 +182,14 @@ class Sampler:
         best = math.inf if self._verifier is None else self._verifier.reward_range[1]
         return best if math.isfinite(best) else None
 
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The least and the largest reward of the verifier, or None where either has no bound."""
+        if self._verifier is None:
+            return None
+        low, high = self._verifier.reward_range
+        return (low, high) if math.isfinite(low) and math.isfinite(high) else None
+
     async def groups(
         self,
         tasks: Sequence[Task],

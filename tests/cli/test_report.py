@@ -115,7 +115,7 @@ def test_advice_is_printed_and_given_as_json(run: str, capsys: pytest.CaptureFix
     assert code == 0
     assert {r["lever"] for r in rows} == {"experience", "routing", "best_of_k", "hints", "rl"}
     code, out, _ = call(capsys, "advise", run)
-    assert out.startswith(f"1. {rows[0]['headline']}")
+    assert out.startswith(f"kept: best bound\n1. {rows[0]['headline']}")
 
 
 @pytest.mark.real

@@ -22,7 +22,7 @@ def test_a_clear_gain_is_accepted_and_a_clear_loss_rejected_with_its_reason() ->
     assert gate_step(low, high).accepted
     decision = gate_step(high, low)
     assert not decision.accepted
-    assert "mean difference -0." in decision.reason and "lower bound" in decision.reason
+    assert decision.reason.startswith("worse: -0.") and "at worst -0." in decision.reason
     assert decision.tasks == 40
 
 
@@ -31,7 +31,7 @@ def test_a_gain_on_average_with_much_doubt_is_rejected_by_the_lower_bound() -> N
     proposed = scores([1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.5])
     decision = gate_step(current, proposed)
     assert decision.difference is not None and decision.difference.estimate > 0
-    assert not decision.accepted and decision.reason.startswith("90% lower bound")
+    assert not decision.accepted and decision.reason.startswith("not better beyond noise: +0.0")
 
 
 def test_both_settings_count() -> None:
@@ -60,7 +60,7 @@ def test_a_library_that_makes_a_weak_actor_worse_is_rejected_and_empty_is_return
     assert not gate_step(empty, harmful).accepted
     choice = final_choice({"empty": empty, "v1": harmful})
     assert choice.is_empty
-    assert "includes zero: no library" in choice.reason
+    assert choice.reason.endswith("includes zero")
 
 
 def test_the_empty_library_wins_wherever_the_interval_of_the_best_includes_zero() -> None:

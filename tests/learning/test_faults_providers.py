@@ -237,7 +237,7 @@ def test_a_rehearsal_refuses_what_the_run_will_refuse(tmp_path: Path) -> None:
         tmp_path, budget={"cost_usd": 1.0}, policy={"lm": "http://h/v1?api_key_env=K#m"}
     )
     with pytest.raises(ConfigError, match=r"price of 'http://h/v1\?api_key_env=K#m' is unknown"):
-        dry_run(config, tasks=world.tasks)
+        dry_run(config, tasks=world.tasks, opener=world.opener)
     priced = {"http://h/v1#m": {"input": 1.0, "output": 2.0}}
     critic = {"lm": "http://h/v1#m"}
     config = settings(
@@ -247,7 +247,7 @@ def test_a_rehearsal_refuses_what_the_run_will_refuse(tmp_path: Path) -> None:
         critic=critic,
         run={"prices": priced},
     )
-    plan, _ = dry_run(config, tasks=world.tasks)
+    plan, _ = dry_run(config, tasks=world.tasks, opener=world.opener)
     assert plan.to_dict()
 
 

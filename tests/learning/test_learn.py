@@ -210,7 +210,7 @@ def test_scenario_10_six_tasks_and_a_budget_for_one_step_say_so_beforehand(tmp_p
         learn={"batch": 1, "epochs": 3},
         budget={"calls": 20},
     )
-    plan, _ = dry_run(config, tasks=world.tasks)
+    plan, _ = dry_run(config, tasks=world.tasks, opener=world.opener)
     assert any("the cap of 20 calls covers about" in note for note in plan.notes)
     result = world.learn(config)
     assert result.exit_code == 4 and world.calls <= 20

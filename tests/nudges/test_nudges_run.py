@@ -478,7 +478,7 @@ def test_a_run_stays_within_its_forecast(tmp_path: Path, kind: str) -> None:
         world.lesson, world.helps = "", lambda text, task: float("Look at the label." in text)
         learning["settings"] = {"summarise": "always"}
     config = nudged(tmp_path, name, nudge=options, learn=learning)
-    plan, _ = dry_run(config, tasks=world.tasks)
+    plan, _ = dry_run(config, tasks=world.tasks, opener=world.opener)
     high = {s.stage: s.calls_high for s in plan.stages}
     world.learn(config)
     assert 0 < world.stages["nudge"] + world.stages["recheck"] <= high["nudge"]

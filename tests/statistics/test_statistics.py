@@ -12,6 +12,7 @@ from scipy import stats as scipy_stats
 
 from tfgrpo.statistics import (
     Interval,
+    choice_level,
     gate_level,
     lower_bound,
     max_at_k,
@@ -23,6 +24,7 @@ from tfgrpo.statistics import (
     pass_at_k_interval,
     permutation_p,
     seeds_difference,
+    tasks_needed,
 )
 
 
@@ -35,6 +37,26 @@ def random_pair(seed: int, n: int = 30, draws: int = 4) -> tuple[dict, dict]:
     p = rng.beta(1, 3, n)
     base, other = rng.binomial(1, p[:, None], (n, draws)), rng.binomial(1, p[:, None], (n, draws))
     return tasks(base.tolist()), tasks(other.tolist())
+
+
+def test_the_tasks_that_an_effect_needs_are_the_fewest_that_find_it() -> None:
+    for difference, draws in ((0.2, 2), (0.35, 4), (0.5, 1)):
+        needed = tasks_needed(difference, draws)
+        assert needed is not None
+        assert min_detectable(needed, draws) <= difference < min_detectable(needed - 1, draws)
+    assert tasks_needed(0.0, 2) is None and tasks_needed(0.3, 1, most=5) is None
+
+
+def test_every_further_look_makes_the_choice_stricter() -> None:
+    levels = [choice_level(looks) for looks in range(1, 12)]
+    assert levels == sorted(levels) and levels[0] == 0.95 and choice_level(0) == 0.95
+
+
+def test_an_interval_is_cut_to_what_rewards_can_be() -> None:
+    mean = Interval(0.9, 0.7, 1.1, 0.95, 9).within((0.0, 1.0))
+    assert (mean.low, mean.high) == (0.7, 1.0)
+    change = Interval(0.3, -2.0, 1.4, 0.95, 9).within((0.0, 1.0), of_difference=True)
+    assert (change.low, change.high) == (-1.0, 1.0)
 
 
 def test_the_estimate_is_the_mean_over_shared_tasks_of_differences_of_task_means() -> None:

@@ -12,27 +12,25 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.learning.learn import dry_run, learn_async
-from tfgrpo.learning.progress import ProgressView, QuietView, choose_view
-from tfgrpo.learning.result import Result
-from tfgrpo.nudges import nudge_totals, total_lines
-from tfgrpo.protocols import Allocator
-from tfgrpo.runtime.import_string import add_module_folder, note_module_folder
+from tfgrpo.learning.progress import QuietView, choose_view
+from tfgrpo.runtime.import_string import add_module_folder, note_config
 from tfgrpo.runtime.terminal import printable
 
 if TYPE_CHECKING:
+    from tfgrpo.experience import Artefact
     from tfgrpo.learning.evaluate import Evaluation
     from tfgrpo.learning.progress import ProgressView
-    from tfgrpo.learning.result import Result
+    from tfgrpo.protocols import Allocator
     from tfgrpo.sampling import Stop
-    from tfgrpo.statistics import Interval
     from tfgrpo.store import Journal
 
 T = TypeVar("T")
@@ -60,6 +58,7 @@ def learn(
     ] = False,
 ) -> None:
     """Learn an experience library and prove what it is worth."""
+    from tfgrpo.cli.result_lines import result_lines
     from tfgrpo.sampling import Stop
 
     settings = Config.from_toml(config, set_ or ())
@@ -74,6 +73,11 @@ def learn(
         return
     stop = Stop()
     opened: list[Journal] = []
+
+    def on_open(store: Journal) -> None:
+        opened.append(store)
+        note_config(store.folder, config)  # a run that is stopped is gone on with, too
+
     view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
     with view:
         if ui:
@@ -85,14 +89,15 @@ def learn(
                     fork=fork,
                     view=view,
                     stop=stop,
-                    on_open=opened.append,
+                    on_open=on_open,
                     allocate=_allocator(settings),
                 ),
                 stop,
                 view,
             )
-    note_module_folder(result.folder, config.parent)
-    typer.echo(json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result)))
+    typer.echo(
+        json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result, str(config)))
+    )
     raise typer.Exit(result.exit_code)
 
 
@@ -108,11 +113,30 @@ def _allocator(settings: Config) -> Allocator | None:
     )
 
 
+class Split(StrEnum):
+    """Which tasks `eval` scores."""
+
+    untaught = "untaught"
+    all = "all"
+    practice = "practice"
+    gate = "gate"
+    test = "test"
+
+
 def evaluate(
     config: ConfigPath,
-    library: Annotated[Path, typer.Argument(help="library.json, or the folder that holds it.")],
+    library: Annotated[Path, typer.Argument(help="A run, an artefact's folder or library.json.")],
     set_: Override = None,
     group_size: Annotated[int, typer.Option(help="Draws a task and arm.", min=1)] = 4,
+    split: Annotated[
+        Split, typer.Option(help="Tasks to score; untaught leaves out what taught the library.")
+    ] = Split.untaught,
+    folder: Annotated[
+        Path | None, typer.Option(help="The evaluation's own run; default run.folder + -eval.")
+    ] = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Changed settings: a new run that reuses what fits.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Score an exported library against the empty one on the config's tasks."""
@@ -125,9 +149,12 @@ def evaluate(
         settings = Config.from_toml(config, set_ or ())
         add_module_folder(config.parent)
         artefact = load_artefact(library)
-    folder = Path(settings.run.folder + "-eval")
+    if not artefact.library.shown:
+        _nothing_to_compare(artefact, library, nothing if as_json else None)
+    suffix = "-eval" if split is Split.untaught else f"-eval-{split.value}"
+    place = str(folder) if folder is not None else settings.run.folder + suffix
     settings = settings.model_copy(
-        update={"run": settings.run.model_copy(update={"folder": str(folder)})}
+        update={"run": settings.run.model_copy(update={"folder": place})}
     )
     stop = Stop()
     opened: list[Journal] = []
@@ -138,6 +165,8 @@ def evaluate(
                 settings,
                 artefact,
                 group_size=group_size,
+                split=split.value,
+                fork=fork,
                 view=view,
                 stop=stop,
                 on_open=opened.append,
@@ -147,6 +176,19 @@ def evaluate(
         )
     typer.echo(json.dumps(_evaluation_row(done)) if as_json else "\n".join(_evaluation(done)))
     raise typer.Exit(done.verdict.exit_code if done.verdict is not None else 5)
+
+
+def _nothing_to_compare(
+    artefact: Artefact, where: Path, nothing: Mapping[str, Any] | None
+) -> NoReturn:
+    """Say that the empty library was kept, why, and what leads on; the verdict is not met."""
+    why = next(iter(artefact.card.limits), "the library is empty")
+    note = f"{str(where)!r} holds the empty library ({why}): there is nothing to compare"
+    if nothing is not None:
+        typer.echo(json.dumps({"schema": 1, **nothing, "notes": [note]}))
+    else:
+        typer.echo(printable(f"{note}\nnext: tfgrpo advise {where}"))
+    raise typer.Exit(1)
 
 
 @contextmanager
@@ -216,78 +258,17 @@ def _interruptible(make: Callable[[], Coroutine[Any, Any, T]], stop: Stop, view:
     raise typer.Exit(143 if caught and caught[0] == signal.SIGTERM else 130)
 
 
-def result_lines(result: Result) -> list[str]:
-    """Return a result for people: scores, verdict, what was kept, what it cost."""
-
-    learned = result.learned
-    lines = [f"run: {result.folder}"]
-    if learned.stopped_by:
-        lines.append(f"ended early: {learned.stopped_by}")
-    lines.extend(
-        f"gate, step {look.step}, {look.what}: "
-        f"{'accepted' if look.decision.accepted else 'rejected'}: {look.decision.reason}"
-        for look in learned.looks
-    )
-    lines.extend(_what_helped(result))
-    lines.append(f"choice on the gate split: {learned.choice.reason}")
-    lines.append(f"kept: version {learned.version.version_id}")
-    for entry in result.library.shown:
-        body = printable(" ".join(entry.body.split()))
-        lines.append(f"  {entry.experience_id} {entry.kind}: {body[:160]}")
-    if learned.proof is not None:
-        lines.append(f"test split, empty library: {_words(result.empty_score)}")
-        lines.append(f"test split, kept library:  {_words(result.library_score)}")
-        if learned.proof.difference is not None:
-            lines.append(f"paired difference:         {_words(learned.proof.difference)}")
-        if result.min_detectable is not None:
-            lines.append(f"smallest effect the test could have seen: {result.min_detectable:.3f}")
-        if learned.proof.noise_floor is not None:
-            lines.append(f"A/A noise of such a comparison: {learned.proof.noise_floor:.3f}")
-    if result.verdict is not None:
-        lines.append(result.verdict.text)
-    totals = nudge_totals(learned.nudges)
-    lines.extend(total_lines(totals) if totals is not None else ())
-    for stage, counts in result.outcomes.items():
-        ended = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
-        lines.append(f"rollouts of {stage}: {ended}")
-    lines.extend(f"note: {note}" for note in result.notes)
-    for row in result.spend:
-        cost = "unknown" if row.usage.cost_usd is None else f"${row.usage.cost_usd:.4f}"
-        mark = "≈" if row.usage.is_estimated else ""
-        lines.append(
-            f"spent: {row.stage:<10} {row.model}: {row.usage.calls} calls, "
-            f"{mark}{row.usage.prompt_tokens} + {row.usage.completion_tokens} tokens, {cost}"
-        )
-    return lines
-
-
-def _what_helped(result: Result) -> list[str]:
-    """Say it when lessons were tried and did not help."""
-    tried = [look for look in result.learned.looks if look.what in ("lessons", "one lesson")]
-    if not tried or any(look.decision.accepted for look in tried):
-        return []
-    kept = {entry.kind for entry in result.library.shown}
-    instead = ": worked examples did" if kept == {"exemplar"} else ""
-    return [f"lessons did not help this model{instead}"]
-
-
-def _words(interval: Interval | None) -> str:
-    if interval is None:
-        return "nothing was scored"
-    return (
-        f"{interval.estimate:.3f} ({interval.level:.0%} interval {interval.low:.3f} to "
-        f"{interval.high:.3f}, {interval.n_tasks} tasks)"
-    )
-
-
 def _evaluation(done: Evaluation) -> list[str]:
+    from tfgrpo.cli.result_lines import interval_words
     from tfgrpo.statistics import mean_interval
 
     lines = []
     for name, scores in (("empty library", done.empty), ("this library", done.library)):
         mean = mean_interval(scores) if any(scores.values()) else None
-        lines.append(f"{name}: {_words(mean)}")
-    lines.append(f"paired difference: {_words(done.difference)}")
+        if mean is not None and done.reward_range is not None:
+            mean = mean.within(done.reward_range)
+        lines.append(f"{name}: {interval_words(mean)}")
+    lines.append(f"paired difference: {interval_words(done.difference)}")
     if done.verdict is not None:
         lines.append(done.verdict.text)
     lines.extend(f"note: {note}" for note in done.notes)

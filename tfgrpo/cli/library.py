@@ -11,19 +11,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tfgrpo.diagnosis import RunOutcome, outcome_of
 from tfgrpo.errors import ConfigError, EditError
-from tfgrpo.experience.artefact import Artefact, Card, export_artefact, load_artefact, scan
+from tfgrpo.experience.artefact import (
+    Artefact,
+    Card,
+    export_artefact,
+    load_artefact,
+    package_version,
+    scan,
+)
 from tfgrpo.experience.entry import Experience
-from tfgrpo.experience.library import Library
+from tfgrpo.experience.library import EMPTY_LIBRARY, Library
 from tfgrpo.experience.settings import PRESETS, preset
 from tfgrpo.report.reflection import claim_words
+from tfgrpo.runtime.import_string import noted_config
 from tfgrpo.runtime.terminal import one_line, printable
 from tfgrpo.store import Journal
+from tfgrpo.store.journal import FILE
 from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.places import place_of, shown
 
@@ -44,11 +55,26 @@ class Source:
     path: Path
     artefact: Artefact
     is_run: bool
+    """True where it is a version of a run's journal."""
+    outcome: RunOutcome | None = None
+    """What became of the run's libraries; None for an artefact that is no run's."""
+    versions: tuple[str, ...] = ()
+    """Of the run, oldest first."""
 
     @property
     def library(self) -> Library:
         """The library itself."""
         return self.artefact.library
+
+    @property
+    def state(self) -> str:
+        """What became of this library, and why; empty where no run tells."""
+        if self.outcome is None:
+            return ""
+        word = self.outcome.word_of(self.library.version_id)
+        if not self.is_run and not self.library.shown:
+            word = self.outcome.state
+        return f"{word}: {self.outcome.reason}" if self.outcome.reason else word
 
     def save(self, library: Library) -> None:
         """Write a changed library back."""
@@ -57,6 +83,11 @@ class Source:
                 store.record_library(library.version_id, library.to_dict())
             return
         folder = self.path if self.path.is_dir() else self.path.parent
+        if (folder / FILE).is_file():  # so that report, escalate and a rerun know of it
+            with Journal.open(folder) as store:
+                store.record_library(library.version_id, library.to_dict())
+                row = {"from": self.library.version_id, "to": library.version_id}
+                store.record_decision("edited", row, key=library.version_id)
         export_artefact(replace(self.artefact, library=library), folder)
 
 
@@ -69,7 +100,9 @@ def find(where: str) -> Source:
     """
     path = Path(where)
     if path.is_file() or (path / "library.json").is_file():
-        return Source(path, load_artefact(path), is_run=False)
+        found = _run_of(path) if (path / FILE).is_file() else None
+        outcome, versions = (None, ()) if found is None else (found.outcome, found.versions)
+        return Source(path, load_artefact(path), False, outcome, versions)
     folder, _, version = _split_version(where)
     path = Path(folder)
     if not (path.is_dir() or is_address(folder)):
@@ -77,21 +110,44 @@ def find(where: str) -> Source:
             f"no library at {shown(where)!r}: give a run's folder, an artefact's folder or a "
             "library.json"
         )
-    with Journal.open(folder, readonly=True) as store:
+    found = _run_of(folder)
+    matching = [payload for key, payload in found.libraries if key.startswith(version)]
+    if version and not matching:
+        there = f"there are: {', '.join(found.versions)}" if found.versions else "there is none yet"
+        raise ConfigError(f"run {found.name!r} has no version {version!r}; {there}")
+    library = Library.from_dict(matching[-1]) if matching else EMPTY_LIBRARY
+    source = Source(path, Artefact(library), True, found.outcome, found.versions)
+    state = (source.state,) if matching else ()
+    card = Card(
+        name=place_of(folder).folder.name,
+        limits=state,
+        created=datetime.now(UTC).date().isoformat(),
+        package_version=package_version(),
+    )
+    artefact = Artefact(library, card, **_injection(found.config))
+    return replace(source, artefact=artefact)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a run's journal says of its libraries."""
+
+    name: str
+    libraries: list[tuple[str, Any]]
+    outcome: RunOutcome
+    config: Any
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for key, _ in self.libraries))
+
+
+def _run_of(where: Path | str) -> _Run:
+    with Journal.open(where, readonly=True) as store:
         rows = store.libraries()
-        config = store.config or {}
-        name = str(store.place)
-    versions = [key for key, _ in rows]
-    if not rows:
-        raise ConfigError(f"run {name!r} has recorded no library yet")
-    matching = [payload for key, payload in rows if key.startswith(version)]
-    if not matching:
-        raise ConfigError(
-            f"run {name!r} has no version {version!r}; there are: {', '.join(versions)}"
-        )
-    library = Library.from_dict(matching[-1])
-    card = Card(name=place_of(folder).folder.name)
-    return Source(path, Artefact(library, card, **_injection(config)), is_run=True)
+        finals = [payload for _, payload in store.decisions("final")]
+        outcome = outcome_of(finals[-1] if finals else None, bool(rows))
+        return _Run(str(store.place), rows, outcome, store.config or {})
 
 
 def _split_version(where: str) -> tuple[str, str, str]:
@@ -126,16 +182,42 @@ def show(
     source = find(where)
     library = source.library
     if as_json:
-        _print_json(library.to_dict() | {"scan": scan(library)})
+        _print_json(library.to_dict() | {"scan": scan(library), "state": source.state})
         return
+    for line in _state_lines(source, where):
+        typer.echo(printable(line))
     typer.echo(
         f"version {library.version_id}, {len(library.shown)} of {len(library.entries)} entries "
         f"shown, about {library.tokens()} tokens"
     )
     for entry in library.entries if everything else library.shown:
         typer.echo(_line(entry))
+    for line in _scan_lines(library):
+        typer.echo(line)
+
+
+def _scan_lines(library: Library) -> list[str]:
+    """Return one line a finding with all entries that it is about, so that a rare one shows."""
+    entries: dict[str, list[str]] = {}
     for key, finding in scan(library):
-        typer.echo(f"look at {key}: it {finding}")
+        entries.setdefault(finding, []).append(key)
+    rarest_first = sorted(entries.items(), key=lambda row: len(row[1]))
+    return [f"look at {', '.join(keys)}: {finding}" for finding, keys in rarest_first]
+
+
+def _state_lines(source: Source, where: str) -> list[str]:
+    """Say first whether a run kept what is shown, and where its candidates are."""
+    if source.outcome is None:
+        return []
+    lines = [source.state]
+    run = str(source.path)
+    if source.outcome.state == "not ended":
+        lines.append(f"the run has not ended: tfgrpo learn {noted_config(source.path)} goes on")
+    elif not source.library.shown and source.versions:
+        lines.append("candidates: " + ", ".join(f"{run}@{v}" for v in source.versions))
+    if not source.outcome.is_kept and source.outcome.state != "not ended":
+        lines.append(f"why: tfgrpo advise {run}")
+    return lines
 
 
 @app.command()
@@ -191,8 +273,9 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder to write into.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write library.json, library.md and prompt.txt."""
-    artefact = find(where).artefact
+    """Write library.json, messages.json, instructions.txt, library.md and prompt.txt."""
+    source = find(where)
+    artefact = source.artefact
     paths = export_artefact(artefact, folder)
     if as_json:
         _print_json(
@@ -205,6 +288,8 @@ def export(
         return
     for path in paths.values():
         typer.echo(printable(str(path)))
+    if source.state and not source.state.startswith("kept"):
+        typer.echo(printable(f"note: {source.state}"), err=True)
 
 
 def _change(where: str, make: Callable[[Library], Library], as_json: bool) -> None:
@@ -214,7 +299,8 @@ def _change(where: str, make: Callable[[Library], Library], as_json: bool) -> No
         )
     source = find(where)
     library = make(source.library)
-    source.save(library)
+    if library is not source.library:
+        source.save(library)
     if as_json:
         _print_json({"before": source.library.version_id, "after": library.version_id})
         return

@@ -41,7 +41,7 @@ _LAZY = {
     "eval": ("tfgrpo.cli.learn", "evaluate", "Score a library against the empty one."),
     "init": ("tfgrpo.cli.start", "init", "Write a commented config, tasks and a verifier."),
     "doctor": ("tfgrpo.cli.start", "doctor", "Check the installation, keys and models."),
-    "config": ("tfgrpo.cli.start", "config_app", "Show the resolved settings."),
+    "config": ("tfgrpo.cli.config", "config_app", "Show settings, and what each means."),
     "library": ("tfgrpo.cli.library", "app", "Show, compare and edit learnt libraries."),
     "runs": ("tfgrpo.cli.runs", "runs_app", "List and purge runs."),
     "export": ("tfgrpo.cli.runs", "export", "Write a run's groups as JSONL or Parquet."),

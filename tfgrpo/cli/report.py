@@ -17,7 +17,7 @@ import typer
 
 from tfgrpo.cli.options import flat
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.report.advise import advise as advise_on
+from tfgrpo.report.next_steps import advise_on
 from tfgrpo.report.view import load_view
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
@@ -101,15 +101,20 @@ def advise(
     """Say which lever pays next, from the groups already paid for."""
     if not 0 < level < 1:
         raise ConfigError(f"--level {level!r} is no probability: give one such as 0.9")
-    found = advise_on(load_view(run, shown=0).figures, level=level)
+    view = load_view(run, shown=0)
+    found = advise_on(view, level=level)
     if as_json:
         typer.echo(json.dumps([a.to_dict() for a in found], indent=1))
         return
+    outcome = view.outcome
+    typer.echo(printable(f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state))
     for rank, advice in enumerate(found, 1):
         gain = f"  {advice.gain}" if advice.gain else ""
         typer.echo(printable(f"{rank}. {advice.headline}  [{advice.kind}]{gain}"))
         typer.echo(printable(f"   {advice.evidence}"))
         typer.echo(printable(f"   cost: {advice.cost}"))
+        if advice.command:
+            typer.echo(printable(f"   $ {advice.command}"))
 
 
 def _render(

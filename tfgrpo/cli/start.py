@@ -1,17 +1,16 @@
-"""`tfgrpo init`, `doctor` and `config show`: the way in, and what is wrong when it is closed.
+"""`tfgrpo init` and `doctor`: the way in, and what is wrong when it is closed.
 
 Does not know the run. Source: own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,59 +42,6 @@ def init(
     if chosen.needs:
         typer.echo(f"first: {chosen.needs}")
     typer.echo(f"next: tfgrpo learn {folder / 'config.toml'} --dry-run")
-
-
-config_app = typer.Typer(no_args_is_help=True, help="Show the resolved settings.")
-
-
-@config_app.callback()
-def _config() -> None:
-    """Settings of a run."""
-
-
-@config_app.command("show")
-def config_show(
-    path: Annotated[Path | None, typer.Argument(help="TOML settings; defaults without.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set")] = None,
-    origin: Annotated[
-        bool, typer.Option("--origin", help="Say where each value came from.")
-    ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema.")] = False,
-) -> None:
-    """Print every setting with its value, secrets removed."""
-    from tfgrpo.runtime.redaction import redact
-
-    if schema:
-        typer.echo(json.dumps(Config.model_json_schema(), indent=1))
-        return
-    config = Config.from_toml(path, set_ or ()) if path else Config()
-    given = _given_keys(path)
-    forced = {entry.partition("=")[0].strip() for entry in set_ or ()}
-    for key, value in _flat(config.to_json()):
-        where = ""
-        if origin:
-            source = "command line" if key in forced else str(path) if key in given else "default"
-            where = f"  # {source}"
-        typer.echo(redact(f"{key} = {json.dumps(value)}") + where)
-
-
-def _given_keys(path: Path | None) -> set[str]:
-    if path is None:
-        return set()
-    import tomllib
-
-    return {key for key, _ in _flat(tomllib.loads(path.read_text(encoding="utf-8")))}
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    rows: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            rows.extend(_flat(value, f"{name}."))
-        else:
-            rows.append((name, value))
-    return rows
 
 
 _EXTRAS = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 
 _HEAD = """\
 # {title}
@@ -106,6 +107,21 @@ _TICKETS: Mapping[str, tuple[str, ...]] = {
         "Which card do you bill in May?",
         "Please send the receipt for my last payment.",
         "My refund has not reached the bank.",
+        "Why did the price go up by three euros?",
+        "Can I pay by direct debit instead?",
+        "You took money for a plan I cancelled.",
+        "The voucher was not deducted from the total.",
+        "I need an invoice with our VAT number on it.",
+        "How many instalments are left to pay?",
+        "The discount for students is missing.",
+        "My bank refused the payment, what now?",
+        "Two amounts on the statement make no sense.",
+        "When is the next debit due?",
+        "Please split the bill between two cards.",
+        "I overpaid and would like the difference back.",
+        "Is there a charge for paying late?",
+        "The currency on my bill is wrong.",
+        "Stop the automatic payments, please.",
     ),
     "delivery": (
         "The parcel says delivered and nothing is here.",
@@ -113,6 +129,21 @@ _TICKETS: Mapping[str, tuple[str, ...]] = {
         "My box has been in the depot for a week.",
         "The driver left it at the wrong door.",
         "When will it be shipped?",
+        "The package arrived soaked by rain.",
+        "Could you send it to my office instead?",
+        "Tracking stopped at the border on Friday.",
+        "Half of the goods are missing from the carton.",
+        "Is there a pick-up point near the station?",
+        "Nobody rang and the van drove off.",
+        "How long does shipping to Norway take?",
+        "The neighbour signed for it and is away.",
+        "Please hold the shipment until we are home.",
+        "The carrier asks for a number I never got.",
+        "It was sent back to you without a reason.",
+        "Does the truck bring it up to the third floor?",
+        "I moved: route the crate to the new street.",
+        "What day can I expect the sofa?",
+        "The label on the carton has another name.",
     ),
     "account": (
         "I cannot log in since the update.",
@@ -120,19 +151,27 @@ _TICKETS: Mapping[str, tuple[str, ...]] = {
         "Please close my profile.",
         "The password link has expired.",
         "Two people need access to one login.",
+        "Somebody else signed in as me last night.",
+        "The code for the second step never comes.",
+        "My user name is misspelt everywhere.",
+        "How can I download all my data?",
+        "I locked myself out after five tries.",
+        "Merge my old profile with this one.",
+        "Where do I switch off the newsletter?",
+        "The settings page stays grey.",
+        "Can my daughter have her own sign-in?",
+        "Reset the security question, please.",
+        "It says that my membership does not exist.",
+        "I want to use my phone to sign in.",
+        "Remove the photo next to my name.",
+        "Which address did I register with?",
+        "The app logs me off every hour.",
     ),
 }
 
 
 def _classification_rows() -> list[dict[str, str]]:
-    starts = ("", "Hello. ", "Good morning. ", "Hi there. ")
-    rows = [
-        (label, start + text)
-        for start in starts
-        for i in range(5)
-        for label, texts in _TICKETS.items()
-        for text in (texts[i],)
-    ]
+    rows = [(label, texts[i]) for i in range(20) for label, texts in _TICKETS.items()]
     return [
         {"task_id": f"ticket-{i:02d}", "prompt": text, "reference": label}
         for i, (label, text) in enumerate(rows)
@@ -165,7 +204,10 @@ def score(rollout, task):
 _TOOLS = '''\
 """Tools of the agent: plain functions with type hints; the docstring is what the model reads."""
 
-PRICES = {"mug": 12, "lamp": 45, "chair": 89}
+PRICES = {
+    "mug": 12, "lamp": 45, "chair": 89, "rug": 130, "clock": 34, "vase": 27,
+    "shelf": 76, "kettle": 39, "mirror": 58, "bench": 149, "basket": 18, "stool": 63,
+}
 
 
 def price_of(article: str) -> int:
@@ -176,19 +218,35 @@ def price_of(article: str) -> int:
 def add(a: float, b: float) -> float:
     """Return a + b."""
     return a + b
+
+
+def times(a: float, b: float) -> float:
+    """Return a times b."""
+    return a * b
 '''
+_PRICES = {
+    "mug": 12, "lamp": 45, "chair": 89, "rug": 130, "clock": 34, "vase": 27,
+    "shelf": 76, "kettle": 39, "mirror": 58, "bench": 149, "basket": 18, "stool": 63,
+}  # fmt: skip
+_BASKETS = (
+    "What do {n} of the {a} and one {b} cost together?",
+    "I put one {b} and {n} times the {a} into my basket. Total?",
+    "Sum up, please: {a} (we need {n}), {b} (a single one).",
+    "A customer takes a {b}, then {n} pieces of {a}: how much is it?",
+    "Our office orders {a} in a quantity of {n} plus a {b}. The amount?",
+    "For the {b} and the {a}, of which there are {n}, I owe you what?",
+)
 
 
 def _tool_rows() -> list[dict[str, str]]:
-    price = {"mug": 12, "lamp": 45, "chair": 89}
-    pairs = [(a, b, n) for n in range(1, 7) for a in price for b in price]
+    pairs = [(a, b) for a, b in combinations(_PRICES, 2)][:60]
     return [
         {
             "task_id": f"basket-{i:02d}",
-            "prompt": f"What do {n} × {a} and one {b} cost together?",
-            "reference": str(n * price[a] + price[b]),
+            "prompt": _BASKETS[i % 6].format(n=2 + i % 5, a=a, b=b),
+            "reference": str((2 + i % 5) * _PRICES[a] + _PRICES[b]),
         }
-        for i, (a, b, n) in enumerate(pairs)
+        for i, (a, b) in enumerate(pairs)
     ]
 
 
@@ -257,7 +315,7 @@ TEMPLATES: Mapping[str, Template] = {
     ),
     "function": Template(
         "Your own agent, a Python function",
-        (12, 16, 20),
+        (8, 20, 20),
         '\n[policy]\nkind = "function"\nfunction = "agent:agent"     # agent.py beside this file\n'
         'lm = "scripted:echo"          # the critic\'s model, where lessons are wanted\n'
         + _OWN_VERIFIER
@@ -274,8 +332,8 @@ TEMPLATES: Mapping[str, Template] = {
     ),
     "tools": Template(
         "An agent with tools",
-        (16, 18, 20),
-        '\n[policy]\nkind = "tools"\ntools = ["tools:price_of", "tools:add"]\n'
+        (16, 20, 24),
+        '\n[policy]\nkind = "tools"\ntools = ["tools:price_of", "tools:add", "tools:times"]\n'
         'lm = "openai:gpt-5-mini"      # or http://HOST/v1#MODEL\nmax_steps = 8\n'
         '\n[critic]\nlm = "openai:gpt-5"          # what compares; left out, the policy\'s model\n'
         '\n[verifier]\nkind = "numeric"\n'

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from tfgrpo.config.nudge import NudgeConfig
-from tfgrpo.config.sections import Section, explain, load_toml
+from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Limits, Sampling
 
@@ -42,13 +42,20 @@ class SamplingConfig(Section):
     """How one role draws tokens."""
 
     temperature: float | None = Field(default=None, ge=0)
+    """How widely tokens are drawn; unset leaves it to the model. At 0 the attempts of a group
+    cannot differ."""
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Share of the probability that tokens are drawn from; unset leaves it to the model."""
     max_tokens: int | None = Field(default=None, ge=0)
     """Limit of a reply in tokens; 0 sends none, also where a role has a limit of its own."""
     stop: tuple[str, ...] = ()
+    """Texts that end a reply."""
     logprobs: bool = False
+    """Ask for the log-probability of each token."""
     reasoning_effort: str | None = None
+    """How long a reasoning model thinks, in its own words, such as `low`."""
     extra: dict[str, Any] = {}
+    """Further parameters of the request, sent as they are."""
 
     def to_sampling(self) -> Sampling:
         """Return the sampling record that requests carry."""
@@ -74,6 +81,7 @@ class RoleConfig(Section):
     timeout_s: float = Field(default=120.0, gt=0)
     """Wall time of one call."""
     first_token_s: float | None = Field(default=None, gt=0)
+    """Wall time until a reply begins; unset sets no limit of its own."""
 
     def to_limits(self) -> Limits:
         """Return the limits that requests carry."""
@@ -84,6 +92,8 @@ class PolicyConfig(RoleConfig):
     """What acts."""
 
     kind: Literal["chat", "tools", "function"] = "chat"
+    """One reply (`chat`), a loop with tools (`tools`), or a Python function of yours
+    (`function`)."""
     system: str = ""
     """The system text of the bare prompt."""
     tools: tuple[str, ...] = ()
@@ -91,6 +101,7 @@ class PolicyConfig(RoleConfig):
     function: str = ""
     """A sync or async function as `module:name`, for kind `function`."""
     max_steps: int = Field(default=10, ge=1)
+    """Calls of one attempt at most, for kind `tools`."""
 
 
 class CriticConfig(RoleConfig):
@@ -115,12 +126,15 @@ class TasksConfig(Section):
     traces: str = ""
     """JSONL of groups to learn from in place of fresh practice rollouts."""
     practice: int | None = Field(default=None, ge=1)
+    """How many tasks are learnt from; sizes left out share equally what is left."""
     gate: int | None = Field(default=None, ge=0)
+    """How many tasks decide what is kept: the more, the smaller a gain can be kept."""
     test: int | None = Field(default=None, ge=0)
-    """Sizes of the splits; None shares what is left equally."""
+    """How many tasks are seen once, at the end, and give the figures to quote."""
     stratify: str = ""
     """Metadata key whose values are spread evenly over the splits."""
     seed: int = 0
+    """Another seed deals the tasks differently."""
 
 
 class LearnConfig(Section):
@@ -139,6 +153,7 @@ class LearnConfig(Section):
     group_size: int = Field(default=4, ge=1)
     """Rollouts of a practice task (contrast: 8; paper presets: 5)."""
     seed: int = 0
+    """Another seed draws other attempts, in another order."""
     entries: Literal["lessons", "exemplars", "both"] = "both"
     """What a step may propose."""
     reference_exemplars: bool = True
@@ -183,6 +198,7 @@ class GateConfig(Section):
     """The gate and the final proof."""
 
     enabled: bool = True
+    """False takes the last library without a decision: nothing is proven then."""
     group_size: int = Field(default=2, ge=1)
     """Draws of a gate task under each version (contrast: 4)."""
     min_difference: float = 0.0
@@ -201,26 +217,40 @@ class BudgetConfig(Section):
     """The hard cap on all spend, failed calls and retries included."""
 
     cost_usd: float | None = Field(default=None, gt=0)
+    """Money in US dollars; needs a known price for every model."""
     calls: int | None = Field(default=None, ge=1)
+    """Requests to models, failed ones and retries included; an attempt of a function of yours
+    counts as one."""
     prompt_tokens: int | None = Field(default=None, ge=1)
+    """Tokens sent."""
     completion_tokens: int | None = Field(default=None, ge=1)
+    """Tokens received, hidden reasoning included."""
     seconds: float | None = Field(default=None, gt=0)
+    """Wall time of the run, earlier sessions included."""
 
 
 class RunConfig(Section):
     """Where the run lives and how it is driven."""
 
     folder: str = Field(default="runs/learn", min_length=1)
+    """Where the run writes; the same command on the same folder goes on where it ended."""
     store: str = ""
     """Address of a PostgreSQL database that keeps the journal, `postgresql://USER@HOST/DATABASE`;
     empty keeps it in the folder."""
     concurrency: int = Field(default=32, ge=1)
+    """Attempts in flight at most."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Wall time of one rollout."""
     on_truncated: Literal["exclude", "grade"] = "exclude"
+    """What a reply that was cut at its limit becomes: left out of its group (`exclude`), or judged
+    as it stands (`grade`)."""
     probe: int = Field(default=4, ge=0)
+    """Attempts in flight until the first one has been scored, so that a wrong key costs a handful
+    of calls; 0 starts at full width."""
     cache: bool = True
+    """False asks again even for what the journal holds."""
     retry_deadline_s: float = Field(default=300.0, gt=0)
+    """How long one call may be tried again after failures that pass."""
     prices: dict[str, dict[str, float]] = {}
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write."""
 
@@ -286,7 +316,8 @@ class Config(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(explain(exc, cls, source)) from None
+            told = wrong_verb(values, "learn", source) + explain(exc, cls, source)
+            raise ConfigError(told) from None
 
     @classmethod
     def from_toml(cls, path: Path | str, overrides: Sequence[str] = ()) -> Self:

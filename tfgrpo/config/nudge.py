@@ -34,6 +34,8 @@ class NudgeConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: NudgeKind = "off"
+    """What helps: hints, strategies, drafts, perturbed prompts, examples, or a scheduler of yours;
+    `off` does without."""
     success_above: float = Field(default=0.0, allow_inf_nan=False)
     """A rollout with a larger reward is a success."""
     max_share: float = Field(default=2.0, gt=0, allow_inf_nan=False)
@@ -52,9 +54,11 @@ class NudgeConfig(BaseModel):
     """Who writes hints or strategies; None is the task's metadata for hints, and for strategies
     the critic's LM where none are given."""
     hints_key: str = "hints"
+    """Metadata key of written hints."""
     solution_key: str = "solution"
-    """Metadata keys of written hints and of a worked solution."""
+    """Metadata key of a worked solution."""
     strategies: tuple[str, ...] = ()
+    """Texts of strategies to try; empty lets a model write them."""
     contexts: int = Field(default=2, ge=1)
     """Strategies tried a visit; the group's rollouts are shared out over them."""
     resamples: int | None = Field(default=None, ge=1)

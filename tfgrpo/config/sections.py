@@ -70,6 +70,34 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
+_SIGNS: Mapping[str, tuple[str, ...]] = {
+    "train": ("model", "rollout", "optimiser", "loss", "engine", "curriculum", "credit"),
+    "serve": ("serve", "upstreams", "routes", "keys"),
+    "search": ("search", "world", "output"),
+    "learn": ("learn", "gate", "policy", "critic", "practice", "nudge"),
+}
+"""Sections that only the settings of one verb have."""
+
+
+def verb_of(values: Mapping[str, Any]) -> str:
+    """Return the verb whose settings these look like; empty where nothing tells.
+
+    >>> verb_of({"optimiser": {}, "model": {}}), verb_of({"run": {}})
+    ('train', '')
+    """
+    counts = {verb: sum(name in values for name in names) for verb, names in _SIGNS.items()}
+    best = max(counts, key=lambda verb: counts[verb])
+    return best if counts[best] else ""
+
+
+def wrong_verb(values: Mapping[str, Any], verb: str, source: str) -> str:
+    """Return a line that names the verb whose settings a file holds; empty where it is this one."""
+    found = verb_of(values)
+    if found in ("", verb):
+        return ""
+    return f"{source} looks like settings of another verb: tfgrpo {found} {source}\n"
+
+
 def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
     """Return one line per mistake: key, value, what is allowed, the nearest known key."""
     lines = []

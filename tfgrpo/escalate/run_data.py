@@ -16,6 +16,7 @@ from typing import Any
 
 from tfgrpo.config.learn import Config
 from tfgrpo.context import Context
+from tfgrpo.diagnosis import edited_version
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.experience import (
     EMPTY_LIBRARY,
@@ -120,6 +121,7 @@ def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Ma
             )
         known, groups = _read_groups(store, ids)
         libraries = dict(store.libraries())
+        edits = [payload for _, payload in store.decisions("edited")]
         if tasks is not None:
             known |= _given(tasks, (store.config or {})["tasks"].get("content"), path)
     for split in SPLITS:
@@ -132,7 +134,7 @@ def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Ma
                 else f"{str(path)!r} has no {split} tasks: a run that practised on tasks and has a "
                 "gate and a test split is needed"
             )
-    version = str(final.get("version_id") or "empty")
+    version = edited_version(str(final.get("version_id") or "empty"), edits)
     library, selector = _library(version, libraries, config)
     practice, gate, test = (tuple(known[t] for t in ids[s]) for s in SPLITS)
     return Material(

@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,11 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         StoreError: it cannot be read.
     """
     path = Path(path)
+    if (path / "run.db").is_file() and not (path / "library.json").is_file():
+        raise ConfigError(
+            f"run {str(path)!r} holds no library.json: it has not ended, and the same `tfgrpo "
+            f"learn` goes on. `tfgrpo library show {path}` says what it proposed so far"
+        )
     path = path / "library.json" if path.is_dir() else path
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -270,13 +277,17 @@ def held(artefact: Artefact) -> Artefact:
 
 
 def scan(library: Library) -> list[tuple[str, str]]:
-    """Return (id, finding) for each shown entry that the guards would hold back or refuse."""
+    """Return (id, finding) for each shown entry that the guards would hold back or refuse.
+
+    A worked example is read turn by turn: its own marks of roles are no claim of one.
+    """
     guards = Guards(max_words=10_000)
     found = []
     for entry in library.shown:
-        finding = guards.check(entry.body)
-        if finding.verdict != "pass":
-            found.append((entry.experience_id, finding.reason))
+        texts = [m.content for m in entry.turns] or [entry.text]
+        findings = [guards.check(text) for text in texts if text.strip()]
+        reasons = dict.fromkeys(f.reason for f in findings if f.verdict != "pass")
+        found += [(entry.experience_id, reason) for reason in reasons]
     return found
 
 
@@ -328,3 +339,11 @@ def _rests_on(claim: Claim) -> str:
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else canonical_json(value)
+
+
+def package_version() -> str:
+    """Return the installed version of this package; empty in a bare checkout."""
+    try:
+        return installed_version("tfgrpo")
+    except PackageNotFoundError:
+        return ""

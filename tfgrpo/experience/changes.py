@@ -76,7 +76,8 @@ class Diff:
             *(f"- {e.experience_id} {e.body}" for e in self.removed),
             *(f"+ {e.experience_id} {e.body}" for e in self.added),
             *(
-                f"~ {a.experience_id} [{a.status} -> {b.status}] {a.body} -> {b.body}"
+                f"~ {a.experience_id} [{a.status} -> {b.status}] "
+                + (a.body if a.body == b.body else f"{a.body} -> {b.body}")
                 for a, b in self.changed
             ),
         ]

@@ -24,6 +24,7 @@ class Caps:
     """How large a library may grow, counted over what reaches prompts."""
 
     entries: int | None = 40
+    """Most entries; the least valued ones leave first."""
     tokens: int | None = 4000
     """Of the rendered entries, by the counter given to `apply`."""
 

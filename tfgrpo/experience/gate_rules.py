@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.experience.edits import Edit
-from tfgrpo.statistics import Interval, Scores, lower_bound, paired_difference
+from tfgrpo.statistics import Interval, Scores, level_words, lower_bound, paired_difference
 
 EMPTY = "empty"
 
@@ -56,6 +56,7 @@ def gate_step(
     max_harm: float = 0.01,
     level: float = 0.90,
     seed: int = 0,
+    reward_range: tuple[float, float] | None = None,
 ) -> GateDecision:
     """Judge a proposed library against the current one.
 
@@ -66,6 +67,7 @@ def gate_step(
         max_harm: the lower bound must be above minus this.
         level: one-sided; pass `statistics.gate_level(look, looks)` to account for many looks.
         seed: fixes the bootstrap.
+        reward_range: least and largest reward, where known: no interval is wider.
     """
     both = {t for t in current if current[t] and proposed.get(t)}
     scored = {t for s in (current, proposed) for t, rewards in s.items() if rewards}
@@ -75,15 +77,18 @@ def gate_step(
         return GateDecision(False, reason, None, None, level, 0, dropped)
     difference = paired_difference(current, proposed, seed=seed)
     bound = lower_bound(current, proposed, level=level, seed=seed)
-    problems = []
+    if reward_range is not None:
+        difference = difference.within(reward_range, of_difference=True)
+        bound = max(bound, reward_range[0] - reward_range[1])
+    found = f"{difference.estimate:+.3f} (at worst {bound:+.3f})"
     if difference.estimate < min_difference:
-        problems.append(f"mean difference {difference.estimate:+.4f} is below {min_difference:g}")
+        wanted = f", and gate.min_difference asks for {min_difference:g}" * (min_difference != 0)
+        reason = f"{'worse' if difference.estimate < 0 else 'too little'}: {found}{wanted}"
+        return GateDecision(False, reason, difference, bound, level, len(both), dropped)
     if bound <= -max_harm:
-        problems.append(f"{level:.0%} lower bound {bound:+.4f} is not above {-max_harm:g}")
-    reason = "; ".join(problems) or (
-        f"mean difference {difference.estimate:+.4f}, {level:.0%} lower bound {bound:+.4f}"
-    )
-    return GateDecision(not problems, reason, difference, bound, level, len(both), dropped)
+        reason = f"not better beyond noise: {found}"
+        return GateDecision(False, reason, difference, bound, level, len(both), dropped)
+    return GateDecision(True, f"better: {found}", difference, bound, level, len(both), dropped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,11 @@ class FinalChoice:
 
 
 def final_choice(
-    candidates: Mapping[str, Scores], *, level: float = 0.95, seed: int = 0
+    candidates: Mapping[str, Scores],
+    *,
+    level: float = 0.95,
+    seed: int = 0,
+    reward_range: tuple[float, float] | None = None,
 ) -> FinalChoice:
     """Choose among the empty library and the accepted versions by their gate scores.
 
@@ -126,6 +135,7 @@ def final_choice(
         candidates: gate scores by version id, in the order of acceptance; `empty` is one of them.
         level: of the two-sided paired interval that must exclude zero.
         seed: fixes the bootstrap.
+        reward_range: least and largest reward, where known: no interval is wider.
 
     Raises:
         ValueError: `empty` is not among the candidates.
@@ -136,7 +146,10 @@ def final_choice(
     considered: dict[str, Interval] = {}
     for version, scores in candidates.items():
         if version != EMPTY and any(empty.get(t) and rewards for t, rewards in scores.items()):
-            considered[version] = paired_difference(empty, scores, level=level, seed=seed)
+            found = paired_difference(empty, scores, level=level, seed=seed)
+            considered[version] = (
+                found if reward_range is None else found.within(reward_range, of_difference=True)
+            )
     if not considered:
         return FinalChoice(EMPTY, "no version was scored beside the empty library", None, {})
     order = list(considered)
@@ -145,7 +158,10 @@ def final_choice(
     if interval.low > 0:
         reason = f"{best} is better than no library: {interval}"
         return FinalChoice(best, reason, interval, considered)
-    reason = f"the best version's {level:.0%} interval {interval} includes zero: no library"
+    reason = (
+        f"the best candidate gains {interval.estimate:+.3f} on the gate tasks, and its "
+        f"{level_words(level)} interval {interval.low:+.3f} to {interval.high:+.3f} includes zero"
+    )
     return FinalChoice(EMPTY, reason, interval, considered)
 
 

@@ -184,6 +184,8 @@ class Library:
         """
         step = self.step if step is None else step
         entry = self.get(experience_id)
+        if entry.status == status and reason in ("", entry.status_reason):
+            return self  # nothing to undo later
         changed = entry.revised(step, status, reason, status=status, status_reason=reason)
         rows = {e.experience_id: e for e in self.entries} | {experience_id: changed}
         return self._changed(rows, step, f"{status} {experience_id}", self.next_number)

@@ -124,6 +124,7 @@ class ExperienceSettings:
     summarise: Literal["auto", "always", "never"] = "auto"
     """`auto` reads single-turn rollouts under `summarise_over_tokens` as they are."""
     summarise_over_tokens: int = 800
+    """Longer rollouts are summarised before they are compared, where `summarise` is `auto`."""
     update: Literal["auto", "direct"] = "auto"
     """`auto` asks how lessons relate to a library that has entries; `direct` adds them all."""
     merge: Literal["auto", "deterministic"] = "auto"
@@ -141,7 +142,9 @@ class ExperienceSettings:
     tolerance: float = 1e-9
     """Rewards that differ by no more are equal."""
     placement: Placement = "system"
+    """Where lessons stand: in the system text, or before the task in the user's turn."""
     template: str = "lessons"
+    """The prompt file in `prompts/` that frames the lessons."""
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.0))
     """How the critic draws."""
     limits: Limits = field(default_factory=Limits)

@@ -17,9 +17,9 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.experience import ExperienceSettings, preset
 from tfgrpo.learning.components import agent_text
 
-__all__ = ["experience_settings"]
+__all__ = ["SET_ELSEWHERE", "experience_settings"]
 
-_SET_ELSEWHERE = {
+SET_ELSEWHERE = {
     "objective": "learn.objective_agent",
     "learning_objective": "learn.objective_learning",
     "ground_truth": "learn.ground_truth",
@@ -31,6 +31,7 @@ _SET_ELSEWHERE = {
     "repairs": "repairs",
     "flow": "learn.preset",
 }
+"""Experience settings that have a key of their own."""
 
 
 def experience_settings(config: Config) -> ExperienceSettings:
@@ -85,8 +86,8 @@ def _check_settings(given: Mapping[str, Any]) -> None:
     """Check the values of `learn.settings`; names are the preset's to check."""
     hints = get_type_hints(ExperienceSettings)
     for key, value in given.items():
-        if key in _SET_ELSEWHERE:
-            raise ConfigError(f"learn.settings.{key}: set {_SET_ELSEWHERE[key]} instead")
+        if key in SET_ELSEWHERE:
+            raise ConfigError(f"learn.settings.{key}: set {SET_ELSEWHERE[key]} instead")
         kind = hints.get(key)
         if is_dataclass(kind) and isinstance(value, dict):
             inner = get_type_hints(kind)

@@ -30,7 +30,7 @@ from tfgrpo.learning.learn_run import LearnRun
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.rollout import Task
 from tfgrpo.sampling import GroupSpec, Sampler
-from tfgrpo.statistics import Scores, gate_level
+from tfgrpo.statistics import Scores, choice_level, gate_level
 
 _NEAR_FULL = 0.01
 """A mean gate reward so close to full marks leaves nothing to gain."""
@@ -195,6 +195,7 @@ class Gatekeeper:
             max_harm=gate.max_harm,
             level=gate_level(number, None, gate.level),
             seed=self._config.learn.seed,
+            reward_range=self._sampler.reward_range,
         )
         self.looks.append(Look(step, what, version.version_id, decision))
         row = {
@@ -206,8 +207,7 @@ class Gatekeeper:
             **decision.to_dict(),
         }
         self._store.record_decision("gate", row, key=f"{step or 'selection'}.{number}")
-        verdict = "accepted" if decision.accepted else "rejected"
-        self._view.say(f"gate, step {step}, {what}: {verdict}: {decision.reason}")
+        self._view.say(f"gate, step {step}, {what}: {look_word(decision)}: {decision.reason}")
         return decision
 
     async def scores(self, version: Version, step: int, arm: str) -> Scores:
@@ -252,15 +252,23 @@ class Gatekeeper:
             reason = "no gate: the last version is taken as it is, unproven"
             return FinalChoice(current.version_id, reason, None, {})
         if not accepted:
-            reason = f"the gate accepted none of {len(self.looks)} proposed versions"
+            reason = f"the gate let none of {len(self.looks)} candidates pass"
             return FinalChoice(EMPTY, reason, None, {})
         scored = {EMPTY: self._scored.get(EMPTY, {})}
         for version_id in accepted:
             if version_id in self._scored:
                 scored[version_id] = self._scored[version_id]
-        # The scores that chose the versions also judge them: the allowed error is shared out.
-        level = 1 - 0.05 / max(1, len(self.looks))
-        return final_choice(scored, level=level, seed=self._config.learn.seed)
+        return final_choice(
+            scored,
+            level=choice_level(len(self.looks)),
+            seed=self._config.learn.seed,
+            reward_range=self._sampler.reward_range,
+        )
+
+
+def look_word(decision: GateDecision) -> str:
+    """Return one word for how a comparison ended: what passes is a candidate until the choice."""
+    return "candidate" if decision.accepted else "rejected"
 
 
 def _mean_score(scores: Scores) -> float:

@@ -103,7 +103,7 @@ async def learn_async(
     from tfgrpo.learning.loop import Learner
     from tfgrpo.learning.practising import Practice
     from tfgrpo.learning.progress import QuietView
-    from tfgrpo.learning.result import make_result, write_artefact
+    from tfgrpo.learning.result import kept_library, make_result, write_artefact
     from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
     from tfgrpo.tasks.run_tasks import read_run_tasks
 
@@ -119,7 +119,8 @@ async def learn_async(
     splits, traces = found.splits, found.traces
     check_nudge(config.nudge, splits.practice, from_traces=bool(traces))
     scheduler = given.scheduler or named_scheduler(config.nudge)
-    plan = _forecast(config, splits, settings)
+    plan = _forecast(config, splits, settings, given)
+    await _rehearsed(config, splits, given)  # what is wrong leaves no folder behind
     store = open_run(config, fork=fork, tasks=found.tasks, traces=traces)
     roles = RunComponents(config, store, given.opener)
     view = given.view or QuietView()
@@ -129,6 +130,9 @@ async def learn_async(
         store.record_decision("forecast", plan.to_dict(), key="run")
         store.record_decision("splits", splits.to_dict(), key="run")
         sampler = make_sampler(config, roles, given, store, view)
+        record_rewards(store, sampler)
+        for warning in plan.warnings:
+            view.say(f"warning: {warning}")
         practice_sampler = sampler
         if config.practice.sampling != SamplingConfig():
             if given.policy is not None:
@@ -150,8 +154,10 @@ async def learn_async(
             nudger=nudger,
         )  # fmt: skip
         learned = await learner.run()
-        result = make_result(config, store, learned, plan, splits, found.notes)
-        write_artefact(config, result, settings)
+        result = make_result(
+            config, store, learned, plan, splits, found.notes, sampler.reward_range
+        )
+        write_artefact(config, result, settings, kept_library(store, result))
         return result
     finally:
         await roles.aclose()
@@ -159,10 +165,11 @@ async def learn_async(
 
 
 def dry_run(config: Config, **parts: Unpack[LearnKeywords]) -> tuple[Forecast, Splits]:
-    """Return what `learn` would ask for; reads the tasks, calls nothing, writes nothing.
+    """Return what `learn` would ask for; opens what it opens, calls nothing, writes nothing.
 
     Raises:
-        ConfigError: settings, tasks or prices that `learn` refuses, too.
+        ConfigError: settings, tasks, functions or prices that `learn` refuses, too.
+        MissingExtraError: the same.
     """
     from tfgrpo.learning.experience_settings import experience_settings
     from tfgrpo.nudges import check_nudge, with_scheduler
@@ -174,7 +181,22 @@ def dry_run(config: Config, **parts: Unpack[LearnKeywords]) -> tuple[Forecast, S
     found = read_run_tasks(config, given.tasks)
     check_nudge(config.nudge, found.splits.practice, from_traces=bool(found.traces))
     _check_prices(config, given)
-    return _forecast(config, found.splits, settings), found.splits
+    splits = found.splits
+    remarks = run_sync(lambda: _rehearsed(config, splits, given))
+    plan = _forecast(config, splits, settings, given)
+    return replace(plan, warnings=(*remarks, *plan.warnings)), splits
+
+
+async def _rehearsed(config: Config, splits: Splits, given: Overrides) -> list[str]:
+    from tfgrpo.learning.forecast import rehearse
+
+    return await rehearse(
+        config,
+        (*splits.practice, *splits.gate, *splits.test),
+        given.opener,
+        policy=given.policy,
+        verifier=given.verifier,
+    )
 
 
 def _check_prices(config: Config, given: Overrides) -> None:
@@ -248,11 +270,15 @@ def make_sampler(
 ) -> Sampler:
     """Return what rolls out: the policy and verifier given, or those that the settings describe;
     with `practice`, the policy as practice draws from it."""
+    from tfgrpo.learning.counted_policy import counted
     from tfgrpo.sampling import Sampler, SampleSettings
 
     run = config.run
+    policy = given.policy or (roles.practice_policy() if practice else roles.policy())
+    if given.policy is not None or config.policy.kind == "function":
+        policy = counted(policy, store)
     return Sampler(
-        given.policy or (roles.practice_policy() if practice else roles.policy()),
+        policy,
         given.verifier or roles.verifier(),
         SampleSettings(
             concurrency=run.concurrency,
@@ -266,10 +292,21 @@ def make_sampler(
     )
 
 
-def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
+def record_rewards(store: Journal, sampler: Sampler) -> None:
+    """Record the verifier's range of rewards, so that no figure of the run shows what cannot be."""
+    low, high = sampler.reward_range or (None, None)
+    store.record_decision("rewards", {"low": low, "high": high}, key="range")
+
+
+def _forecast(
+    config: Config, splits: Splits, settings: ExperienceSettings, given: Overrides
+) -> Forecast:
     from tfgrpo.learning.forecast import forecast
     from tfgrpo.store.prices import PriceTable
 
+    if given.policy is not None:
+        policy = config.policy.model_copy(update={"kind": "function"})
+        config = config.model_copy(update={"policy": policy})
     table = PriceTable(config.run.prices or None)
     prices = []
     for spec in (config.policy.lm, config.critic.lm or config.policy.lm):
@@ -307,4 +344,5 @@ __all__ = [
     "learn_async",
     "make_sampler",
     "open_run",
+    "record_rewards",
 ]

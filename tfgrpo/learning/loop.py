@@ -129,7 +129,8 @@ class Learner:
             self._notes.append(note)
         choice = self._gate.choose(self._current, self._accepted)
         version = self._version_of(choice)
-        self._store.record_decision("final", choice.to_dict(), key="final")
+        row = choice.to_dict() | {"stopped_by": stopped_by}
+        self._store.record_decision("final", row, key="final")
         proof = None
         has_proof = bool(self._splits.test and self._sampler.verifier_id)
         if not self._sampler.verifier_id:
@@ -270,9 +271,12 @@ class Learner:
             return TestComparison(empty, empty, None, floor)
         final = await self._gate.score(version, tasks, "test", size, "final", 0)
         both = [t for t in empty if empty[t] and final.get(t)]
-        difference = (
-            paired_difference(empty, final, seed=self._config.learn.seed) if len(both) > 1 else None
-        )
+        difference = None
+        if len(both) > 1:
+            # The bootstrap's own seed, as in verdict and report: one number has one interval.
+            difference = paired_difference(empty, final)
+            if (known := self._sampler.reward_range) is not None:
+                difference = difference.within(known, of_difference=True)
         row = {"noise_floor": floor, "draws": size, "tasks": len(both)}
         self._store.record_decision("aa", row, key="test")
         return TestComparison(empty, final, difference, floor)

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.config.learn import Config
+from tfgrpo.diagnosis import KINDS, Reason, RunOutcome, edited_version, outcome_of, why_not_kept
 from tfgrpo.experience import (
     Artefact,
     Card,
@@ -20,10 +19,10 @@ from tfgrpo.experience import (
     Library,
     export_artefact,
 )
+from tfgrpo.experience.artefact import package_version
 from tfgrpo.learning.components import sampling_of
 from tfgrpo.learning.forecast import Forecast
-from tfgrpo.learning.loop import LearnOutcome, TestComparison
-from tfgrpo.learning.version import EMPTY
+from tfgrpo.learning.loop import LearnOutcome
 from tfgrpo.nudges import nudge_totals
 from tfgrpo.statistics import Interval, mean_interval, min_detectable
 from tfgrpo.statistics.verdict import Verdict, judge_gain
@@ -32,7 +31,7 @@ from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.contamination import find_leaks
 
-__all__ = ["Result", "make_result", "write_artefact"]
+__all__ = ["Result", "kept_library", "make_result", "write_artefact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,12 @@ class Result:
     min_detectable: float | None
     """Smallest true difference that the test split could have found with 80 % power, measured on
     the run's own draws."""
+    outcome: RunOutcome
+    """What became of the libraries: kept, or a candidate that was not kept."""
+    why_not_kept: tuple[Reason, ...] = ()
+    """Why nothing was kept, or what was kept is unproven, the likeliest cause first."""
+    reward_range: tuple[float, float] | None = None
+    """Least and largest reward of the verifier, where it has bounds."""
 
     @property
     def library(self) -> Library:
@@ -61,12 +66,21 @@ class Result:
     @property
     def empty_score(self) -> Interval | None:
         """Test-split mean of the empty library."""
-        return _mean(self.learned.proof, "empty")
+        return self._mean("empty")
 
     @property
     def library_score(self) -> Interval | None:
         """Test-split mean of what was kept."""
-        return _mean(self.learned.proof, "final")
+        return self._mean("final")
+
+    def _mean(self, arm: str) -> Interval | None:
+        proof = self.learned.proof
+        if proof is None:
+            return None
+        scores = proof.empty if arm == "empty" else proof.final
+        found = mean_interval(scores) if any(scores.values()) else None
+        known = self.reward_range
+        return found if found is None or known is None else found.within(known)
 
     @property
     def exit_code(self) -> int:
@@ -82,6 +96,7 @@ class Result:
         return {
             "schema": 1,
             "folder": str(self.folder),
+            "state": self.outcome.state,
             "version_id": self.learned.version.version_id,
             "entries": [e.to_dict() for e in self.library.shown],
             "choice": self.learned.choice.to_dict(),
@@ -96,6 +111,7 @@ class Result:
             "splits": {k: len(v) for k, v in self.splits.to_dict().items()},
             "spend": [row.to_dict() for row in self.spend],
             "outcomes": self.outcomes,
+            "why_not_kept": [r.to_dict() for r in self.why_not_kept],
             "notes": list(self.notes),
             **({} if totals is None else {"nudge": totals}),
         }
@@ -108,11 +124,16 @@ def make_result(
     plan: Forecast,
     splits: Splits,
     notes: tuple[str, ...],
+    reward_range: tuple[float, float] | None = None,
 ) -> Result:
     """Put a finished run's figures together; a test task quoted in the library becomes a note."""
     proof, smallest, verdict = learned.proof, plan.min_detectable, None
+    outcome, reasons = _outcome(store)
     if proof is not None:
         verdict = judge_gain(proof.empty, proof.final)
+        verdict = verdict if reward_range is None else verdict.within(reward_range)
+        if not outcome.is_kept:
+            verdict = verdict.of_nothing_kept()
         if len(splits.test) > 1:
             smallest = min_detectable(
                 len(splits.test), config.gate.test_group_size, pilot=proof.empty
@@ -133,13 +154,37 @@ def make_result(
         notes=(*notes, *learned.notes),
         outcomes=_outcomes(store),
         min_detectable=smallest,
+        outcome=outcome,
+        why_not_kept=tuple(reasons),
+        reward_range=reward_range,
     )
 
 
-def write_artefact(config: Config, result: Result, settings: ExperienceSettings) -> None:
-    """Write the artefact into the run's folder: JSON, Markdown and the ready prompt."""
-    if result.learned.version.version_id == EMPTY:
-        return
+def _outcome(store: Journal) -> tuple[RunOutcome, list[Reason]]:
+    """Return what became of a run's libraries and why none was kept, as its records show it."""
+    decisions = {kind: [payload for _, payload in store.decisions(kind)] for kind in KINDS}
+    final = decisions["final"][-1] if decisions["final"] else None
+    found = why_not_kept(list(store.figures()), decisions, store.config or {})
+    return outcome_of(final, bool(store.libraries())), found
+
+
+def kept_library(store: Journal, result: Result) -> Library:
+    """Return what the run kept, with the changes that a person made to it since."""
+    kept = result.library
+    edits = [payload for _, payload in store.decisions("edited")]
+    version = edited_version(kept.version_id, edits)
+    newest = dict(store.libraries()).get(version) if version != kept.version_id else None
+    return kept if newest is None else Library.from_dict(newest)
+
+
+def write_artefact(
+    config: Config, result: Result, settings: ExperienceSettings, library: Library
+) -> None:
+    """Write the artefact into the run's folder: JSON, Markdown and the ready prompt.
+
+    Also where nothing was kept: the empty library is an answer that loads and renders the bare
+    prompt, and its card says why.
+    """
     proof = result.learned.proof
     card = Card(
         name=result.folder.name,
@@ -152,18 +197,25 @@ def write_artefact(config: Config, result: Result, settings: ExperienceSettings)
             "difference": _row(proof.difference if proof else None),
         },
         cost={"rows": [row.to_dict() for row in result.spend]},
-        limits=result.notes,
+        limits=(*_why_lines(result), *result.notes),
         created=datetime.now(UTC).date().isoformat(),
-        package_version=_package_version(),
+        package_version=package_version(),
     )
     artefact = Artefact(
-        library=result.library,
+        library=library,
         card=card,
         placement=settings.deployed_placement,
         template=settings.template,
         system=config.policy.system,
     )
     export_artefact(artefact, result.folder)
+
+
+def _why_lines(result: Result) -> list[str]:
+    if result.outcome.is_kept:
+        return []
+    found = [f"{result.outcome.state}: {result.outcome.reason}"]
+    return found + [r.text for r in result.why_not_kept]
 
 
 def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
@@ -176,19 +228,5 @@ def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _mean(proof: TestComparison | None, arm: str) -> Interval | None:
-    if proof is None:
-        return None
-    scores = proof.empty if arm == "empty" else proof.final
-    return mean_interval(scores) if any(scores.values()) else None
-
-
 def _row(interval: Interval | None) -> dict[str, float | int] | None:
     return None if interval is None else interval.to_dict()
-
-
-def _package_version() -> str:
-    try:
-        return installed_version("tfgrpo")
-    except PackageNotFoundError:
-        return ""

@@ -29,7 +29,7 @@ from tfgrpo.statistics import (
 
 __all__ = ["Advice", "advise"]
 
-Lever = Literal["experience", "routing", "best_of_k", "hints", "rl"]
+Lever = Literal["setup", "experience", "routing", "best_of_k", "hints", "rl"]
 Evidence = Literal["measured", "ceiling", "unknown"]
 _ORDER: Mapping[Evidence, int] = {"measured": 0, "ceiling": 1, "unknown": 2}
 
@@ -50,6 +50,8 @@ class Advice:
     tokens_per_point: float | None
     """Tokens for each 0.01 of mean reward at the estimate: per task where the cost comes with
     every task, once where it is paid once. None where it cannot be told or nothing is gained."""
+    command: str = ""
+    """What to type; empty where no command does it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
@@ -226,8 +228,8 @@ def _best_of_k(groups: Sequence[GroupFigures], k: int, level: float, seed: int) 
     return Advice(
         "best_of_k",
         f"best of {k} with a verifier at run time, or search",
-        f"max@{k} − mean@1 over {gain.n_tasks} tasks is {gain}; without a verifier at run time "
-        "only a part of it can be had",
+        f"max@{k} − mean@1 over {gain.n_tasks} tasks is {gain}; that much needs a verifier when "
+        "the agent is used, to choose among its answers",
         "measured",
         gain,
         f"{k} times the tokens: {_number(extra)} more a task, with every task",

@@ -28,13 +28,14 @@ def curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
     by_version = _gate_scores(view)
     points = []
     for step, scores in sorted(_practice_scores(view).items()):
-        points.append(_point(step, None, "practice", _mean(scores, level, seed)))
+        points.append(_point(step, None, "practice", _mean(view, scores, level, seed)))
     for decision in view.of_kind("gate"):
         pair = [by_version.get(str(decision.get(name)), {}) for name in ("current", "proposed")]
         point = _point(decision.step or 0, decision.get("look"), "gate", None)
-        point["current"], point["proposed"] = (_mean(s, level, seed) for s in pair)
+        point["current"], point["proposed"] = (_mean(view, s, level, seed) for s in pair)
         if any(r and pair[1].get(t) for t, r in pair[0].items()):
-            point["difference"] = asdict(paired_difference(*pair, level=level, seed=seed))
+            found = paired_difference(*pair, level=level, seed=seed)
+            point["difference"] = asdict(view.within(found, of_difference=True))
         point["accepted"] = bool(decision.get("accepted"))
         point["reason"] = str(decision.get("reason") or "")
         point["what"] = str(decision.get("what") or _what(decision.get("edits")))
@@ -80,10 +81,10 @@ def _what(edits: Any) -> str:
     return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
 
 
-def _mean(scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
+def _mean(view: RunView, scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
     if not any(scores.values()):
         return None
-    return asdict(mean_interval(scores, level=level, seed=seed))
+    return asdict(view.within(mean_interval(scores, level=level, seed=seed)))
 
 
 def informative(view: RunView) -> list[dict[str, Any]]:

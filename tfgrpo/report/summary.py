@@ -3,9 +3,9 @@
 HTML, Markdown and JSON show this object and compute nothing of their own, so they cannot disagree.
 Figures on held-out tasks leave contaminated tasks out and say so.
 
-Keys: `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `informative`, `outcomes`, `spend`,
-`library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`; `nudge` where failed tasks were
-helped. Intervals are objects with `estimate`, `low`, `high`, `level`, `n_tasks`.
+Keys: `state`, `why_not_kept`, `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `informative`,
+`outcomes`, `spend`, `library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`; `nudge` where
+failed tasks were helped. Intervals are objects with `estimate`, `low`, `high`, `level`, `n_tasks`.
 
 Does not know HTML, files or how groups were made. Source: own.
 """
@@ -21,8 +21,8 @@ from tfgrpo.experience.entry_value import observations_of, value_entries
 from tfgrpo.group_figures import GroupFigures
 from tfgrpo.nudges.record import nudge_totals, total_lines
 from tfgrpo.report import history
-from tfgrpo.report.advise import advise
 from tfgrpo.report.library_rows import entries_of, entry_text, library_texts
+from tfgrpo.report.next_steps import advise_on
 from tfgrpo.report.reflection import claim_words, reflection
 from tfgrpo.report.view import RunView, sampled, scores_of, stage_of, step_of
 from tfgrpo.rollout import Usage
@@ -32,9 +32,9 @@ from tfgrpo.statistics import (
     min_detectable,
     noise_floor,
     paired_difference,
-    pass_at_k_interval,
     permutation_p,
 )
+from tfgrpo.statistics import pass_at_k_interval as best_of
 from tfgrpo.statistics.verdict import VerdictRule, judge, judge_gain
 from tfgrpo.tasks.contamination import LeakReport, find_leaks
 
@@ -78,7 +78,10 @@ def summarise(
     summary["versions"] = history.versions(view)
     summary["rejected"] = history.rejected(view)
     summary["leaks"] = leaks.to_dict()
-    summary["advice"] = [a.to_dict() for a in advise(view.figures, seed=seed)]
+    why = view.why_not_kept()
+    summary["state"] = view.outcome.state
+    summary["why_not_kept"] = [r.to_dict() | {"command": r.command(view.config_path)} for r in why]
+    summary["advice"] = [a.to_dict() for a in advise_on(view, seed=seed)]
     plan = view.newest("forecast")
     summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)
@@ -132,8 +135,13 @@ def _benefit(
         "noise": None,
         "detectable": None,
     }
+    # One measure for all arms: pass@k of one beside max@k of another compares nothing.
+    is_binary = {x for s in arms.values() for r in s.values() for x in r} <= {0.0, 1.0}
+    for row in found["arms"]:
+        row["is_binary"] = is_binary
     if any(r and final.get(t) for t, r in empty.items()):
-        found["gain"] = asdict(paired_difference(empty, final, level=level, seed=seed))
+        gain = paired_difference(empty, final, level=level, seed=seed)
+        found["gain"] = asdict(view.within(gain, of_difference=True))
         found["p_value"] = permutation_p(empty, final, seed=seed)
     if any(len(r) >= 2 for r in empty.values()):
         floor = noise_floor(empty, level=level, seed=seed)
@@ -158,8 +166,13 @@ def _verdict(
         empty = arms.get("empty", {})
         # Where no library won, what is shipped is the empty one: no gain.
         final = arms.get(view.final_arm, {})
-        return judge_gain(empty, final, min_gain=rule.score, **how).to_dict()
-    return judge(arms.get(view.final_arm, {}), rule, **how).to_dict()
+        verdict = judge_gain(empty, final, min_gain=rule.score, **how)
+        if view.newest("final") is not None and not view.outcome.is_kept:
+            verdict = verdict.of_nothing_kept()
+    else:
+        verdict = judge(arms.get(view.final_arm, {}), rule, **how)
+    known = view.reward_range
+    return (verdict if known is None else verdict.within(known)).to_dict()
 
 
 def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> dict[str, Any]:
@@ -169,13 +182,12 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
     draws = counts[len(counts) // 10] if counts else 0  # what nine tenths of the tasks have
     return {
         "arm": arm,
-        "mean": asdict(mean_interval(scores, level=level, seed=seed)),
+        "mean": asdict(view.within(mean_interval(scores, level=level, seed=seed))),
         "best_of": [
-            {"k": k, **asdict(pass_at_k_interval(scores, k, level=level, seed=seed))}
+            {"k": k, **asdict(view.within(best_of(scores, k, level=level, seed=seed)))}
             for k in (2, 4, 8, 16)
             if k <= draws
         ],
-        "is_binary": {x for r in scores.values() for x in r} <= {0.0, 1.0},
         "draws": draws,
         "rollouts": rollouts,
         "truncated": sum(g.truncated for g in groups),

@@ -13,10 +13,12 @@ decisions the following kinds are read, every key optional:
     rejected_edit  step, reason, and edit, edits or text
     summary        group_id, rollout_id, text
     contrast       group_id, text (or lessons)
+    edited         from and to: versions of the kept library before and after a person's change
+    rewards        low and high: the verifier's range of rewards, null where it has no bound
     forecast       any object; shown as it is
     nudge          what `tfgrpo.nudges` records of a step: help for failed tasks, and the recheck
 
-Does not know statistics or HTML. Source: own.
+Does not know figures or HTML. Source: own.
 """
 
 from __future__ import annotations
@@ -28,8 +30,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tfgrpo.diagnosis import (
+    KINDS,
+    Reason,
+    RunOutcome,
+    edited_version,
+    outcome_of,
+    reward_range_of,
+    why_not_kept,
+)
 from tfgrpo.group_figures import GroupFigures
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.import_string import noted_config
+from tfgrpo.statistics import Interval
 from tfgrpo.store.fold import SpendRow
 
 __all__ = ["DECISION_KINDS", "Decision", "RunView", "load_view", "sampled", "scores_of"]
@@ -44,6 +57,8 @@ DECISION_KINDS = (
     "aa",
     "forecast",
     "nudge",
+    "rewards",
+    "edited",
 )
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -90,6 +105,10 @@ class RunView:
     config: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     damaged: tuple[str, ...] = ()
     """Rows of the journal that were set aside, in words."""
+    folder: str = ""
+    """The run's folder as it was given."""
+    config_path: str = "CONFIG.toml"
+    """Where its settings lay, for commands that go on from it."""
 
     _made: list[GroupFigures] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -115,6 +134,33 @@ class RunView:
     def newest(self, kind: str) -> Decision | None:
         """Return the last decision of a kind: a run that went on decided again."""
         return next((d for d in reversed(self.decisions) if d.kind == kind), None)
+
+    def payloads(self, *kinds: str) -> dict[str, list[Mapping[str, Any]]]:
+        """Return the payloads of some kinds of decisions that are objects, oldest first."""
+        return {
+            kind: [d.payload for d in self.of_kind(kind) if isinstance(d.payload, Mapping)]
+            for kind in kinds
+        }
+
+    @property
+    def reward_range(self) -> tuple[float, float] | None:
+        """The verifier's least and largest reward, where the run recorded bounds."""
+        return reward_range_of(self.payloads("rewards")["rewards"])
+
+    def within(self, interval: Interval, *, of_difference: bool = False) -> Interval:
+        """Return an interval cut to what the run's rewards can be."""
+        known = self.reward_range
+        return interval if known is None else interval.within(known, of_difference=of_difference)
+
+    @property
+    def outcome(self) -> RunOutcome:
+        """What became of the run's libraries."""
+        finals = self.payloads("final")["final"]
+        return outcome_of(finals[-1] if finals else None, bool(self.libraries))
+
+    def why_not_kept(self) -> list[Reason]:
+        """Return why nothing was kept, or why what was kept is unproven."""
+        return why_not_kept(self.figures, self.payloads(*KINDS), self.config)
 
     def tasks(self, *stages: str) -> Iterable[Task]:
         """Return the tasks of some stages, each once; read from the journal where they are many."""
@@ -146,7 +192,9 @@ class RunView:
     @property
     def final_library(self) -> tuple[str, Any]:
         """The version that was kept, or the newest; without payload where there is none."""
-        chosen = self._final_version.partition("/")[0]  # a selection of entries has a suffix
+        edits = self.payloads("edited")["edited"]
+        chosen = edited_version(self._final_version, edits)
+        chosen = chosen.partition("/")[0]  # a selection of entries has a suffix
         if chosen == "empty":
             return "empty", None
         by_id = dict(self.libraries)
@@ -226,6 +274,8 @@ def load_view(
             spend=tuple(store.spend()),
             config=store.config or {},
             damaged=tuple(store.damaged),
+            folder=str(folder),
+            config_path=noted_config(Path(folder)),
         )
 
 

@@ -13,14 +13,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.runtime.files import write_whole
 
 __all__ = [
     "add_module_folder",
     "lazy_exports",
     "load_object",
-    "note_module_folder",
+    "note_config",
+    "noted_config",
     "noted_module_folder",
 ]
 
@@ -37,18 +38,37 @@ def add_module_folder(folder: Path) -> None:
         sys.path.append(path)
 
 
-def note_module_folder(run: Path, folder: Path) -> None:
-    """Write into a run's folder where the modules lay that its settings name."""
-    write_whole(run / _NOTE, json.dumps({"modules": str(folder.resolve())}) + "\n")
+def note_config(run: Path, config: Path) -> None:
+    """Write into a run's folder where its config lay, and with it the modules that it names.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    row = {"modules": str(config.parent.resolve()), "config": str(config)}
+    try:
+        write_whole(run / _NOTE, json.dumps(row) + "\n")
+    except OSError as exc:
+        raise StoreError(f"{str(run / _NOTE)!r} cannot be written: {exc}") from exc
 
 
 def noted_module_folder(run: Path) -> Path | None:
-    """Return the folder that `note_module_folder` wrote, or None where there is none."""
+    """Return the folder that `note_config` wrote, or None where there is none."""
+    found = _note(run).get("modules")
+    return Path(found) if isinstance(found, str) else None
+
+
+def noted_config(run: Path) -> str:
+    """Return the path of a run's config as it was given, or a name that stands for it."""
+    found = _note(run).get("config")
+    return found if isinstance(found, str) else "CONFIG.toml"
+
+
+def _note(run: Path) -> dict[str, Any]:
     try:
         row = json.loads((run / _NOTE).read_text(encoding="utf-8"))
-        return Path(row["modules"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # an older run, or a note that was edited: the caller's own folder counts
+    except (OSError, ValueError):
+        return {}  # an older run, or a note that was edited: the caller's own folder counts
+    return row if isinstance(row, dict) else {}
 
 
 def load_object(name: Any, where: str) -> Any:

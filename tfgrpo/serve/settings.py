@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from tfgrpo.config.sections import Section, explain
+from tfgrpo.config.sections import Section, explain, wrong_verb
 from tfgrpo.errors import ConfigError
 
 __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
@@ -25,8 +25,11 @@ class BudgetSettings(Section):
     """A cap on money or calls. Windows are UTC days; what is in flight counts at its worst."""
 
     usd_per_day: float | None = Field(default=None, ge=0)
+    """Dollars a UTC day."""
     usd_total: float | None = Field(default=None, ge=0)
+    """Dollars in all."""
     calls_per_day: int | None = Field(default=None, ge=0)
+    """Requests to models a UTC day."""
 
     @property
     def has_money(self) -> bool:
@@ -38,6 +41,7 @@ class RateSettings(Section):
     """How fast a key may ask."""
 
     per_minute: int | None = Field(default=None, ge=1)
+    """Requests a minute; unset does not limit them."""
     in_flight: int = Field(default=256, ge=1)
     """Requests at once; more are refused."""
 
@@ -57,6 +61,7 @@ class ServeSettings(Section):
     hosts: tuple[str, ...] = ()
     """Further names that a `Host` header may hold, beside the address listened on."""
     max_body_bytes: int = Field(default=4_000_000, ge=1024)
+    """Largest request body."""
     body_s: float = Field(default=30.0, gt=0)
     """Time in which a body must arrive."""
     hold_s: float = Field(default=10.0, ge=0)
@@ -107,8 +112,9 @@ class FeedbackSettings(Section):
     metric: str = "reward"
     """The metric that is the reward; others are kept and shown."""
     low: float = 0.0
+    """Least value of the metric; it counts as 0."""
     high: float = 1.0
-    """Range of its values; scaled to [0, 1]."""
+    """Largest value of the metric; it counts as 1."""
     window_h: float = Field(default=24.0, gt=0)
     """How long an outcome may come after its reply to count in a live test."""
     missing: Literal["drop"] | float = "drop"
@@ -144,7 +150,9 @@ class CanarySettings(Section):
     level: float = Field(default=0.05, gt=0, lt=0.5)
     """Chance of a false promotion, over all candidates of the route."""
     min_difference: float = 0.0
+    """The candidate must be better by at least this."""
     max_harm: float = Field(default=0.05, ge=0)
+    """A candidate that is surely worse by more ends at once."""
     max_cost_factor: float = Field(default=2.0, gt=0)
     """Cost per unit of the candidate against the current library's."""
 
@@ -153,6 +161,7 @@ class LearnSettings(Section):
     """The background job that proposes libraries."""
 
     enabled: bool = True
+    """False collects groups and proposes nothing."""
     critic: str = ""
     """Spec of the critic's LM; empty: the route's first upstream."""
     verifier: dict[str, Any] | None = None
@@ -220,9 +229,11 @@ class KeySettings(Section):
     """One API key; `tfgrpo serve key new NAME` prints key and hash once."""
 
     hash: str = Field(pattern=r"^scrypt:")
+    """What `tfgrpo serve key new NAME` printed; the key itself is kept nowhere."""
     routes: tuple[str, ...] = ()
     """Routes it may use; empty means all."""
     scopes: tuple[Literal["use", "feedback", "read"], ...] = ("use", "feedback", "read")
+    """What the key may do: ask models, give feedback, read what happened."""
     budget: BudgetSettings = BudgetSettings()
     user_budget: BudgetSettings = BudgetSettings()
     """Cap of each end user under this key."""
@@ -236,8 +247,11 @@ class GatewaySettings(Section):
 
     serve: ServeSettings = ServeSettings()
     upstreams: dict[Name, UpstreamSettings] = {}
+    """Models by name."""
     routes: dict[Name, RouteSettings] = {}
+    """What clients name as `model`, by name."""
     keys: dict[Name, KeySettings] = {}
+    """API keys by the name of their owner."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], source: str = "config") -> Self:
@@ -249,7 +263,8 @@ class GatewaySettings(Section):
         try:
             settings = cls.model_validate(values)
         except ValidationError as exc:
-            raise ConfigError(explain(exc, cls, source)) from None
+            told = wrong_verb(values, "serve", source) + explain(exc, cls, source)
+            raise ConfigError(told) from None
         _check_names(settings, source)
         return settings
 

@@ -9,19 +9,29 @@ from tfgrpo.statistics.at_k import max_at_k, pass_at_k, pass_at_k_interval
 from tfgrpo.statistics.intervals import (
     Interval,
     Scores,
+    level_words,
     lower_bound,
     mean_interval,
     paired_difference,
     permutation_p,
     seeds_difference,
 )
-from tfgrpo.statistics.planning import NoiseFloor, gate_level, min_detectable, noise_floor
+from tfgrpo.statistics.planning import (
+    NoiseFloor,
+    choice_level,
+    gate_level,
+    min_detectable,
+    noise_floor,
+    tasks_needed,
+)
 
 __all__ = [
     "Interval",
     "NoiseFloor",
     "Scores",
+    "choice_level",
     "gate_level",
+    "level_words",
     "lower_bound",
     "max_at_k",
     "mean_interval",
@@ -32,4 +42,5 @@ __all__ = [
     "pass_at_k_interval",
     "permutation_p",
     "seeds_difference",
+    "tasks_needed",
 ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 Scores = Mapping[str, Sequence[float]]
 """Rewards of graded rollouts by task id; a task without rewards is left out of every figure."""
+
+
+def level_words(level: float) -> str:
+    """Return a level for people; one close to 1 is not rounded to it.
+
+    >>> level_words(0.95), level_words(0.9962)
+    ('95%', '99.62%')
+    """
+    return f"{100 * level:.4g}%"
+
 
 _CHUNK = 2_000_000
 """Resampled values held at once."""
@@ -47,6 +57,19 @@ class Interval:
     def excludes_zero(self) -> bool:
         """True when the whole range lies on one side of zero."""
         return self.low > 0 or self.high < 0
+
+    def within(self, reward_range: tuple[float, float], *, of_difference: bool = False) -> Interval:
+        """Return the interval cut to what a mean of such rewards, or a difference of two, can be.
+
+        The truth lies there for certain, so no coverage is lost.
+
+        >>> Interval(0.9, 0.7, 1.1, 0.95, 9).within((0.0, 1.0)).high
+        1.0
+        """
+        least, most = reward_range
+        if of_difference:
+            least, most = least - most, most - least
+        return replace(self, low=max(self.low, least), high=min(self.high, most))
 
     def to_dict(self) -> dict[str, float | int]:
         """Return the JSON form."""
@@ -109,7 +132,7 @@ def mean_interval(
     means = _task_means(scores)
     if not means:
         raise ValueError("no task has a reward: there is nothing to average")
-    values = np.array(list(means.values()))
+    values = np.array([means[task] for task in sorted(means)])  # in any order the same interval
     return interval_of_mean(values, reward_width_of(scores), level, n_boot, seed)
 
 

@@ -131,6 +131,41 @@ def gate_level(look: int, looks: int | None, level: float = 0.90) -> float:
     return 1 - (1 - level) * part
 
 
+def choice_level(looks: int) -> float:
+    """Return the two-sided level of the interval that the best version must pass in the end.
+
+    The scores that chose among `looks` comparisons also judge the winner, so the allowed error of
+    5 % is shared out over them.
+
+    >>> choice_level(1), choice_level(5)
+    (0.95, 0.99)
+    """
+    return 1 - 0.05 / max(1, looks)
+
+
+def tasks_needed(
+    difference: float,
+    draws: int,
+    *,
+    pilot: Scores | None = None,
+    level: float = 0.95,
+    reward_width: float = 1.0,
+    most: int = 100_000,
+) -> int | None:
+    """Return how many tasks find a true difference with 80 % power; None where `most` do not.
+
+    The inverse of `min_detectable`, which falls with the number of tasks.
+    """
+    low, high = 2, most
+    if difference <= 0:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        found = min_detectable(middle, draws, pilot=pilot, level=level, reward_width=reward_width)
+        low, high = (low, middle) if found <= difference else (middle + 1, high)
+    return low if low < most else None
+
+
 def _within_variance(scores: Scores) -> float | None:
     """Pooled variance of the draws inside a task, or None where no task has two."""
     import numpy as np

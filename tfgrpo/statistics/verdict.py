@@ -12,12 +12,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from xml.etree import ElementTree
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference
+from tfgrpo.statistics import (
+    Interval,
+    Scores,
+    level_words,
+    mean_interval,
+    paired_difference,
+)
 
 __all__ = ["VerdictRule", "Verdict", "judge", "judge_gain", "make_rule"]
 
@@ -94,7 +100,7 @@ class Verdict:
         value, low, high = (
             f"{x:.3f}" for x in (self.interval.estimate, self.interval.low, self.interval.high)
         )
-        level = f"{self.interval.level:.0%} interval {low} to {high}"
+        level = f"{level_words(self.interval.level)} interval {low} to {high}"
         reach = f"{self.n_reaching}/{self.n_scored} tasks"
         rule = self.rule
         if rule.kind == "mean":
@@ -107,6 +113,20 @@ class Verdict:
         else:
             wanted = f"each task must reach {rule.score:g}"
         return f"{wanted}: {reach} do; mean {value} ({level})"
+
+    def within(self, reward_range: tuple[float, float]) -> Verdict:
+        """Return the verdict with its interval cut to what rewards of that range can give."""
+        if self.interval is None:
+            return self
+        is_gain = self.rule.kind == "gain"
+        return replace(self, interval=self.interval.within(reward_range, of_difference=is_gain))
+
+    def of_nothing_kept(self) -> Verdict:
+        """Return the verdict on a run that kept nothing: there is no gain to judge."""
+        if self.status != "not_met":
+            return self
+        reason = "nothing was kept, so nothing changes"
+        return replace(self, interval=None, is_beyond_noise=False, reason=reason)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

@@ -1,12 +1,12 @@
 """What a run will ask for, before anything is spent: calls, tokens and money a stage.
 
-Rollout counts run from what happens where nothing is proposed to an exact upper bound; critic
-calls from none (no group teaches) to all groups teaching, re-asked replies aside. Tokens of prompts
-run from the bare prompts to prompts with a library at its caps, replies from a short answer to the
-token limit. A tool attempt sends what was said before again with each step; observations are
-counted as 512 tokens each (approximation). Without a known price the money is unknown, never 0.
-The row `nudge` holds all extra rollouts of failed tasks, those of the recheck included; what help
-adds to a prompt is not known before it is written.
+Calls run from one for each group, where a model draws a group in one call and nothing is proposed,
+to an exact upper bound; critic calls from none (no group teaches) to all groups teaching, re-asked
+replies aside. Tokens of prompts run from the bare prompts to prompts with a library at its caps,
+replies from a short answer to the token limit. A tool attempt sends what was said before again with
+each step; observations are counted as 512 tokens each (approximation). Without a known price the
+money is unknown, never 0. The row `nudge` holds all extra rollouts of failed tasks, those of the
+recheck included; what help adds to a prompt is not known before it is written.
 
 Does not know: how calls are made. Source: own.
 """
@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from tfgrpo.config.learn import Config
 from tfgrpo.context import render_messages
 from tfgrpo.experience.reflect.panels import panel_size
 from tfgrpo.experience.settings import ExperienceSettings
+from tfgrpo.learning.forecast.power import keepable_gain, power_notes, power_warnings
+from tfgrpo.learning.forecast.record import Forecast, StageForecast
+from tfgrpo.learning.forecast.times import with_times
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.token_estimates import quarter_of
 from tfgrpo.statistics import min_detectable
@@ -36,68 +38,6 @@ _PANEL_FIXED = 3000
 _FRAME = 40
 """Tokens of the words around lessons."""
 _TOKENS_A_WORD = 2
-
-
-@dataclass(frozen=True, slots=True)
-class StageForecast:
-    """One stage's range; tokens are totals, `cost_usd` is None where no price is known."""
-
-    stage: str
-    calls_low: int
-    calls_high: int
-    prompt_low: int
-    prompt_high: int
-    completion_low: int
-    completion_high: int
-    cost_low_usd: float | None
-    cost_high_usd: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The stages in order, and what the test split could show."""
-
-    stages: tuple[StageForecast, ...]
-    min_detectable: float | None
-    """Smallest true difference that the test split finds with 80 % power; None without one."""
-    notes: tuple[str, ...]
-
-    @property
-    def calls_high(self) -> int:
-        """Calls at most."""
-        return sum(s.calls_high for s in self.stages)
-
-    @property
-    def cost_high_usd(self) -> float | None:
-        """Money at most, or None where a price is unknown."""
-        costs = [s.cost_high_usd for s in self.stages]
-        return None if any(c is None for c in costs) else math.fsum(c for c in costs if c)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return asdict(self)
-
-    def lines(self) -> list[str]:
-        """Return a table for people, and the notes."""
-        rows = [
-            f"{'stage':<10}{'calls':>16}{'prompt tokens':>20}{'reply tokens':>20}{'cost $':>18}"
-        ]
-        for s in self.stages:
-            cost = (
-                "unknown"
-                if s.cost_high_usd is None
-                else f"{s.cost_low_usd:.4f} to {s.cost_high_usd:.4f}"
-            )
-            rows.append(
-                f"{s.stage:<10}{_range(s.calls_low, s.calls_high):>16}"
-                f"{'≈' + _range(s.prompt_low, s.prompt_high):>20}"
-                f"{'≈' + _range(s.completion_low, s.completion_high):>20}{cost:>18}"
-            )
-        return [*rows, *self.notes]
-
-
-def _range(low: int, high: int) -> str:
-    return f"{low} to {high}"
 
 
 Price = tuple[float, float]
@@ -120,7 +60,7 @@ def library_tokens(settings: ExperienceSettings, groups: int, longest: int, repl
     """
     lessons = groups * settings.lessons_per_group if settings.lessons else 0
     words = settings.max_words * _TOKENS_A_WORD
-    if settings.flow == "reflect":
+    if settings.lessons and settings.flow == "reflect":
         lessons, words = groups * settings.reflect.rules, settings.reflect.entry_tokens
     exemplars = min(settings.exemplars, groups)
     caps = settings.caps if settings.repairs.bounded_library else None
@@ -149,6 +89,8 @@ def forecast(
         settings: how groups become edits; the default ones when None.
     """
     learn, gates = config.learn, config.gate
+    is_own = config.policy.kind == "function"
+    policy_price = None if is_own else policy_price  # nobody sees what the function calls
     steps = learn.epochs * math.ceil(len(practice) / learn.batch) if practice else 0
     groups = learn.epochs * len(practice)
     longest = max((_prompt_tokens(config, [t]) for t in practice), default=0)
@@ -189,7 +131,14 @@ def forecast(
         shown = size * len(test) * library
         stages.append(_rollouts("test", config, test, (size, 2 * size), shown, policy_price))
     smallest = min_detectable(len(test), gates.test_group_size) if len(test) > 1 else None
-    return Forecast(tuple(stages), smallest, tuple(_notes(config, stages, smallest, len(test))))
+    stages = [with_times(s, config, is_own=is_own) for s in stages]
+    keepable = keepable_gain(config, len(gate))
+    notes = [
+        *_notes(config, stages, is_own),
+        *power_notes(config, len(gate), keepable, len(test), smallest),
+    ]
+    warnings = power_warnings(config, (len(practice), len(gate), len(test)))
+    return Forecast(tuple(stages), smallest, tuple(notes), keepable, tuple(warnings))
 
 
 def _with_least(stage: StageForecast, least: StageForecast) -> StageForecast:
@@ -303,11 +252,13 @@ def _rollouts(
     low, high = (n * len(tasks) for n in draws)
     limit = _reply_limit(config)
     steps = policy.max_steps if policy.kind == "tools" else 1
+    # A chat model may draw a whole group in one call, and is then sent its prompt once.
+    fewest = min(1, draws[0]) if policy.kind == "chat" else draws[0]
     again = steps * (steps - 1) // 2 * (limit + _OBSERVATION + 2 * _MESSAGE_OVERHEAD)
     return _stage(
         stage,
-        (low, high * steps),
-        (prompts * draws[0], steps * (prompts * draws[1] + shown) + again * high),
+        (fewest * len(tasks), high * steps),
+        (prompts * fewest, steps * (prompts * draws[1] + shown) + again * high),
         (8 * low, limit * high * steps),
         price,
     )
@@ -333,24 +284,19 @@ def _stage(
     return StageForecast(stage, *calls, *prompt, *completion, low, high)
 
 
-def _notes(
-    config: Config, stages: Sequence[StageForecast], smallest: float | None, n_test: int
-) -> list[str]:
+def _notes(config: Config, stages: Sequence[StageForecast], is_own: bool) -> list[str]:
     notes = []
     total = sum(s.calls_high for s in stages)
     cap = config.budget.calls
     if cap is not None and cap < total:
-        steps_share = cap / total
         notes.append(
-            f"the cap of {cap} calls covers about {steps_share:.0%} of the most this can take"
+            f"the cap of {cap} calls covers about {cap / total:.0%} of the most this can take"
         )
-    if any(s.cost_high_usd is None for s in stages):
+    if is_own:
+        notes.append(
+            "the agent's own calls, tokens and money are not seen: each attempt counts as one "
+            "call, and what it returns as `Rollout.usage` counts as it says"
+        )
+    elif any(s.cost_high_usd is None for s in stages):
         notes.append("no price is known for a model of this run: set run.prices, or cap the calls")
-    if smallest is None:
-        notes.append("no test split: nothing will be proven")
-    else:
-        notes.append(
-            f"{n_test} test tasks x {config.gate.test_group_size} draws find a true difference of "
-            f"{smallest:.3f} with 80 % power (worst case)"
-        )
     return notes
