@@ -473,7 +473,7 @@ class Sampler:
         same = [f for f in self._failures if f.outcome == rollout.outcome]
         enough = self._settings.give_up_after
         if len(same) >= enough and len({f.task_id for f in same}) >= min(enough, n_tasks):
-            message = f"the first {len(same)} rollouts all failed alike: {rollout.error}"
+            message = f"the first {len(same)} rollouts all failed alike: {same[0].error}"
             if rollout.outcome == "verifier_failed":
                 raise VerifierError(message)
             if rollout.outcome == "policy_failed":
