@@ -81,6 +81,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.runs.journal
 	$(BIN)/python -m tests.benchmarks.runs.faults
 	$(BIN)/python -m tests.benchmarks.runs.kill9
+	$(BIN)/python -m tests.benchmarks.scale.postgres
 	$(BIN)/python -m tests.benchmarks.learning.statistics
 	$(BIN)/python -m tests.benchmarks.learning.gate
 

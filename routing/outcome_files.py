@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.routing.records import ModelInfo, SuccessCount, outcomes_of_groups
+from tfgrpo.store.postgres.places import is_run
 
 __all__ = ["Format", "parse_outcomes", "read_models", "read_outcomes"]
 
@@ -54,7 +55,7 @@ def read_outcomes(
     path = Path(path)
     if format not in get_args(Format):
         raise ConfigError(f"format {format!r} is unknown: use {', '.join(get_args(Format))}")
-    if not path.exists():
+    if not (path.exists() or is_run(path)):
         raise ConfigError(f"{str(path)!r} does not exist: give a file of outcomes or a run folder")
     kind = _kind(path) if format == "auto" else format
     if kind == "run":
@@ -89,8 +90,10 @@ def read_models(path: str | Path) -> list[ModelInfo]:
 
 
 def _kind(path: Path) -> Format:
+    if is_run(path):
+        return "run"
     if path.is_dir():
-        return "run" if (path / "run.db").exists() else "llmrouterbench"
+        return "llmrouterbench"
     name = path.name.removesuffix(".gz")
     if name.endswith((".pkl", ".pickle")):
         raise ConfigError(

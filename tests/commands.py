@@ -41,6 +41,17 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "tfgrpo escalate runs/first": "not here: trains for minutes; tests/escalate/test_example.py",
     "tfgrpo serve-model local:smollm2-135m --port 8000": "not here: needs the extra serve; "
     "tests/extras/serve.py",
+    **dict.fromkeys(
+        (
+            "pip install 'tfgrpo[postgres]'",
+            "tfgrpo learn first/config.toml --set run.store=postgresql://me@db.example/tfgrpo",
+            "tfgrpo runs copy runs/first postgresql://me@db.example/tfgrpo#first",
+            "tfgrpo runs copy postgresql://me@db.example/tfgrpo#first copies/first",
+            "tfgrpo runs list postgresql://me@db.example/tfgrpo",
+            "tfgrpo runs migrate postgresql://me@db.example/tfgrpo",
+        ),
+        "not here: needs a server; tests/cli/test_server_runs.py",
+    ),
     "make demo": "not here: a step of .ci/run",
     "make test": "not here: a step of .ci/run",
     "make extras": "not here: a step of .ci/run",

@@ -323,6 +323,16 @@ class Recorder(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedRecorder(Recorder, Protocol):
+    """A recorder that several processes may use at once, each making some of the groups."""
+
+    def lease_group(self, group_id: str, verifier_id: str) -> bool:
+        """Return True where this process is the one to make a group; False while another that
+        lives makes it. Asking again is free."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
     """One continuation made in-process."""

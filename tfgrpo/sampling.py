@@ -30,7 +30,14 @@ from tfgrpo.errors import (
     VerifierError,
     boundary,
 )
-from tfgrpo.protocols import GroupPolicy, GroupVerifier, Policy, Recorder, Verifier
+from tfgrpo.protocols import (
+    GroupPolicy,
+    GroupVerifier,
+    Policy,
+    Recorder,
+    SharedRecorder,
+    Verifier,
+)
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, group_id_of
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.runtime.canonical import derive_seed
@@ -115,6 +122,8 @@ class _OpenGroup:
     group_id: str
     draws: GroupSpec
     rollouts: dict[int, Rollout] = field(default_factory=dict)
+    is_ours: bool | None = None
+    """False while another process makes it; None before anybody was asked."""
 
     @property
     def missing(self) -> list[int]:
@@ -212,7 +221,13 @@ class Sampler:
         units = self._units(opened)
         total = sum(g.draws.group_size for g in opened)
         with call_scope(CallScope(stage=draws.stage)):
-            await self._run(units, draws.stage, total, total - sum(len(u.indices) for u in units))
+            while True:
+                left = sum(len(g.missing) for g in opened)
+                await self._run(units, draws.stage, total, total - left)
+                theirs = [g for g in opened if g.is_ours is False and g.missing]
+                if not theirs:
+                    break
+                units = self._units(await self._others(theirs))
         return [self._group(g) for g in opened]
 
     def raise_if_stopped(self) -> None:
@@ -268,7 +283,7 @@ class Sampler:
                 task, given, self._policy.policy_id, seed=draws.seed, scope=draws.scope
             )
             group = _OpenGroup(task, given, group_id, mine)
-            group.rollouts = self._kept(group)
+            self._find(group)
             opened.append(group)
         return opened
 
@@ -293,6 +308,47 @@ class Sampler:
             units.extend(_Unit(group, run) for run in runs)
         return units
 
+    def _is_ours(self, group: _OpenGroup) -> bool:
+        """Tell whether a group is to be made here; asks others once it is needed."""
+        if group.is_ours:
+            return True
+        if not isinstance(self._recorder, SharedRecorder):
+            group.is_ours = True
+        elif self._recorder.lease_group(group.group_id, self.verifier_id):
+            group.is_ours = True
+            self._take_over(group)  # what another has made before it was ours
+        else:
+            group.is_ours = False
+        return group.is_ours
+
+    def _take_over(self, group: _OpenGroup) -> None:
+        """Take what the recorder holds of a group; one that is whole then is closed here, too,
+        which costs nothing where it is closed already."""
+        was_missing = bool(group.missing)
+        self._find(group)
+        if was_missing and not group.missing:
+            self._record(group)
+
+    async def _others(self, groups: Sequence[_OpenGroup]) -> list[_OpenGroup]:
+        """Wait for groups that other processes make; return those to be made here after all.
+
+        Raises:
+            Stopped: a stop was requested.
+        """
+        while True:
+            self.raise_if_stopped()
+            was_missing = sum(len(g.missing) for g in groups)
+            for group in groups:
+                self._take_over(group)
+            ours = [g for g in groups if g.missing and self._is_ours(g)]
+            if ours or sum(len(g.missing) for g in groups) < was_missing:
+                return ours
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _find(self, group: _OpenGroup) -> None:
+        """Take over what the recorder holds of a group."""
+        group.rollouts.update(self._kept(group))
+
     async def _run(self, units: list[_Unit], stage: str, total: int, done: int) -> None:
         queue = _Queue(units)
         state = _RunState(stage, total, done, n_tasks=len({u.group.task.task_id for u in units}))
@@ -306,9 +362,12 @@ class Sampler:
             while (unit := queue.take(in_order=self._proven)) is not None:
                 if self._stop.requested or state.ended is not None:
                     return
+                if not self._is_ours(unit.group):
+                    continue
                 state.in_flight += len(unit.indices)
                 try:
-                    await self._do(unit, state)
+                    for run in _runs([i for i in unit.indices if i not in unit.group.rollouts]):
+                        await self._do(_Unit(unit.group, run), state)
                 except TfgrpoError as exc:
                     state.ended = state.ended or exc
                 finally:
@@ -414,7 +473,7 @@ class Sampler:
         same = [f for f in self._failures if f.outcome == rollout.outcome]
         enough = self._settings.give_up_after
         if len(same) >= enough and len({f.task_id for f in same}) >= min(enough, n_tasks):
-            message = f"the first {len(same)} rollouts all failed alike: {rollout.error}"
+            message = f"the first {len(same)} rollouts all failed alike: {same[0].error}"
             if rollout.outcome == "verifier_failed":
                 raise VerifierError(message)
             if rollout.outcome == "policy_failed":
@@ -548,6 +607,8 @@ async def _scored(
     return [r.failed("verifier_failed", error) for r in rollouts]
 
 
+_LOOK_AGAIN_S = 0.5
+"""Between two looks at groups that other processes make."""
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")
 
 

@@ -203,7 +203,7 @@ def _timeless(group: dict[str, Any]) -> dict[str, Any]:
     return group
 
 
-def run_whole(folder: Path, server: CountingServer, settings: Settings) -> Result:
+def run_whole(folder: Path | str, server: CountingServer, settings: Settings) -> Result:
     """Open, learn, close, and return the result."""
     config = settings.to_config()
     with Journal.open(folder, create=True, config=config, budget=settings.budget) as store:

@@ -262,3 +262,76 @@ async def test_temperature_zero_in_a_group_warns(caplog: pytest.LogCaptureFixtur
 async def test_sizes_allocate_rollouts_and_zero_leaves_a_task_out() -> None:
     groups = await Sampler(Echo(), Parity()).groups(tasks(3), GroupSpec(), sizes=[2, 0, 3])
     assert [(g.task.task_id, len(g.rollouts)) for g in groups] == [("t0", 2), ("t2", 3)]
+
+
+class Shared(Memory):
+    """One process's view of a memory that two share; tells who makes which group."""
+
+    def __init__(self, name: str, memory: Memory, holders: dict[str, str], gone: set[str]) -> None:
+        super().__init__()
+        self.rollouts, self.groups = memory.rollouts, memory.groups
+        self.name, self.holders, self.gone = name, holders, gone
+
+    def lease_group(self, group_id: str, verifier_id: str) -> bool:
+        if self.holders.get(group_id) in self.gone:
+            del self.holders[group_id]
+        return self.holders.setdefault(group_id, self.name) == self.name
+
+
+def shared_samplers(
+    monkeypatch: pytest.MonkeyPatch, gone: set[str]
+) -> tuple[list[Echo], list[Sampler], Memory]:
+    monkeypatch.setattr("tfgrpo.sampling._LOOK_AGAIN_S", 0.01)
+    memory, holders = Memory(), dict[str, str]()
+    policies = [Echo(latency_s=0.01), Echo(latency_s=0.01)]
+    samplers = [
+        Sampler(p, Parity(), SampleSettings(4), recorder=Shared(name, memory, holders, gone))
+        for p, name in zip(policies, "ab", strict=True)
+    ]
+    return policies, samplers, memory
+
+
+async def test_processes_that_share_a_recorder_share_the_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    policies, samplers, _ = shared_samplers(monkeypatch, set())
+    first, second = await asyncio.gather(*(s.groups(tasks(12), GroupSpec(3)) for s in samplers))
+    assert first == second and [g.task.task_id for g in first] == [t.task_id for t in tasks(12)]
+    made = [*policies[0].attempts, *policies[1].attempts]
+    assert len(made) == len(set(made)) == 36
+    assert policies[0].attempts and policies[1].attempts
+
+
+async def test_groups_of_a_process_that_is_gone_are_made_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone: set[str] = set()
+    policies, samplers, memory = shared_samplers(monkeypatch, gone)
+    policies[0].latency_s = 60.0
+    dying = asyncio.create_task(samplers[0].groups(tasks(8), GroupSpec(2)))
+    while not policies[0].attempts:
+        await asyncio.sleep(0)
+    living = asyncio.create_task(samplers[1].groups(tasks(8), GroupSpec(2)))
+    while len(memory.groups) < 4:
+        await asyncio.sleep(0.01)
+    assert not living.done()
+    dying.cancel()
+    gone.add("a")
+    found = await living
+    assert [len(g.rollouts) for g in found] == [2] * 8
+
+
+async def test_waiting_for_another_process_ends_with_a_stop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tfgrpo.sampling._LOOK_AGAIN_S", 0.01)
+    stop, policy = Stop(), Echo()
+    recorder = Shared("b", Memory(), {}, set())
+    monkeypatch.setattr(recorder, "lease_group", lambda group, verifier: False)
+    sampler = Sampler(policy, Parity(), recorder=recorder, stop=stop)
+    task = asyncio.create_task(sampler.groups(tasks(2), GroupSpec(2)))
+    await asyncio.sleep(0.05)
+    stop.request()
+    with pytest.raises(Stopped):
+        await task
+    assert policy.attempts == []

@@ -18,6 +18,7 @@ from tfgrpo.errors import MissingExtraError
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.runtime.import_string import add_module_folder, noted_module_folder
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.store.postgres.places import place_of
 from tfgrpo.tasks.files import read_tasks
 
 
@@ -67,7 +68,9 @@ _TRAINING, _PLACES = TrainingOptions(), Places()
 
 @flat
 def escalate(
-    run: Annotated[Path, typer.Argument(help="A finished learning run's folder.", metavar="RUN")],
+    run: Annotated[
+        Path, typer.Argument(help="A finished learning run's folder or address.", metavar="RUN")
+    ],
     dry: Annotated[
         bool, typer.Option("--dry-run", help="Plan, reasons and cost; train nothing.")
     ] = False,
@@ -88,7 +91,7 @@ def escalate(
         raise MissingExtraError.of("rl", "training", exc.name or "torch") from exc
     from tfgrpo.escalate import pipeline as verb
 
-    add_module_folder(places.modules or noted_module_folder(run) or Path("."))
+    add_module_folder(places.modules or noted_module_folder(place_of(run).folder) or Path("."))
     settings = training.settings()
     given = None if places.tasks is None else read_tasks(places.tasks)
     if dry:

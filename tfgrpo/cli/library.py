@@ -35,6 +35,8 @@ from tfgrpo.runtime.import_string import noted_config
 from tfgrpo.runtime.terminal import one_line, printable
 from tfgrpo.store import Journal
 from tfgrpo.store.journal import FILE
+from tfgrpo.store.postgres.address import is_address
+from tfgrpo.store.postgres.places import place_of, shown
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -101,22 +103,23 @@ def find(where: str) -> Source:
         found = _run_of(path) if (path / FILE).is_file() else None
         outcome, versions = (None, ()) if found is None else (found.outcome, found.versions)
         return Source(path, load_artefact(path), False, outcome, versions)
-    folder, _, version = where.rpartition("@") if "@" in where else (where, "", "")
+    folder, _, version = _split_version(where)
     path = Path(folder)
-    if not path.is_dir():
+    if not (path.is_dir() or is_address(folder)):
         raise ConfigError(
-            f"no library at {where!r}: give a run's folder, an artefact's folder or a library.json"
+            f"no library at {shown(where)!r}: give a run's folder, an artefact's folder or a "
+            "library.json"
         )
-    found = _run_of(path)
+    found = _run_of(folder)
     matching = [payload for key, payload in found.libraries if key.startswith(version)]
     if version and not matching:
         there = f"there are: {', '.join(found.versions)}" if found.versions else "there is none yet"
-        raise ConfigError(f"run {str(path)!r} has no version {version!r}; {there}")
+        raise ConfigError(f"run {found.name!r} has no version {version!r}; {there}")
     library = Library.from_dict(matching[-1]) if matching else EMPTY_LIBRARY
     source = Source(path, Artefact(library), True, found.outcome, found.versions)
     state = (source.state,) if matching else ()
     card = Card(
-        name=path.name,
+        name=place_of(folder).folder.name,
         limits=state,
         created=datetime.now(UTC).date().isoformat(),
         package_version=package_version(),
@@ -129,6 +132,7 @@ def find(where: str) -> Source:
 class _Run:
     """What a run's journal says of its libraries."""
 
+    name: str
     libraries: list[tuple[str, Any]]
     outcome: RunOutcome
     config: Any
@@ -138,13 +142,21 @@ class _Run:
         return tuple(dict.fromkeys(key for key, _ in self.libraries))
 
 
-def _run_of(path: Path) -> _Run:
-    with Journal.open(path, readonly=True) as store:
+def _run_of(where: Path | str) -> _Run:
+    with Journal.open(where, readonly=True) as store:
         rows = store.libraries()
         finals = [payload for _, payload in store.decisions("final")]
-        return _Run(
-            rows, outcome_of(finals[-1] if finals else None, bool(rows)), store.config or {}
-        )
+        outcome = outcome_of(finals[-1] if finals else None, bool(rows))
+        return _Run(str(store.place), rows, outcome, store.config or {})
+
+
+def _split_version(where: str) -> tuple[str, str, str]:
+    """Cut `@VERSION` off; in an address, behind the run's name only."""
+    place, mark, name = where.rpartition("#") if is_address(where) else ("", "", where)
+    if "@" not in name:
+        return where, "", ""
+    name, at, version = name.rpartition("@")
+    return place + mark + name, at, version
 
 
 def _injection(config: Any) -> dict[str, Any]:

@@ -190,14 +190,26 @@ def _report(error: TfgrpoError, *, debug: bool) -> int:
     cause = error.__cause__
     if cause is not None and str(cause) and str(cause) not in str(error):
         print(f"cause: {type(cause).__name__}: {printable(redact(str(cause)))}", file=sys.stderr)
-    print(f"exit {code} ({_MEANING[code]}); --debug shows the traceback", file=sys.stderr)
+    print(f"exit {code} ({_meaning(error, code)}); --debug shows the traceback", file=sys.stderr)
     return code
 
 
 _MEANING = {
     2: "usage or config",
-    3: "credentials or model",
-    4: "stopped by a cap, finished work is kept",
-    5: "inconclusive: too little could be scored",
-    6: "store, disk or lock",
+    3: "credentials or model; `tfgrpo models --check SPEC` makes one short call",
+    4: "stopped by a cap, finished work is kept; with a larger cap the same command goes on",
+    5: "inconclusive: too little could be scored; the same command goes on",
+    6: "store, disk or lock; `tfgrpo runs list` shows the runs here",
 }
+
+
+def _meaning(error: TfgrpoError, code: int) -> str:
+    """Say what an exit code stands for, and what leads on."""
+    if isinstance(error, ProviderError) and not error.is_fatal:
+        return (
+            "no answer could be had; `tfgrpo models --check SPEC` makes one short call, the same "
+            "command goes on"
+        )
+    if type(error) is TfgrpoError:
+        return "unexpected; --debug shows where"
+    return _MEANING[code]

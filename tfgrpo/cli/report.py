@@ -22,6 +22,7 @@ from tfgrpo.report.view import load_view
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.statistics.verdict import VerdictRule, make_rule
+from tfgrpo.store.postgres.places import place_of
 
 __all__ = ["advise", "report"]
 
@@ -35,7 +36,7 @@ class Format(StrEnum):
     junit = "junit"
 
 
-_Run = Annotated[Path, typer.Argument(help="The run's folder.", metavar="RUN")]
+_Run = Annotated[Path, typer.Argument(help="The run's folder, or its address.", metavar="RUN")]
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def report(
         return
     rule = None if asked == _NO_VERDICT else make_rule(**asdict(asked))
     text, verdict = _render(run, format, rule, level)
-    target = out or (run / "report.html" if format is Format.html else Path("-"))
+    target = out or (place_of(run).folder / "report.html" if format is Format.html else Path("-"))
     if str(target) == "-":
         sys.stdout.write(printable(text))
     else:

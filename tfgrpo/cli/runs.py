@@ -1,13 +1,13 @@
-"""`tfgrpo runs list|purge` and `tfgrpo export`.
+"""`tfgrpo runs list|copy|migrate|purge` and `tfgrpo export`.
 
-Does not know what a run is for. Source: own.
+A run is named by its folder or, on a server, by its address. Does not know what a run is for.
+Source: own.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,54 +19,109 @@ from tfgrpo.runtime.terminal import printable
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
 from tfgrpo.store.lock import RunLock
+from tfgrpo.store.postgres.address import is_address, parse_address
+from tfgrpo.store.postgres.copying import copy_run
+from tfgrpo.store.postgres.opening import list_runs as runs_of_server
+from tfgrpo.store.postgres.opening import migrate_database, purge_run
+from tfgrpo.store.postgres.places import Place, is_run, place_of, runs_under, shown
 
-runs_app = typer.Typer(no_args_is_help=True, help="List and purge runs.")
+runs_app = typer.Typer(no_args_is_help=True, help="List, copy and purge runs.")
 _OURS = (FILE, f"{FILE}-wal")
 
 
 @runs_app.command("list")
 def list_runs(
-    root: Annotated[Path, typer.Argument(help="Folder that holds run folders.")] = Path("runs"),
+    root: Annotated[
+        Path, typer.Argument(help="Folder that holds run folders, or the address of a database.")
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """List the runs under a folder: rollouts, calls, money, whether one was cut off."""
-    rows = [_summary(folder) for folder in _runs_under(root)]
+    """List the runs under a folder or in a database: rollouts, calls, money, whether one was cut
+    off."""
+    rows = [_summary(place) for place in _runs_in(root)]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
         return
     if not rows:
-        typer.echo(f"no runs under {printable(str(root))}")
+        typer.echo(f"no runs under {printable(shown(root))}")
     for row in rows:
         typer.echo(_line(row))
 
 
+@runs_app.command("copy")
+def copy(
+    source: Annotated[str, typer.Argument(help="A run's folder, or its address on a server.")],
+    target: Annotated[
+        str, typer.Argument(help="A folder without a run, or an address: postgresql://…#NAME.")
+    ],
+) -> None:
+    """Copy a run between a folder and a PostgreSQL server, and prove that the copy is equal.
+
+    Rows are counted and hashed on both sides; where they differ nothing is kept.
+    """
+    origin = place_of(source)
+    if is_address(target):
+        goal = Place(Path(), parse_address(target, origin.folder.resolve().name))
+    else:
+        goal = Place(Path(target))
+    done = copy_run(origin, goal)
+    typer.echo(f"{done.total} rows -> {printable(str(goal))}; counts and digests are equal")
+
+
+@runs_app.command("migrate")
+def migrate(
+    address: Annotated[str, typer.Argument(help="A database: postgresql://USER@HOST/DATABASE.")],
+) -> None:
+    """Bring the tables of a database up to this version; stop all writers first."""
+    database = parse_address(address)
+    applied = migrate_database(database)
+    what = f"applied {', '.join(map(str, applied))}" if applied else "nothing to do"
+    typer.echo(f"{printable(database.shown)}: {what}")
+
+
 @runs_app.command("purge")
 def purge(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders to delete.")],
+    folders: Annotated[list[Path], typer.Argument(help="Run folders or addresses to delete.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete runs: journal, replies, prompts and all that lies in the run's folder."""
     for folder in folders:
-        if not (folder / FILE).is_file() or folder.is_symlink():
+        if not is_run(folder) or (not is_address(folder) and folder.is_symlink()):
             raise StoreError(
-                f"{str(folder)!r} is no run folder (no {FILE}, or a link): nothing was deleted"
+                f"{shown(folder)!r} is no run folder (no {FILE}, or a link): nothing was deleted"
             )
-    names = ", ".join(printable(str(f)) for f in folders)
+    places = [place_of(folder) for folder in folders]
+    names = ", ".join(printable(_name(f, p)) for f, p in zip(folders, places, strict=True))
     if not yes and not typer.confirm(f"delete {names} and everything in them?"):
         typer.echo("nothing was deleted")
         return
-    for folder in folders:
+    for folder, place in zip(folders, places, strict=True):
+        if place.address is not None:
+            purge_run(place.address)
+        if not is_address(folder):
+            _delete(folder)
+        typer.echo(f"deleted {printable(_name(folder, place))}")
+
+
+def _name(given: Path, place: Place) -> str:
+    """Return how a run is called: its folder, and where its journal is where that is elsewhere."""
+    if place.address is None or is_address(given):
+        return str(place)
+    return f"{given} ({place.address})"
+
+
+def _delete(folder: Path) -> None:
+    if (folder / FILE).exists():
         RunLock(folder / "lock").abandon()  # refuses a run that is in use
-        try:
-            shutil.rmtree(folder)
-        except OSError as exc:
-            raise StoreError(f"cannot delete {str(folder)!r}: {exc}") from exc
-        typer.echo(f"deleted {printable(str(folder))}")
+    try:
+        shutil.rmtree(folder)
+    except OSError as exc:
+        raise StoreError(f"cannot delete {str(folder)!r}: {exc}") from exc
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The run's folder.")],
+    run: Annotated[Path, typer.Argument(help="The run's folder, or its address.")],
     out: Annotated[Path, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file.")],
     stage: Annotated[
         str | None, typer.Option(help="Only groups of one stage, such as practice.")
@@ -75,34 +130,39 @@ def export(
     """Write a run's groups as JSONL or Parquet."""
     with Journal.open(run, readonly=True) as store:
         count = write_groups(out, store.groups(stage))
-        lost = store.damaged
+        lost, name = store.damaged, str(store.place)
     if count == 0 and stage is not None:
-        raise ConfigError(f"run {str(run)!r} has no groups of stage {stage!r}")
+        raise ConfigError(f"run {name!r} has no groups of stage {stage!r}")
     typer.echo(f"{count} groups -> {printable(str(out))}")
     for words in lost:
         typer.echo(f"left out, damaged: {printable(words)}", err=True)
 
 
-def _runs_under(root: Path) -> Iterator[Path]:
-    if (root / FILE).is_file():
-        yield root
-    if root.is_dir():
-        for file in sorted(root.glob(f"*/{FILE}")):
-            yield file.parent
+def _runs_in(root: Path) -> list[Path | str]:
+    if not is_address(root):
+        return list(runs_under(root))
+    address = parse_address(root)
+    names = [address.run] if address.run else runs_of_server(address)
+    return [address.named(name).whole for name in names]
 
 
-def _summary(folder: Path) -> dict[str, Any]:
+def _summary(run: Path | str) -> dict[str, Any]:
     try:
-        with Journal.open(folder, readonly=True) as store:
+        with Journal.open(run, readonly=True) as store:
             state = store.state()
+            kept_in = store.place.address
     except StoreError as exc:
-        return {"run": str(folder), "error": str(exc)}
+        return {"run": shown(run), "error": str(exc)}
     settled, booked = Usage(), Usage()
     for row in state.spend:
         settled, booked = settled + row.usage, booked + row.booked
-    size = sum((folder / name).stat().st_size for name in _OURS if (folder / name).exists())
+    size = None
+    if kept_in is None:
+        files = [Path(run) / name for name in _OURS]
+        size = sum(file.stat().st_size for file in files if file.exists())
     return {
-        "run": str(folder),
+        "run": shown(run),
+        "store": "" if kept_in is None else str(kept_in),
         "rollouts": state.rollouts,
         "groups": state.groups,
         "outcomes": dict(state.outcomes),
@@ -127,7 +187,8 @@ def _line(row: dict[str, Any]) -> str:
         worst = "unknown" if row["booked_usd"] is None else f"${row['booked_usd']:.4f}"
         money += f" (+ at most {worst} for calls cut off)"
     cut = f", interrupted {row['interruptions']}x" if row["interruptions"] else ""
+    size = "on a server" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
     return (
         f"{name}: {row['rollouts']} rollouts in {row['groups']} groups, {row['calls']} calls, "
-        f"{money}, {row['bytes'] / 1e6:.1f} MB{cut}"
+        f"{money}, {size}{cut}"
     )

@@ -24,6 +24,7 @@ MAY_CHANGE = frozenset(
     {
         "budget",
         "run.folder",
+        "run.store",
         "run.concurrency",
         "run.timeout_s",
         "run.retry_deadline_s",
@@ -232,7 +233,10 @@ class RunConfig(Section):
     """Where the run lives and how it is driven."""
 
     folder: str = Field(default="runs/learn", min_length=1)
-    """Where the journal lives; the same command on the same folder goes on where it ended."""
+    """Where the run writes; the same command on the same folder goes on where it ended."""
+    store: str = ""
+    """Address of a PostgreSQL database that keeps the journal, `postgresql://USER@HOST/DATABASE`;
+    empty keeps it in the folder."""
     concurrency: int = Field(default=32, ge=1)
     """Attempts in flight at most."""
     timeout_s: float = Field(default=600.0, gt=0)

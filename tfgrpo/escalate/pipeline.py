@@ -36,6 +36,7 @@ from tfgrpo.runtime.event_loop import off_loop
 from tfgrpo.runtime.files import write_for_people, write_whole
 from tfgrpo.statistics import Scores
 from tfgrpo.store import Budget
+from tfgrpo.store.postgres.places import place_of
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ def escalate(
         VerifierError: nothing could be graded.
     """
     chosen = settings or EscalateSettings()
-    place = Path(folder) if folder else Path(run) / "escalate"
+    place = Path(folder) if folder else place_of(run).folder / "escalate"
     return off_loop(lambda: _escalate(run, chosen, place, say or _quiet, verifier, tasks))
 
 

@@ -96,7 +96,7 @@ def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Ma
     """Read a learning run.
 
     Args:
-        folder: of the run.
+        folder: of the run, or its address on a server.
         tasks: the tasks that the run was given; needed only where it drew no groups of some, as
             with a gate that was switched off or a budget that ended before the test.
 
@@ -105,8 +105,8 @@ def read_material(folder: Path | str, tasks: Sequence[Task] | None = None) -> Ma
         ConfigError: it is no finished learning run, has no test split, its policy is not a plain
             chat, or the given tasks are not the run's.
     """
-    path = Path(folder)
-    with Journal.open(path, readonly=True) as store:
+    with Journal.open(folder, readonly=True) as store:
+        path = store.folder
         config = _config_of(store, path)
         ids = _newest(store, "splits")
         final = _newest(store, "final")

@@ -215,6 +215,11 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         if path.stat().st_size > _MAX_BYTES:
             raise ConfigError(f"{str(path)!r} has more than {_MAX_BYTES:,} bytes: not a library")
         raw = path.read_bytes()
+    except FileNotFoundError:
+        raise StoreError(
+            f"no library at {str(path)!r}: give a finished run's folder, an exported folder or a "
+            "library.json; `tfgrpo runs list` shows the runs here"
+        ) from None
     except OSError as exc:
         raise StoreError(f"artefact {str(path)!r} cannot be read: {exc}") from exc
     try:

@@ -92,7 +92,7 @@ async def evaluate_async(
     """
     given = Overrides(**parts)
     tasks, notes = _chosen(config, artefact, given, split)
-    store = open_run(config, fork=fork, tasks=tasks)
+    store = open_run(config, fork=fork, tasks=tasks, role="writer")
     roles = RunComponents(config, store, given.opener)
     if given.on_open is not None:
         given.on_open(store)

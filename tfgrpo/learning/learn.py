@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tfgrpo.rollout import RolloutGroup, Task
     from tfgrpo.sampling import Sampler, Stop
     from tfgrpo.store import Journal
+    from tfgrpo.store.journal import Role
     from tfgrpo.tasks import Splits
 
 log = logging.getLogger(__name__)
@@ -221,6 +222,7 @@ def open_run(
     fork: bool = False,
     tasks: Sequence[Task] = (),
     traces: Sequence[RolloutGroup] = (),
+    role: Role = "learner",
 ) -> Journal:
     """Open the run's journal under its budget, or make it.
 
@@ -243,6 +245,8 @@ def open_run(
     try:
         return Journal.open(
             folder,
+            store=config.run.store,
+            role=role,
             create=True,
             config=values,
             budget=budget,
@@ -252,7 +256,7 @@ def open_run(
         if not fork:
             raise
         log.info("forking %s: %s", folder, exc)
-    return fork_run(folder, values, budget=budget)
+    return fork_run(folder, values, store=config.run.store, budget=budget)
 
 
 def make_sampler(

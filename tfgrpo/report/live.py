@@ -23,6 +23,8 @@ from typing import Self
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.report.page import render_page
 from tfgrpo.report.view import RunView, load_view
+from tfgrpo.store import Journal
+from tfgrpo.store.postgres.places import place_of
 
 __all__ = ["LiveServer", "serve_live"]
 
@@ -118,6 +120,13 @@ class _Pages:
 
     def version(self) -> str:
         """Changes whenever the journal was written."""
+        try:
+            place = place_of(self._folder)
+            if place.address is not None:
+                with Journal.open(self._folder, readonly=True) as store:
+                    return store.change_mark()
+        except StoreError:
+            return "none"  # the page tells why
         marks = []
         for name in ("run.db", "run.db-wal"):
             file = self._folder / name

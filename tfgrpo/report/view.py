@@ -261,7 +261,7 @@ def load_view(
         figures = tuple(g for stage in wanted for g in store.figures(stage))
         names = [g.group_id for g in sampled(figures, shown)]
         return RunView(
-            name=Path(folder).resolve().name,
+            name=store.folder.resolve().name,
             groups=tuple(store.groups_named(names)),
             all_figures=figures,
             read_tasks=read_tasks,

@@ -27,7 +27,8 @@ from tfgrpo.errors import BudgetError, ConfigError
 
 __all__ = ["ADDITIVE", "RESOURCES", "Budget", "Ledger", "Reservation"]
 
-_UNIT = 10**12
+UNIT = 10**12
+"""Amounts are kept in whole multiples of its inverse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,8 @@ class Ledger:
     ) -> None:
         self.budget = budget
         self.parent = parent
-        self._clock = clock
+        self.clock = clock
+        """Seconds on a clock that never goes back."""
         self._started_s = clock()
         self._earlier_s = 0.0
         self._depth = 0.0
@@ -120,6 +122,8 @@ class Ledger:
             for name, limit in budget.to_dict().items()
             if name in ADDITIVE and not math.isinf(limit)
         }
+        self._caps = self._limits
+        """What can be spent in the end; a ledger that shares its budget has less at hand."""
 
     def reserve(self, **amounts: float) -> Reservation:
         """Hold amounts at their worst case until they are settled or released.
@@ -131,7 +135,7 @@ class Ledger:
             BudgetError: an amount would pass a limit here or further up; nothing is held then.
             ConfigError: an unknown resource, or an amount that is negative or not a number.
         """
-        held = _additive_units(amounts)
+        held = additive_units(amounts)
         with self._lock:
             for ledger in self._chain:
                 if ledger._is_limited:
@@ -148,7 +152,7 @@ class Ledger:
         For work of an earlier session, and for costs that are known only afterwards. `seconds`
         moves the clock forward.
         """
-        units = _additive_units(amounts)
+        units = additive_units(amounts)
         with self._lock:
             for ledger in self._chain:
                 ledger._earlier_s += amounts.get("seconds", 0.0)
@@ -158,14 +162,14 @@ class Ledger:
     def spent(self) -> dict[str, float]:
         """What is settled or charged, by resource; `depth` is the highest, `seconds` elapsed."""
         with self._lock:
-            row = {name: units / _UNIT for name, units in self._spent.items()}
+            row = {name: units / UNIT for name, units in self._spent.items()}
             return row | {"depth": self._depth, "seconds": self.elapsed_s}
 
     @property
     def reserved(self) -> dict[str, float]:
         """What is held by reservations that are neither settled nor released, by resource."""
         with self._lock:
-            return {name: units / _UNIT for name, units in self._reserved.items()}
+            return {name: units / UNIT for name, units in self._reserved.items()}
 
     def remaining(self, resource: str) -> float:
         """Return what can still be reserved here and further up; infinity where nothing limits.
@@ -189,7 +193,7 @@ class Ledger:
     @property
     def elapsed_s(self) -> float:
         """Seconds since the ledger was made, and those charged."""
-        return self._earlier_s + max(0.0, self._clock() - self._started_s)
+        return self._earlier_s + max(0.0, self.clock() - self._started_s)
 
     def _left(self, resource: str) -> float:
         limit: float | None = getattr(self.budget, resource)
@@ -202,10 +206,10 @@ class Ledger:
         units = self._limits.get(resource)
         if units is None:
             return math.inf
-        return max(0, units - self._spent[resource] - self._reserved[resource]) / _UNIT
+        return max(0, units - self._spent[resource] - self._reserved[resource]) / UNIT
 
     def _fits_spent(self, amounts: Mapping[str, float]) -> bool:
-        for name, limit in self._limits.items():
+        for name, limit in self._caps.items():
             if self._spent[name] + _units(amounts.get(name, 0.0)) > limit:
                 return False
         return self.budget.seconds is None or self.elapsed_s < self.budget.seconds
@@ -217,8 +221,8 @@ class Ledger:
                 continue
             raise BudgetError(
                 f"budget {name}: {amounts.get(name, 0.0):.12g} asked, {self._left(name):.12g} of "
-                f"{getattr(self.budget, name):.12g} left ({self._spent[name] / _UNIT:.12g} spent, "
-                f"{self._reserved[name] / _UNIT:.12g} reserved); raise the cap to go on",
+                f"{getattr(self.budget, name):.12g} left ({self._spent[name] / UNIT:.12g} spent, "
+                f"{self._reserved[name] / UNIT:.12g} reserved); raise the cap to go on",
                 resource=name,
             )
         depth, deepest = amounts.get("depth", 0.0), self.budget.depth
@@ -269,7 +273,7 @@ class Reservation:
     @property
     def amounts(self) -> dict[str, float]:
         """What is, or was, held."""
-        return {name: units / _UNIT for name, units in self._held.items()}
+        return {name: units / UNIT for name, units in self._held.items()}
 
     def settle(self, **actual: float) -> None:
         """Spend the actual amounts and give back the rest; may exceed what was held.
@@ -280,7 +284,7 @@ class Reservation:
         Raises:
             ConfigError: already settled or released, an unknown resource or a bad amount.
         """
-        units = _additive_units(actual)
+        units = additive_units(actual)
         if not self._is_open:
             raise ConfigError("this reservation is closed: settle or release it once")
         self._is_open = False
@@ -325,7 +329,7 @@ def _is_number(value: object) -> bool:
 
 
 def _units(amount: float) -> int:
-    return round(amount * _UNIT)
+    return round(amount * UNIT)
 
 
 def _check_amounts(amounts: Mapping[str, float]) -> None:
@@ -336,15 +340,15 @@ def _check_amounts(amounts: Mapping[str, float]) -> None:
             raise ConfigError(f"{name}={amount!r} is not an amount: give a number of at least 0")
 
 
-def _additive_units(amounts: Mapping[str, float]) -> dict[str, int]:
+def additive_units(amounts: Mapping[str, float]) -> dict[str, int]:
     """Check amounts and return those that add up, in units."""
     units: dict[str, int] = {}
     for name, amount in amounts.items():
         if type(amount) is int and amount >= 0 and name in _SUMS:  # most amounts are counts
-            units[name] = amount * _UNIT
+            units[name] = amount * UNIT
             continue
         if type(amount) is not float or not 0 <= amount < math.inf or name not in _NAMES:
             _check_amounts({name: amount})
         if name in _SUMS:
-            units[name] = round(amount * _UNIT)
+            units[name] = round(amount * UNIT)
     return units

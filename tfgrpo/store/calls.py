@@ -15,7 +15,8 @@ from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
-from tfgrpo.store.database import DatabaseWriter, Statement
+from tfgrpo.store.database import Claim, Statement
+from tfgrpo.store.rows import RowStore
 
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 
@@ -59,18 +60,13 @@ class CallJournal:
     """Writes and finds calls.
 
     Args:
-        session: number of the writing session.
         elapsed_s: seconds since the session began.
     """
 
-    def __init__(
-        self, writer: DatabaseWriter, values: Values, session: int, elapsed_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, writer: RowStore, values: Values, elapsed_s: Callable[[], float]) -> None:
         self._writer = writer
         self._values = values
-        self._session = session
         self._elapsed_s = elapsed_s
-        self._next_call = int(writer.read("SELECT coalesce(max(call), 0) FROM calls")[0][0]) + 1
         self._hits: dict[tuple[str, str], int] = {}
         self._fresh: set[bytes] = set()
         """Keys whose reply this session wrote."""
@@ -98,14 +94,24 @@ class CallJournal:
         """True while a call of this run is in flight."""
         return self._in_flight > 0
 
-    async def wait_for_an_end(self) -> None:
-        """Return when a call that is in flight has ended."""
+    async def wait_for_an_end(self, at_most_s: float | None = None) -> None:
+        """Return when a call that is in flight has ended, or after some seconds."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        await turn
+        await asyncio.wait([turn], timeout=at_most_s)
 
     async def start(self, start: CallStart) -> int:
         """Write a call's intent and return its number; the call may be sent after that.
+
+        Raises:
+            StoreError: it could not be written, so the call must not be sent.
+        """
+        call = (await self.claim(start, ())).call
+        assert call is not None  # no draw was claimed, so none was refused
+        return call
+
+    async def claim(self, start: CallStart, keys: Sequence[bytes]) -> Claim:
+        """Write a call's intent where no other writer asks for its draws; see `Claim`.
 
         Raises:
             StoreError: it could not be written, so the call must not be sent.
@@ -114,36 +120,35 @@ class CallJournal:
             self._writer.flush()  # what was paid for first; raises while the disk is full
             if self._writer.is_full:
                 raise StoreError(
-                    f"the disk of {str(self._writer.path.parent)!r} is full: what was paid for is "
-                    "kept and no new call is made. Free some space and run again"
+                    f"the disk of {self._writer.name!r} is full: what was paid for is kept and no "
+                    "new call is made. Free some space and run again"
                 )
-        call = self._next_call
-        self._next_call += 1
-        row: Statement = (
-            "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                call,
-                self._session,
-                time.time(),
-                start.key,
-                column_text(start.stage),
-                column_text(start.model),
-                column_text(start.rollout_id),
-                start.n,
-                start.cost_usd,
-                start.prompt_tokens,
-                start.completion_tokens,
-            ),
-        )
-        try:
-            await self._writer.commit([row])
-        except StoreError:
-            self._writer.drop([row])
-            raise
-        except asyncio.CancelledError:
-            self.end_soon(call, CallEnd("not_sent", Usage(), 0.0, error="cancelled"))
-            raise
-        return call
+
+        def intent(call: int, session: int) -> Statement:
+            return (
+                "INSERT INTO calls VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (
+                    call,
+                    session,
+                    time.time(),
+                    start.key,
+                    column_text(start.stage),
+                    column_text(start.model),
+                    column_text(start.rollout_id),
+                    start.n,
+                    start.cost_usd,
+                    start.prompt_tokens,
+                    start.completion_tokens,
+                ),
+            )
+
+        claim = await self._writer.start_call(intent, self._unsent, keys)
+        if claim.call is None or (claim.keys is not None and len(claim.keys) < len(keys)):
+            self._has_replies = True  # another writer's
+        return claim
+
+    def _unsent(self, call: int) -> list[Statement]:
+        return self._end_rows(call, CallEnd("not_sent", Usage(), 0.0, error="cancelled"), ())
 
     async def end(
         self, call: int, end: CallEnd, replies: Sequence[tuple[bytes, Completion]] = ()
@@ -224,13 +229,14 @@ class CallJournal:
         """Return by what factors calls of a model that are kept used more than was reserved for
         them: prompt and completion, each at least 1."""
         rows = self._writer.read(
-            "SELECT max(1.0 * (r.uncached + r.cache_read + r.cache_write) / c.prompt_tokens),"
-            " max(1.0 * (r.text + r.reasoning) / c.completion_tokens)"
+            "SELECT max(1.0 * (r.uncached + r.cache_read + r.cache_write)"
+            "  / nullif(c.prompt_tokens, 0)),"
+            " max(1.0 * (r.text + r.reasoning) / nullif(c.completion_tokens, 0))"
             " FROM calls c JOIN results r ON r.call = c.call WHERE r.kind = 'ok' AND c.model = ?",
             (column_text(model),),
         )
         prompt, completion = rows[0]
-        return max(1.0, prompt or 1.0), max(1.0, completion or 1.0)
+        return max(1.0, float(prompt or 1.0)), max(1.0, float(completion or 1.0))
 
     def count_hit(self, stage: str, model: str) -> None:
         """Count a reply that needed no call; written with the next rows."""

@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from tfgrpo.store.codec import DamagedValue, from_column, unpack
-from tfgrpo.store.database import DatabaseWriter
+from tfgrpo.store.rows import RowStore
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Values:
         can_write: False leaves what is found damaged unmarked in the file.
     """
 
-    def __init__(self, writer: DatabaseWriter, *, can_write: bool) -> None:
+    def __init__(self, writer: RowStore, *, can_write: bool) -> None:
         self._writer = writer
         self._can_write = can_write
         self._aside = set(writer.read("SELECT tbl, row FROM set_aside"))
@@ -56,6 +56,6 @@ class Values:
             return
         self._aside.add((table, row))
         self.damaged.append(f"{table} row {row} {why}")
-        log.warning("%s: %s row %d %s; it is set aside", self._writer.path, table, row, why)
+        log.warning("%s: %s row %d %s; it is set aside", self._writer.name, table, row, why)
         if self._can_write:
             self._writer.put([("INSERT INTO set_aside VALUES (?, ?, ?)", (table, row, why))])

@@ -1,7 +1,8 @@
 """Values in the journal: JSON text, compressed above 4 KB, with a digest beside it.
 
-Text is stored as TEXT and compressed text as BLOB, so a value's type says how to read it. No pickle
-anywhere. Also the JSON form of a completion, which no other module needs.
+Text begins as JSON does and compressed text as zlib does, so a value says itself how to read it (in
+SQLite its type says so, too). No pickle anywhere. Also the JSON form of a completion, which no
+other module needs.
 
 Does not know tables or files. Source: own.
 """
@@ -81,6 +82,11 @@ def pack_text(text: str) -> Packed:
     return zlib.compress(data, 6), mark
 
 
+def is_compressed(stored: bytes) -> bool:
+    """Tell compressed text, which begins as zlib does, from JSON, which never does."""
+    return stored[:1] == b"\x78"
+
+
 def unpack(stored: object, mark: object) -> Any:
     """Return the value of a stored form.
 
@@ -89,6 +95,8 @@ def unpack(stored: object, mark: object) -> Any:
     """
     if isinstance(stored, str):
         data = stored.encode("utf-8", "surrogatepass")
+    elif isinstance(stored, bytes) and not is_compressed(stored):
+        data = stored
     elif not isinstance(stored, bytes):
         raise DamagedValue(f"is of another type ({type(stored).__name__})")
     else:

@@ -20,10 +20,10 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfgrpo.errors import StoreError
 
@@ -43,6 +43,16 @@ LOG_BYTES = 32_000_000
 MOST_LOG_BYTES = 160_000_000
 
 Statement = tuple[str, tuple[Any, ...]]
+
+
+class Claim(NamedTuple):
+    """Which call may be sent."""
+
+    call: int | None
+    """Its number; None where other writers ask for all of its draws, or have their replies."""
+    keys: Collection[bytes] | None = None
+    """The draws that are its own; None is all."""
+
 
 SCHEMA = """
 CREATE TABLE meta (name TEXT NOT NULL, value TEXT NOT NULL);
@@ -244,18 +254,20 @@ reference to a row that was set aside."""
 _NOT_THE_DISK = (*_BAD_ROW, sqlite3.OperationalError)
 
 
-def _told(statement: Statement, exc: Exception) -> str:
+def statement_words(statement: Statement, exc: Exception) -> str:
+    """Return a statement that failed in words."""
     sql, values = statement
     shown = ", ".join(repr(v)[:40] for v in values[:4])
     return f"{' '.join(sql.split())[:60]} ({shown}, …): {type(exc).__name__}: {exc}"
 
 
-def _aside(statement: Statement, exc: Exception) -> Statement:
-    words = statement[0].split("INTO")[-1].split()
-    why = "could not be written: " + _told(statement, exc)
+def aside_row(statement: Statement, words: str) -> Statement:
+    """Return the row that names one which no table can hold."""
+    table = statement[0].split("INTO")[-1].split()
+    why = "could not be written: " + words
     return (
         "INSERT INTO set_aside VALUES (?, ?, ?)",
-        (words[0].partition("(")[0] if words else "", 0, why.encode("utf-8", "replace").decode()),
+        (table[0].partition("(")[0] if table else "", 0, why.encode("utf-8", "replace").decode()),
     )
 
 
@@ -316,7 +328,7 @@ def refuse_links(folder: Path, *names: str) -> None:
 
 
 class DatabaseWriter:
-    """The one way to write to a journal; safe from any thread.
+    """The one way to write to a journal in a file: a `RowStore`; safe from any thread.
 
     Rows are written in the order in which they were handed over, also across the three methods.
     Rows whose transaction failed are kept and tried again ahead of the next ones, so that freed
@@ -328,6 +340,8 @@ class DatabaseWriter:
     ) -> None:
         self.connection = connection
         self.path = path
+        self.session = 0
+        """The number of the writing session."""
         self.rows = 0
         """Rows committed by this writer."""
         self.failure: StoreError | None = None
@@ -346,6 +360,45 @@ class DatabaseWriter:
         self._empty_again_at = 0
         self._has_work = threading.Event()
         self._keeper: threading.Thread | None = None
+        self._next_call = 0
+
+    is_shared = False
+    """A file has one writer."""
+
+    @property
+    def name(self) -> str:
+        """How messages call it."""
+        return str(self.path)
+
+    async def start_call(
+        self,
+        intent: Callable[[int, int], Statement],
+        unsent: Callable[[int], list[Statement]],
+        keys: Sequence[bytes] = (),
+    ) -> Claim:
+        """Write a call's intent; see `RowStore.start_call`. With one writer every draw is its own.
+
+        Raises:
+            StoreError: it could not be written, so the call must not be sent.
+        """
+        if not self._next_call:
+            self._next_call = int(self.read("SELECT coalesce(max(call), 0) FROM calls")[0][0]) + 1
+        call = self._next_call
+        self._next_call += 1
+        row = intent(call, self.session)
+        try:
+            await self.commit([row])
+        except StoreError:
+            self.drop([row])
+            raise
+        except asyncio.CancelledError:
+            self.put(unsent(call))
+            raise
+        return Claim(call)
+
+    def lease_group(self, group_id: str, verifier_id: str) -> bool:
+        """Return True: with one writer every group is its own."""
+        return True
 
     def put(self, statements: Sequence[Statement]) -> None:
         """Hand rows over without waiting; they are in the file within `BATCH_S`."""
@@ -469,12 +522,9 @@ class DatabaseWriter:
                 try:
                     self._write([statement])
                 except _BAD_ROW as exc:
-                    self._write([_aside(statement, exc)])
-                    log.error(
-                        "%s: a row cannot be kept and is set aside: %s",
-                        self.path,
-                        _told(statement, exc),
-                    )
+                    words = statement_words(statement, exc)
+                    self._write([aside_row(statement, words)])
+                    log.error("%s: a row cannot be kept and is set aside: %s", self.path, words)
 
     def _make_room(self, exc: Exception) -> bool:
         """Give up the reserved space where the disk is full; False where there is none."""

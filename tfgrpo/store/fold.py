@@ -15,7 +15,7 @@ from typing import Any
 from tfgrpo.rollout import MOST_TOKENS, Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import from_column
-from tfgrpo.store.database import DatabaseWriter
+from tfgrpo.store.rows import RowStore
 
 __all__ = ["RunState", "SpendRow", "fold"]
 
@@ -80,11 +80,12 @@ class RunState:
     """How many decisions of each kind are recorded."""
 
 
-def fold(writer: DatabaseWriter, values: Values) -> RunState:
+def fold(writer: RowStore, values: Values) -> RunState:
     """Return the state of a journal; a damaged library gives way to the newest sound one."""
+    at_work = " AND session NOT IN (SELECT session FROM live)" if writer.is_shared else ""
     sessions, ended = writer.read(
         "SELECT count(DISTINCT session), count(CASE event WHEN 'close' THEN 1 END) FROM sessions"
-        " WHERE session < (SELECT max(session) FROM sessions)"
+        f" WHERE session < (SELECT max(session) FROM sessions){at_work}"
     )[0]
     outcomes = writer.read(
         "SELECT outcome, count(*), sum(truncated) FROM rollouts WHERE rollout IN"
@@ -98,7 +99,7 @@ def fold(writer: DatabaseWriter, values: Values) -> RunState:
         interruptions=sessions - ended,
         rollouts=sum(n for _, n, _ in outcomes),
         outcomes={outcome: n for outcome, n, _ in outcomes},
-        truncated=sum(t or 0 for _, _, t in outcomes),
+        truncated=sum(int(t or 0) for _, _, t in outcomes),
         groups=writer.read("SELECT count(DISTINCT group_id) FROM groups")[0][0],
         library_id=version,
         library=library,
@@ -106,7 +107,7 @@ def fold(writer: DatabaseWriter, values: Values) -> RunState:
     )
 
 
-def _newest_library(writer: DatabaseWriter, values: Values) -> tuple[str, Any]:
+def _newest_library(writer: RowStore, values: Values) -> tuple[str, Any]:
     for (row,) in writer.read("SELECT library FROM libraries ORDER BY library DESC"):
         sql = "SELECT version_id, body, digest FROM libraries WHERE library = ?"
         name, body, mark = writer.read(sql, (row,))[0]
@@ -127,7 +128,7 @@ _TEXT = "coalesce(CAST({} AS TEXT), '')"
 """A column's text, whatever a flipped bit made of its type."""
 
 
-def fold_spend(writer: DatabaseWriter) -> list[SpendRow]:
+def fold_spend(writer: RowStore) -> list[SpendRow]:
     """Return what was spent, by stage and model, in that order.
 
     A call without a result counts as booked. While a run goes on that includes the calls in
@@ -200,12 +201,21 @@ class _Sums:
         )
 
 
-def elapsed_seconds(writer: DatabaseWriter) -> float:
-    """Return the wall time of all sessions: of a killed one, up to its last result."""
-    rows = writer.read(
-        "SELECT sum(longest) FROM (SELECT max(elapsed_s) AS longest FROM"
-        " (SELECT session, elapsed_s FROM sessions UNION ALL"
-        "  SELECT c.session, r.elapsed_s FROM results r JOIN calls c ON c.call = r.call)"
-        " GROUP BY session)"
+def elapsed_seconds(writer: RowStore) -> float:
+    """Return the wall time of all sessions: of a killed one, up to its last result; time in which
+    several writers were at work counts once."""
+    sessions = (
+        "SELECT session, min(began) AS began, max(elapsed_s) AS longest FROM"
+        " (SELECT session, at - elapsed_s AS began, elapsed_s FROM sessions UNION ALL"
+        "  SELECT c.session, NULL, r.elapsed_s FROM results r JOIN calls c ON c.call = r.call) e"
+        " GROUP BY session"
     )
-    return max(0.0, float(rows[0][0] or 0.0))
+    if not writer.is_shared:
+        rows = writer.read(f"SELECT sum(longest) FROM ({sessions}) s")
+        return max(0.0, float(rows[0][0] or 0.0))
+    total, until = 0.0, float("-inf")
+    for _, began, longest in writer.read(f"{sessions} ORDER BY began"):
+        if began is not None:
+            total += max(0.0, began + longest - max(began, until))
+            until = max(until, began + longest)
+    return total

@@ -9,6 +9,7 @@ Does not know which settings changed. Source: own.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 from tfgrpo.store.budget import Budget
 from tfgrpo.store.database import store_errors
 from tfgrpo.store.journal import FILE, Journal
+from tfgrpo.store.postgres.address import is_address
+from tfgrpo.store.postgres.opening import list_runs
+from tfgrpo.store.postgres.places import Place, place_of
 
 _COPIED = (
     "INSERT INTO completions (key, call, finish, body, digest)"
@@ -28,9 +32,10 @@ _COPIED = (
 
 
 def fork_run(
-    folder: Path,
+    folder: Path | str,
     config: Mapping[str, Any],
     *,
+    store: str = "",
     budget: Budget | None = None,
     durable: bool = False,
 ) -> Journal:
@@ -38,11 +43,33 @@ def fork_run(
 
     Closed groups and decisions are not taken over: they belong to the run that made them.
     """
-    number = 1
-    while (target := folder.with_name(f"{folder.name}-fork{number}")).exists():
-        number += 1
-    store = Journal.open(target, create=True, config=config, budget=budget, durable=durable)
-    source = folder / FILE
-    with store_errors(source, "copy from"):
-        store.take_over(source, _COPIED)
-    return store
+    source = place_of(folder, store)
+    target = _unused(source, has_folder=not is_address(folder))
+    address = "" if target.address is None else target.address.whole
+    journal = Journal.open(
+        address if is_address(folder) else target.folder,
+        store=address,
+        create=True,
+        config=config,
+        budget=budget,
+        durable=durable,
+    )
+    with store_errors(source.folder / FILE, "copy from"):
+        journal.take_over(source, _COPIED)
+    return journal
+
+
+def _unused(source: Place, *, has_folder: bool) -> Place:
+    """Return the first place `NAME-forkN` that nothing is in."""
+    taken = [] if source.address is None else list_runs(source.address)
+    for number in itertools.count(1):
+        folder = source.folder.with_name(f"{source.folder.name}-fork{number}")
+        if source.address is None:
+            target = Place(folder)
+        else:
+            target = Place(folder, source.address.named(f"{source.address.run}-fork{number}"))
+            if target.address is not None and target.address.run in taken:
+                continue
+        if not (has_folder and folder.exists()):
+            return target
+    raise AssertionError("numbers do not end")

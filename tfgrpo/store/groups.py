@@ -6,7 +6,7 @@ share them. Does not know who made a rollout or why. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from tfgrpo.context import Context
@@ -16,7 +16,8 @@ from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
-from tfgrpo.store.database import DatabaseWriter, Statement
+from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import RowStore
 
 __all__ = ["GroupJournal"]
 
@@ -24,6 +25,8 @@ _UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
 """Outcomes that a resume tries again, unless their group is closed."""
 _NOTHING_BUILDS_ON = frozenset({"eval", "test"})
 """Stages whose closed groups are tried again, too: they are read and never built on."""
+
+_IDS_A_QUERY = 200
 
 
 _AT_ONCE = 500
@@ -38,7 +41,7 @@ class GroupJournal:
     """
 
     def __init__(
-        self, writer: DatabaseWriter, values: Values, extra_rows: Callable[[], list[Statement]]
+        self, writer: RowStore, values: Values, extra_rows: Callable[[], list[Statement]]
     ) -> None:
         self._writer = writer
         self._values = values
@@ -46,8 +49,11 @@ class GroupJournal:
         self._closed: dict[str, set[str]] = {}
         self._fresh: dict[tuple[str, str, str], Rollout] = {}
         """Rollouts of open groups as this session recorded them."""
-        self._has_rollouts = bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
-        """False spares looking for what cannot be there: none recorded before this session."""
+        self._has_rollouts = writer.is_shared or bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
+        """False spares looking for what cannot be there: none recorded before this session, and
+        nobody else records any."""
+        self._absent: set[tuple[str, str]] = set()
+        """Rollouts that were looked for and not there."""
         self._final: set[tuple[str, str]] = set()
         """Closed groups that others may have built on, with their verifier."""
         for name, verifier, stage in writer.read("SELECT group_id, verifier_id, stage FROM groups"):
@@ -65,37 +71,42 @@ class GroupJournal:
         """
         found = self._newest_rollout(rollout_id, verifier_id)
         if found is None:
+            self._absent.add((rollout_id, verifier_id))
             return None
+        self._absent.discard((rollout_id, verifier_id))
         rollout, group_id = found
-        is_final = (group_id, column_text(verifier_id)) in self._final
-        return None if rollout.outcome in _UNFINISHED and not is_final else rollout
+        if rollout.outcome in _UNFINISHED and not self._is_final(group_id, verifier_id):
+            return None
+        return rollout
+
+    def _is_final(self, group: str, verifier_id: str) -> bool:
+        verifier = column_text(verifier_id)
+        if self._writer.is_shared:  # others close groups, too
+            rows = self._writer.read(
+                "SELECT stage FROM groups WHERE group_id = ? AND verifier_id = ?", (group, verifier)
+            )
+            for (stage,) in rows:
+                self._close(group, verifier, stage)
+        return (group, verifier) in self._final
 
     def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
         """Return the finished rollouts among several, as `find_rollout` would one by one."""
-        if not self._has_rollouts and not self._fresh and not self._closed:
-            return {}
-        self._writer.flush()
-        names = {column_text(name): name for name in rollout_ids}
-        verifier = column_text(verifier_id)
-        rows = self._writer.read(
-            "SELECT rollout, rollout_id, group_id, body, digest FROM rollouts WHERE rollout_id IN"
-            f" ({', '.join('?' * len(names))}) AND verifier_id = ? ORDER BY rollout DESC",
-            (*names, verifier),
-        )
-        looked_at: set[str] = set()
+        rows: dict[str, list[tuple[Any, ...]]] = {}
+        if self._has_rollouts or self._fresh or self._closed:
+            self._writer.flush()
+            rows = self._rows_of(rollout_ids)
         found: dict[str, Rollout] = {}
-        for row, column, group, body, mark in rows:
-            if column in looked_at:
+        for name in rollout_ids:
+            newest = self._newest_sound(rows.get(column_text(name), ()), verifier_id, None)
+            if newest is None:
+                self._absent.add((name, verifier_id))
                 continue
-            value = self._values.get("rollouts", row, body, mark)
-            if value is DAMAGED:
-                continue
-            looked_at.add(column)
-            rollout = Rollout.from_dict(value)
-            if rollout.outcome not in _UNFINISHED or (group, verifier) in self._final:
-                found[names[column]] = rollout
+            self._absent.discard((name, verifier_id))
+            rollout, group = newest
+            if rollout.outcome not in _UNFINISHED or self._is_final(group, verifier_id):
+                found[name] = rollout
                 # It is recorded as it is: its group need not look for it again.
-                self._fresh[column, verifier, group] = rollout
+                self._fresh[column_text(name), column_text(verifier_id), group] = rollout
         return found
 
     def _close(self, group: str, verifier: str, stage: str) -> None:
@@ -109,11 +120,25 @@ class GroupJournal:
         if not self._has_rollouts and not self._fresh and not self._closed:
             return None
         self._writer.flush()
-        rows = self._writer.read(
-            "SELECT rollout, verifier_id, group_id, body, digest FROM rollouts"
-            " WHERE rollout_id = ? ORDER BY rollout DESC",
-            (column_text(rollout_id),),
-        )
+        rows = self._rows_of([rollout_id]).get(column_text(rollout_id), ())
+        return self._newest_sound(rows, verifier_id, group_id)
+
+    def _rows_of(self, rollout_ids: Sequence[str]) -> dict[str, list[tuple[Any, ...]]]:
+        """Return the rows of rollouts by id, newest first."""
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for start in range(0, len(rollout_ids), _IDS_A_QUERY):
+            names = tuple(map(column_text, rollout_ids[start : start + _IDS_A_QUERY]))
+            for name, *row in self._writer.read(
+                "SELECT rollout_id, rollout, verifier_id, group_id, body, digest FROM rollouts"
+                f" WHERE rollout_id IN ({', '.join('?' * len(names))}) ORDER BY rollout DESC",
+                names,
+            ):
+                found.setdefault(name, []).append(tuple(row))
+        return found
+
+    def _newest_sound(
+        self, rows: Iterable[tuple[Any, ...]], verifier_id: str | None, group_id: str | None
+    ) -> tuple[Rollout, str] | None:
         for row, its_verifier, its_group, body, mark in rows:
             if verifier_id is not None and its_verifier != column_text(verifier_id):
                 continue
@@ -137,7 +162,9 @@ class GroupJournal:
             return None
         what = f"rollout {rollout.rollout_id!r}"
         body, mark = pack(form_of(rollout, what), what)
-        if self._has_rollouts or group in self._closed:
+        is_absent = (rollout.rollout_id, verifier_id) in self._absent
+        self._absent.discard((rollout.rollout_id, verifier_id))
+        if not is_absent and (self._has_rollouts or group in self._closed):
             kept = self._writer.read(
                 "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
                 " AND group_id = ? ORDER BY rollout DESC LIMIT 1",
@@ -181,8 +208,8 @@ class GroupJournal:
         task, task_mark = pack(form_of(group.task, what), what)
         context, context_mark = pack(form_of(group.context, what), what)
         rows += [
-            ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (task_mark, task)),
-            ("INSERT OR IGNORE INTO texts VALUES (?, ?)", (context_mark, context)),
+            ("INSERT INTO texts VALUES (?, ?) ON CONFLICT DO NOTHING", (task_mark, task)),
+            ("INSERT INTO texts VALUES (?, ?) ON CONFLICT DO NOTHING", (context_mark, context)),
         ]
         body, mark = pack(
             {
@@ -197,7 +224,7 @@ class GroupJournal:
             self._writer.read(
                 "SELECT digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1", (name,)
             )
-            if name in self._closed
+            if name in self._closed or self._writer.is_shared
             else []
         )
         if not kept or kept[0][0] != mark:
@@ -255,9 +282,9 @@ class GroupJournal:
         """
         self._writer.flush()
         rows = self._writer.read(
-            "SELECT max(grp) FROM groups WHERE (? IS NULL OR stage = ?) GROUP BY group_id,"
-            " verifier_id ORDER BY min(grp)",
-            (stage, None if stage is None else column_text(stage)),
+            f"SELECT max(grp) FROM groups{'' if stage is None else ' WHERE stage = ?'}"
+            " GROUP BY group_id, verifier_id ORDER BY min(grp)",
+            () if stage is None else (column_text(stage),),
         )
         for (row,) in rows:
             group = self._group(row)
@@ -354,8 +381,10 @@ class GroupJournal:
         if DAMAGED in (value, task_row, context_row):
             return None
         rollouts: list[Rollout] = []
+        rows = self._rows_of(value["rollouts"])
         for rollout_id in value["rollouts"]:
-            kept = self._newest_rollout(rollout_id, from_column(verifier_id), group_id)
+            mine = rows.get(column_text(rollout_id), ())
+            kept = self._newest_sound(mine, from_column(verifier_id), group_id)
             if kept is None:
                 self._values.set_aside("groups", row, f"its rollout {rollout_id!r} is damaged")
                 return None

@@ -1,9 +1,9 @@
-"""`Journal`: the journal of one run, in `run.db` of the run's folder.
+"""`Journal`: the journal of one run, in `run.db` of the run's folder or on a PostgreSQL server.
 
 Append-only: calls (their intent with the worst case before they are sent, their result after),
-replies, rollouts, groups, library versions, decisions. One process writes; it is told apart by a
-lock. What was paid for is in the file before anybody acts on it, so the death of the process costs
-at most the calls in flight.
+replies, rollouts, groups, library versions, decisions. A file has one writer, told apart by a lock;
+a server lets several write, each with a seat of its own. What was paid for is written before
+anybody acts on it, so the death of a process costs at most its calls in flight.
 
 Does not know: how calls are made (`journaled`), what a decision or a library means, config keys.
 Idea: journal is the truth, everything else a fold of it (own; event sourcing).
@@ -11,6 +11,7 @@ Idea: journal is the truth, everything else a fold of it (own; event sourcing).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -19,80 +20,79 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from tfgrpo.errors import ChangedSettingsError, StoreError
+from tfgrpo.errors import BudgetError, ChangedSettingsError, StoreError
 from tfgrpo.group_figures import GroupFigures
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import canonical_json, jsonable
 from tfgrpo.store import fold as folding
-from tfgrpo.store.budget import Budget, Ledger
+from tfgrpo.store.budget import Budget, Ledger, Reservation
 from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
-from tfgrpo.store.database import (
-    DatabaseWriter,
-    Statement,
-    check_file,
-    connect,
-    create_file,
-    refuse_links,
-    refuse_network_disk,
-    reserve_space,
-    store_errors,
-)
+from tfgrpo.store.database import DatabaseWriter, Statement
+from tfgrpo.store.file_run import open_file
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
-from tfgrpo.store.lock import RunLock
+from tfgrpo.store.postgres.address import is_address
+from tfgrpo.store.postgres.database import PostgresDatabase
+from tfgrpo.store.postgres.opening import (
+    look_at_run,
+    open_run,
+    refuse_a_left_behind_file,
+)
+from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
+from tfgrpo.store.postgres.seat import Terms
+from tfgrpo.store.postgres.tranches import Refusal, SharedLedger
+from tfgrpo.store.rows import OpenRun
 
 log = logging.getLogger(__name__)
 
 __all__ = ["FILE", "Journal"]
 
-FILE = "run.db"
-"""Name of the journal in a run's folder."""
 _AS_IT_WAS = ResumeRule()
-_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
+Role = Literal["learner", "writer"]
+_NUMBERED = {
+    "calls": "call",
+    "completions": "completion",
+    "rollouts": "rollout",
+    "groups": "grp",
+    "decisions": "decision",
+}
+_ASK_AGAIN_S = 0.25
+"""How long to wait for what other writers may give back, before asking again."""
 
 
 class Journal:
     """The journal of one run. Use `open`; close it, or use it as a context manager.
 
-    Implements `protocols.Recorder`. Safe to use from several threads; one process at a time.
+    Implements `protocols.Recorder`. Safe to use from several threads; on a server by several
+    processes at a time.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        writer: DatabaseWriter,
-        lock: RunLock | None,
-        ledger: Ledger,
-        *,
-        resumed: bool,
-    ) -> None:
-        self.folder = folder
+    def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
+        writer, ledger, self.is_resumed, self._lock = opened
+        self.place = place
+        """Where it is."""
+        self.folder = place.folder
+        """Where the run writes for people."""
         self.ledger = ledger
         """What this run has spent, earlier sessions included, under its budget."""
-        self.is_resumed = resumed
-        """True when the folder held a journal before it was opened."""
         self._writer = writer
-        self._lock = lock
-        self._session = 0
-        self._can_write = lock is not None
+        self._can_write = can_write
         for row in folding.fold_spend(writer):
             for usage in (row.usage, row.booked):
                 ledger.charge(**ledger_amounts(usage))
         self._earlier_s = folding.elapsed_seconds(writer)
         ledger.charge(seconds=self._earlier_s)
-        if self._can_write:
-            rows = writer.read(
-                "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
-            )
-            self._session = int(rows[0][0]) + 1
+        if isinstance(ledger, SharedLedger) and isinstance(writer, PostgresDatabase):
+            ledger.start(writer.draw)
+        if can_write:
             writer.commit_now([self._session_row("open")])
         self._values = Values(writer, can_write=self._can_write)
-        self.calls = CallJournal(writer, self._values, self._session, self._elapsed_s)
+        self.calls = CallJournal(writer, self._values, self._elapsed_s)
         """The calls of the run, for `JournaledLM`."""
         self._groups = GroupJournal(writer, self._values, self.calls.hit_rows)
 
@@ -101,91 +101,79 @@ class Journal:
         cls,
         folder: Path | str,
         *,
+        store: str = "",
+        role: Role = "learner",
         create: bool = False,
         config: Mapping[str, Any] | None = None,
         readonly: bool = False,
         budget: Budget | Ledger | None = None,
         durable: bool = False,
         resume: ResumeRule = _AS_IT_WAS,
+        terms: Terms | None = None,
     ) -> Journal:
         """Open a run's journal, or make one.
 
         Args:
-            folder: the run's folder; made with access for its owner only.
+            folder: the run's folder, made with access for its owner only; or the address of a run
+                on a server, `postgresql://…#NAME`.
+            store: the address of the database that keeps the folder's run; empty takes the one
+                that the folder names, else the folder itself.
+            role: on a server, `writer` stands beside others; a run has one `learner`.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
                 must equal the kept ones, except for what `resume` allows; a run without a single
                 reply or graded rollout takes any settings.
             readonly: look only; takes no lock, so it works beside a running process.
             budget: the limits of the ledger, or a fresh ledger; spend of earlier sessions counts
-                against them.
-            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction.
+                against them. On a server the limits of the run as a whole.
+            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction; a
+                server's always does.
             resume: how the settings may differ from the kept ones.
+            terms: of a writer's seat on a server.
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
-        path = Path(folder)
-        ledger = budget if isinstance(budget, Ledger) else Ledger(budget or Budget())
-        if not (create or os.path.exists(path / FILE)):  # False where this user may not look
-            raise StoreError(f"there is no run in {str(path)!r} (no {FILE}): check the folder")
-        if readonly:
-            return cls._open_readonly(path, ledger)
-        store = cls._open_locked(path, ledger, durable=durable)
+        place = place_of(folder, store)
+        limits = budget.budget if isinstance(budget, Ledger) else budget
+        clock = budget.clock if isinstance(budget, Ledger) else time.monotonic
+        if place.address is None:
+            ledger = budget if isinstance(budget, Ledger) else Ledger(limits or Budget())
+            opened = open_file(
+                place.folder, ledger, create=create, readonly=readonly, durable=durable
+            )
+        elif readonly:
+            opened = look_at_run(place.address, budget=limits, clock=clock)
+        else:
+            if store:
+                refuse_a_left_behind_file(place, create=create)
+            opened = open_run(
+                place.address, create=create, role=role, budget=limits, terms=terms, clock=clock
+            )
         try:
-            changed = store._changes(config, resume)
+            journal = cls(place, opened, can_write=not readonly)
+        except BaseException:
+            opened.database.abandon()
+            if opened.lock is not None:
+                opened.lock.release()
+            raise
+        if readonly:
+            return journal
+        try:
+            changed = journal._changes(config, resume)
             if changed:
                 raise ChangedSettingsError(
-                    f"run {str(path)!r} was made with other settings:\n  "
+                    f"run {str(place)!r} was made with other settings:\n  "
                     + "\n  ".join(changed)
                     + "\nuse them again, choose another folder, or fork the run (--fork)"
                 )
-            store._keep_config(config)
-            return store
+            journal._keep_config(config)
+            if not is_address(folder):
+                point_to(place)
+            return journal
         except BaseException:
-            store.close()
-            raise
-
-    @classmethod
-    def _open_locked(cls, path: Path, ledger: Ledger, *, durable: bool) -> Journal:
-        file = path / FILE
-        with store_errors(path, "use the run folder"):
-            if not path.exists():
-                path.mkdir(parents=True, mode=0o700)
-            refuse_network_disk(path)
-            refuse_links(path, *_FILES)
-            lock = RunLock(path / "lock")
-        try:
-            existed = file.exists()
-            reserve = reserve_space(path)
-            if not existed:
-                create_file(file)
-            with store_errors(file, "open"):
-                connection = connect(file, durable=durable)
-            try:
-                check_file(connection, file, thorough=lock.was_killed)
-                return cls(
-                    path, DatabaseWriter(connection, file, reserve), lock, ledger, resumed=existed
-                )
-            except BaseException:
-                connection.close()
-                raise
-        except BaseException:
-            lock.release()
-            raise
-
-    @classmethod
-    def _open_readonly(cls, path: Path, ledger: Ledger) -> Journal:
-        file = path / FILE
-        with store_errors(file, "open"):
-            refuse_links(path, *_FILES)
-            connection = connect(file, readonly=True)
-        try:
-            check_file(connection, file, thorough=False)
-            return cls(path, DatabaseWriter(connection, file), None, ledger, resumed=True)
-        except BaseException:
-            connection.close()
+            journal.close()
             raise
 
     def _elapsed_s(self) -> float:
@@ -196,7 +184,7 @@ class Journal:
         return (
             "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?)",
             (
-                self._session,
+                self._writer.session,
                 event,
                 time.time(),
                 self._elapsed_s(),
@@ -225,12 +213,20 @@ class Journal:
             return
         asked = without_secrets(jsonable(config))
         if asked != self.config:
-            row = ("INSERT INTO meta VALUES ('config', ?)", (canonical_json(asked),))
+            row = ("INSERT INTO meta VALUES (?, ?)", ("config", canonical_json(asked)))
             self._writer.commit_now([row])
 
     @property
     def writer(self) -> DatabaseWriter:
-        """The one way to write rows, for a room with tables of its own."""
+        """The one way to write rows, for a room with tables of its own.
+
+        Raises:
+            StoreError: the journal is on a server, which has the run's tables only.
+        """
+        if not isinstance(self._writer, DatabaseWriter):
+            raise StoreError(
+                f"{str(self.place)!r} is on a server: only a journal in a file has other tables"
+            )
         return self._writer
 
     @property
@@ -244,7 +240,7 @@ class Journal:
         try:
             config = json.loads(rows[0][0])
         except (TypeError, ValueError) as exc:
-            log.warning("%s: the kept settings are damaged (%s)", self.folder / FILE, exc)
+            log.warning("%s: the kept settings are damaged (%s)", self._writer.name, exc)
             return None
         return config if isinstance(config, dict) else None
 
@@ -252,6 +248,54 @@ class Journal:
     def damaged(self) -> list[str]:
         """Rows that did not match their digest and were set aside, in words."""
         return self._values.damaged
+
+    async def reserve(self, **amounts: float) -> Reservation:
+        """Hold the worst case of a call; wait while only worst cases of calls in flight stand in
+        the way, or what other writers of the run hold.
+
+        Raises:
+            BudgetError: a limit would be passed, also when the calls in flight end.
+            StoreError: the server cannot be reached.
+        """
+        ledger, calls = self.ledger, self.calls
+        while True:
+            try:
+                if not isinstance(ledger, SharedLedger):
+                    return ledger.reserve(**amounts)
+                return ledger.reserve_here(**amounts)
+            except BudgetError as exc:
+                if isinstance(ledger, SharedLedger):
+                    drawing = ledger.draw_soon(exc, amounts)
+                    if drawing is not None:
+                        refusal = await asyncio.wrap_future(drawing)
+                        if refusal is not None:
+                            await self._wait_for_room(refusal)
+                        continue
+                if not (calls.any_in_flight and ledger.could_fit(**amounts)):
+                    raise
+            await calls.wait_for_an_end()
+
+    async def _wait_for_room(self, refusal: Refusal) -> None:
+        """Wait until calls end here, or others may have given back what they hold.
+
+        Raises:
+            BudgetError: neither can make room.
+        """
+        if refusal.could_fit and self.calls.any_in_flight:
+            await self.calls.wait_for_an_end(_ASK_AGAIN_S)
+        elif refusal.could_fit and refusal.held_by_others:
+            await asyncio.sleep(_ASK_AGAIN_S)
+        else:
+            raise refusal.error()
+
+    def lease_group(self, group_id: str, verifier_id: str) -> bool:
+        """Return True where this process is the one to make a group: always in a file; on a server
+        where no other writer that lives makes it. Held until the journal is closed.
+
+        Raises:
+            StoreError: the server cannot be reached.
+        """
+        return self._writer.lease_group(group_id, verifier_id)
 
     def find_rollout(self, rollout_id: str, verifier_id: str) -> Rollout | None:
         """Return a finished rollout as it was graded by that verifier, if there is one.
@@ -357,6 +401,13 @@ class Journal:
         )
         return self._values.named("decisions", rows)
 
+    def change_mark(self) -> str:
+        """Return a text that changes when calls, rollouts, groups or decisions are added."""
+        newest = " UNION ALL ".join(
+            f"SELECT max({column}) FROM {table}" for table, column in _NUMBERED.items()
+        )
+        return "-".join(str(number or 0) for (number,) in self._writer.read(newest))
+
     def spend(self) -> list[SpendRow]:
         """Return what was spent by stage and model, earlier sessions included."""
         self._flush_hits()
@@ -371,12 +422,13 @@ class Journal:
         if self._can_write:
             self._writer.commit_now(self.calls.hit_rows())
 
-    def take_over(self, source: Path, copies: Iterable[str]) -> None:
-        """Run copying statements against another journal, attached as `old`, all or nothing."""
-        self._writer.copy_from(source, copies)
+    def take_over(self, source: Place, copies: Iterable[str]) -> None:
+        """Run copying statements against another journal of the same kind, which they call `old`,
+        all or nothing."""
+        self._writer.copy_from(source.address or source.folder / FILE, copies)
         self.calls.expect_replies()
         self._groups.expect_rollouts()
-        self.record_decision("fork", {"from": str(source.parent)}, key=str(source.parent))
+        self.record_decision("fork", {"from": str(source)}, key=str(source))
 
     def close(self) -> None:
         """Write what is left and leave in order; may be called twice.

@@ -15,6 +15,7 @@ import asyncio
 import copy
 import json
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 
 _BYTES_A_TOKEN = 4
 _TOKENS_A_MESSAGE = 8
+_PAUSES_S = (0.05, 0.5)
+"""The shortest and the longest pause while another writer asks for a draw."""
 
 
 class JournaledLM(LMWrapper):
@@ -90,6 +93,7 @@ class JournaledLM(LMWrapper):
         table = prices if isinstance(prices, PriceTable) else PriceTable(prices)
         self._price = table.find(lm.model_id)
         self._bound: LearntBound | None = None
+        self._patience = _Patience()
         self._has_told = False
         """True once it was said that calls use more than their text suggests."""
         require_price(store.ledger, self._price, lm.model_id)
@@ -121,7 +125,7 @@ class JournaledLM(LMWrapper):
             return [await self._one(asked, _Draw(key.draw(first, seeds[0]), seeds[0]))]
         draws = [_Draw(key.draw(first + i, seeds[i]), seeds[i]) for i in range(n)]
         if not self._cache:
-            return await self._ask(asked, draws)
+            return [reply for _, reply in await self._ask(asked, draws)]
         while True:
             found = [self._find(draw.key, scope) for draw in draws]
             missing = [d for d, reply in zip(draws, found) if reply is None]
@@ -135,7 +139,8 @@ class JournaledLM(LMWrapper):
     async def _one(self, asked: _Asked, draw: _Draw) -> Completion:
         reply = self._find(draw.key, asked.scope)
         while reply is None:
-            reply = (await self._share(asked, (draw,))).get(draw.key)
+            made = await self._share(asked, (draw,))
+            reply = made.get(draw.key) or self._find(draw.key, asked.scope)
         return reply
 
     def _find(self, key: bytes, scope: CallScope) -> Completion | None:
@@ -168,8 +173,7 @@ class JournaledLM(LMWrapper):
         if mine:
             failure: ProviderError | None = None
             try:
-                for draw, reply in zip(mine, await self._ask(asked, mine)):
-                    made[draw.key] = reply
+                made.update(await self._ask(asked, mine))
             except ProviderError as exc:
                 failure = exc
                 raise
@@ -188,13 +192,16 @@ class JournaledLM(LMWrapper):
                 made[key] = found
         return made
 
-    async def _ask(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
-        """Call for several draws; without `prefers_n` each is a call of its own."""
+    async def _ask(self, asked: _Asked, draws: Sequence[_Draw]) -> list[_Reply]:
+        """Call for several draws; without `prefers_n` each is a call of its own.
+
+        Draws that another writer of the run asks for are left out; they are found later.
+        """
         if len(draws) == 1 or self._lm.prefers_n:
             return await self._call(asked, draws)
         calls = [self._call(asked, [draw]) for draw in draws]
         results = await asyncio.gather(*calls, return_exceptions=True)
-        replies: list[Completion] = []
+        replies: list[_Reply] = []
         for result in results:
             if isinstance(result, BaseException):
                 if not replies or not isinstance(result, ProviderError):
@@ -203,23 +210,27 @@ class JournaledLM(LMWrapper):
             replies.extend(result)
         return replies
 
-    async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[Completion]:
+    async def _call(self, asked: _Asked, draws: Sequence[_Draw]) -> list[_Reply]:
         n, limit = len(draws), asked.request.sampling.max_tokens
         plain = worst_case(asked.prompt_tokens, limit, n, self._price)
         prompt, completion = self._learnt().widen(plain.prompt_tokens, plain.completion_tokens // n)
         worst = worst_case(prompt, completion, n, self._price)
-        try:
-            reservation = self._store.ledger.reserve(**worst.amounts)
-        except BudgetError:
-            reservation = await self._reserve_later(worst.amounts)
+        reservation = await self._store.reserve(**worst.amounts)
         calls = self._store.calls
         calls.began()
         try:
-            number = await calls.start(self._start(asked, draws, worst))
-            return await self._send(asked.request, draws, number, reservation, plain)
+            keys = [draw.key for draw in draws] if self._cache else ()
+            claim = await calls.claim(self._start(asked, draws, worst), keys)
+            if claim.keys is not None:
+                draws = [draw for draw in draws if draw.key in claim.keys]
+            if claim.call is not None:
+                self._patience.clear()
+                return await self._send(asked.request, draws, claim.call, reservation, plain)
         finally:
             reservation.release()
             calls.ended()
+        await self._patience.wait()
+        return []
 
     def _start(self, asked: _Asked, draws: Sequence[_Draw], worst: WorstCase) -> CallStart:
         return CallStart(
@@ -240,7 +251,7 @@ class JournaledLM(LMWrapper):
         number: int,
         reservation: Reservation,
         plain: WorstCase,
-    ) -> list[Completion]:
+    ) -> list[_Reply]:
         calls, n = self._store.calls, len(draws)
         began = self._clock()
         extra = 0
@@ -269,26 +280,33 @@ class JournaledLM(LMWrapper):
         except ProviderError as exc:
             seconds = self._clock() - began
             end = book_failure(exc, duration_s=seconds, price=self._price, extra_calls=extra)
-            reservation.settle(**settlement(end, reservation.amounts))
-            await calls.end(number, end)
+            await self._end(number, end, reservation)
             raise
         except BudgetError as exc:  # the LM was refused a further call: what was sent was refused
             end = CallEnd("rejected", Usage(calls=1 + extra), self._clock() - began, error=str(exc))
-            reservation.settle(**settlement(end, reservation.amounts))
-            await calls.end(number, end)
+            await self._end(number, end, reservation)
             raise
         finally:
             if end is None:  # cancelled, or an error that no LM should raise: perhaps billed
                 ended = CallEnd("unsettled", Usage(), self._clock() - began, error="cancelled")
                 reservation.settle()
                 calls.end_soon(number, ended)
-        reservation.settle(**settlement(end, reservation.amounts))
         self._learn(plain, end)
         pairs = [(draw.key, reply) for draw, reply in zip(draws, kept)]
-        await calls.end(number, end, pairs)
+        await self._end(number, end, reservation, pairs)
         if self._shared is not None:
             self._shared.keep(pairs)
-        return kept
+        return pairs
+
+    async def _end(
+        self, number: int, end: CallEnd, reservation: Reservation, replies: Sequence[_Reply] = ()
+    ) -> None:
+        """Write how a call ended and give back what it did not use: in this order, so that nobody
+        is given what the journal still books for it."""
+        try:
+            await self._store.calls.end(number, end, replies)
+        finally:
+            reservation.settle(**settlement(end, reservation.amounts))
 
     def _learnt(self) -> LearntBound:
         """What earlier calls taught, those of earlier sessions included: read before the first
@@ -331,31 +349,37 @@ class JournaledLM(LMWrapper):
             changes["tool_calls"] = calls
         return replace(reply, **changes) if changes else reply
 
-    async def _reserve_later(self, amounts: dict[str, float]) -> Reservation:
-        """Hold the worst case; wait while only the worst cases of calls in flight stand in the way.
-
-        A refusal is final when no call of this run is in flight, or when what is spent leaves no
-        room.
-        """
-        ledger, calls = self._store.ledger, self._store.calls
-        while True:
-            try:
-                return ledger.reserve(**amounts)
-            except BudgetError:
-                if not calls.any_in_flight or not ledger.could_fit(**amounts):
-                    raise
-            await calls.wait_for_an_end()
-
 
 class _Draw(NamedTuple):
     key: bytes
     seed: int | None
 
 
+_Reply = tuple[bytes, Completion]
+"""A reply under its draw's key."""
+
+
 class _Asked(NamedTuple):
     request: Request
     prompt_tokens: int
     scope: CallScope
+
+
+class _Patience:
+    """Pauses while other writers ask for what is wanted; longer each time until a call is made."""
+
+    def __init__(self) -> None:
+        self._next_s = _PAUSES_S[0]
+
+    def clear(self) -> None:
+        """Begin with short pauses again."""
+        self._next_s = _PAUSES_S[0]
+
+    async def wait(self) -> None:
+        """Sleep."""
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(_PAUSES_S[1], 1.2 * self._next_s)
+        await asyncio.sleep(pause_s)
 
 
 def _clean_call(call: ToolCall) -> ToolCall:

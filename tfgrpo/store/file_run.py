@@ -1,0 +1,86 @@
+"""Opens the journal in a run's folder: a file, its lock and its reserve.
+
+Does not know what a run holds. Source: own.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tfgrpo.errors import StoreError
+from tfgrpo.store.budget import Ledger
+from tfgrpo.store.database import (
+    DatabaseWriter,
+    check_file,
+    connect,
+    create_file,
+    refuse_links,
+    refuse_network_disk,
+    reserve_space,
+    store_errors,
+)
+from tfgrpo.store.lock import RunLock
+from tfgrpo.store.postgres.places import FILE
+from tfgrpo.store.rows import OpenRun
+
+__all__ = ["open_file"]
+
+_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
+
+
+def open_file(
+    folder: Path, ledger: Ledger, *, create: bool, readonly: bool, durable: bool
+) -> OpenRun:
+    """Open a folder's journal; see `Journal.open`.
+
+    Raises:
+        StoreError: no journal, in use, damaged, read-only, disk full, network disk.
+    """
+    if not (create or os.path.exists(folder / FILE)):  # False where this user may not look
+        raise StoreError(f"there is no run in {str(folder)!r} (no {FILE}): check the folder")
+    return _look(folder, ledger) if readonly else _open(folder, ledger, durable=durable)
+
+
+def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
+    file = folder / FILE
+    with store_errors(folder, "use the run folder"):
+        if not folder.exists():
+            folder.mkdir(parents=True, mode=0o700)
+        refuse_network_disk(folder)
+        refuse_links(folder, *_FILES)
+        lock = RunLock(folder / "lock")
+    try:
+        existed = file.exists()
+        reserve = reserve_space(folder)
+        if not existed:
+            create_file(file)
+        with store_errors(file, "open"):
+            connection = connect(file, durable=durable)
+        try:
+            check_file(connection, file, thorough=lock.was_killed)
+            writer = DatabaseWriter(connection, file, reserve)
+            newest = writer.read(
+                "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
+            )
+            writer.session = int(newest[0][0]) + 1
+            return OpenRun(writer, ledger, existed, lock)
+        except BaseException:
+            connection.close()
+            raise
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _look(folder: Path, ledger: Ledger) -> OpenRun:
+    file = folder / FILE
+    with store_errors(file, "open"):
+        refuse_links(folder, *_FILES)
+        connection = connect(file, readonly=True)
+    try:
+        check_file(connection, file, thorough=False)
+        return OpenRun(DatabaseWriter(connection, file), ledger, True)
+    except BaseException:
+        connection.close()
+        raise
