@@ -22,7 +22,6 @@ import numpy as np
 
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.routing.calibration import Gate
-from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount, tags_of
 from tfgrpo.routing.router_files import RouterFiles
@@ -35,6 +34,7 @@ from tfgrpo.routing.rules import (
     TradeOff,
 )
 from tfgrpo.routing.served import Refit, Saved, Snapshot, StateKeeper
+from tfgrpo.runtime.cooldown import Cooldowns
 from tfgrpo.runtime.embedders import Embedder, Floats, embed_prompts
 from tfgrpo.store.budget import Budget, Ledger
 

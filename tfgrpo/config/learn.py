@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from tfgrpo.config.nudge import NudgeConfig
-from tfgrpo.config.sections import Section, explain, load_toml
+from tfgrpo.config.sections import Section, explain, load_toml, resolve_fleets
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Limits, Sampling
 
@@ -32,8 +32,15 @@ MAY_CHANGE = frozenset(
         "policy.timeout_s",
         "critic.timeout_s",
         "judge.timeout_s",
+        *(
+            f"fleets.*.{key}"
+            for key in (
+                "servers", "api_key_env", "load_factor", "room", "hedge_share", "hedge_after",
+                "health_s", "rest_s", "most_rest_s", "queue_metrics", "same_root",
+            )
+        ),
     }
-)
+)  # fmt: skip
 """Config keys that decide how a run is driven and not what it finds; a resume may change them."""
 
 
@@ -251,6 +258,9 @@ class Config(Section):
     nudge: NudgeConfig = NudgeConfig()
     gate: GateConfig = GateConfig()
     budget: BudgetConfig = BudgetConfig()
+    fleets: dict[str, dict[str, Any]] = {}
+    """Many servers of one model, by the name that `fleet:NAME` gives them: `servers` (URLs, or a
+    file of them), `model`, `revision` and what else docs/scale.md lists."""
 
     @model_validator(mode="before")
     @classmethod
@@ -303,4 +313,5 @@ def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         for key in ("path", "traces"):
             if isinstance(tasks.get(key), str) and tasks[key]:
                 tasks[key] = str(folder / tasks[key])
+    resolve_fleets(values, folder)
     return values

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig, SamplingConfig
 from tfgrpo.errors import ConfigError
-from tfgrpo.lm import open_lm
+from tfgrpo.lm import fleet_options, open_lm
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
@@ -53,7 +53,8 @@ class RunComponents:
             spec, options = self._config.policy.lm, self._config.policy.options
         key = canonical_json([spec, options])
         if key not in self._raw:
-            self._raw[key] = self._opener(spec, **options)
+            shared = fleet_options(spec, self._config.fleets)
+            self._raw[key] = self._opener(spec, **{**shared, **options})
             run = self._config.run
             self._limiters[key] = AdaptiveLimiter(
                 min(20, run.concurrency), run.concurrency, clock=time.monotonic

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.failures import body_failure, error_in_body
+from tfgrpo.lm.first_token import tell_first_token
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.usage import normalise_usage
 from tfgrpo.lm.wire import ChoiceParts, loads, prompt_bytes, reply_bytes
@@ -33,6 +34,7 @@ class ReplyReader:
         self._where = where
         self._limit = request.limits.max_reply_bytes
         self._held = 0
+        self._has_begun = False
         self._prompt_bytes = prompt_bytes(request)
 
     def blame(self, failure: ProviderError) -> None:
@@ -95,8 +97,10 @@ class ReplyReader:
         for text in _json_texts(data):
             before = self._held
             self._take(text.encode("utf-8", "surrogatepass"), "delta")
-            if self._held != before and first_token.when() is not None:
+            if self._held != before and not self._has_begun:
+                self._has_begun = True
                 first_token.reschedule(None)
+                tell_first_token()
         return False
 
     def _json(self, raw: bytes) -> Mapping[str, Any]:
