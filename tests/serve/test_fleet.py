@@ -79,7 +79,7 @@ async def test_a_late_stream_is_asked_for_elsewhere(start: Start) -> None:
         for _ in range(64):
             upstream.fleet.hedging.observe(0.02)
         upstream.fleet.hedging.calls = 1000
-        for n in range(8):
+        for n in range(20):
             body = {"model": "r", "stream": True,
                     "messages": [{"role": "user", "content": f"q{n}"}]}  # fmt: skip
             async with client.post("/v1/chat/completions", body) as got:
@@ -87,7 +87,7 @@ async def test_a_late_stream_is_asked_for_elsewhere(start: Start) -> None:
         hedges = upstream.fleet.figures()["hedges"]
         async with client.get("/metrics") as got:
             text = await got.text()
-    assert hedges == stuck.call_count > 0
+    assert hedges >= stuck.call_count > 0
     assert f'tfgrpo_fleet_hedges{{upstream="a"}} {hedges}' in text
     assert f'tfgrpo_fleet_server_up{{upstream="a",server="{good.base_url}"}} 1' in text
 

@@ -209,11 +209,11 @@ async def test_a_late_first_token_is_asked_for_elsewhere_and_the_loser_is_left()
         async with fleet(stuck, good) as lm:
             late(lm)
             with extra_calls(lambda reported, failure: counted.append(reported)):
-                replies = [await ask(lm, f"t{i}") for i in range(6)]
+                replies = [await ask(lm, f"t{i}") for i in range(30)]
             await until(lambda: stuck.open_connections == 0 or stuck.dropped == stuck.call_count)
             hedges = lm.fleet.hedging.hedges
-    assert replies == ["yes"] * 6
-    assert hedges == stuck.call_count == len(counted) > 0
+    assert replies == ["yes"] * 30
+    assert hedges == len(counted) >= stuck.call_count > 0
 
 
 async def test_a_cap_on_calls_forbids_the_second_copy_and_keeps_the_first() -> None:

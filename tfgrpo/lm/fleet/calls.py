@@ -33,22 +33,27 @@ class Attempt(Generic[T]):
 
     def __init__(self, members: Members, server: Server, key: str, begin: Begin[T]) -> None:
         self.server = server
+        self._members = members
         self.started = time.monotonic()
         self.has_begun = False
         self.decided = asyncio.get_running_loop().create_future()
         """Done once the reply has begun or the call has ended."""
-        self.task: asyncio.Task[T] = asyncio.create_task(self._run(members, key, begin))
-        self.task.add_done_callback(self._decide)
+        # Not in the task, or calls that begin in the same turn would not see each other.
+        members.began(server, key)
+        self.task: asyncio.Task[T] = asyncio.create_task(begin(server.url, self._begun))
+        self.task.add_done_callback(self._ended)
 
-    async def _run(self, members: Members, key: str, begin: Begin[T]) -> T:
-        with members.call(self.server, key):
-            return await begin(self.server.url, self._begun)
+    def _ended(self, task: asyncio.Task[T]) -> None:
+        is_cancelled = task.cancelled()
+        failure = asyncio.CancelledError() if is_cancelled else task.exception()
+        self._members.ended(self.server, failure)
+        self._decide()
 
     def _begun(self) -> None:
         self.has_begun = True
         self._decide()
 
-    def _decide(self, _: object = None) -> None:
+    def _decide(self) -> None:
         if not self.decided.done():
             self.decided.set_result(None)
 

@@ -10,8 +10,7 @@ Does not know HTTP. Source: own.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,25 +116,23 @@ class Members:
             was_sent=False,
         )
 
-    @contextmanager
-    def call(self, server: Server, key: str) -> Iterator[None]:
-        """Count a call at a server, and what its end says about the server."""
+    def began(self, server: Server, key: str) -> None:
+        """Count a call that goes to a server now."""
         server.calls += 1
         server.in_flight += 1
         server.at_home += bool(key) and self.placement.home(key) == server.url
         self.cooldowns.started(server.url)
-        try:
-            yield
-        except ProviderError as exc:
+
+    def ended(self, server: Server, failure: BaseException | None) -> None:
+        """Count the end of a call, and what it says about the server: of a call that was cancelled
+        nothing."""
+        server.in_flight -= 1
+        if failure is None:
+            self.cooldowns.succeeded(server.url)
+        elif isinstance(failure, ProviderError):
             server.failures += 1
             rested = self.cooldowns.state(server.url) == "cooling"
-            self.cooldowns.failed(server.url, exc)
+            self.cooldowns.failed(server.url, failure)
             server.rests += not rested and self.cooldowns.state(server.url) == "cooling"
-            raise
-        except BaseException:
-            self.cooldowns.abandoned(server.url)
-            raise
         else:
-            self.cooldowns.succeeded(server.url)
-        finally:
-            server.in_flight -= 1
+            self.cooldowns.abandoned(server.url)
