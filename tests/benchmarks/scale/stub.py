@@ -69,8 +69,8 @@ class Server:
                         length = int(row[15:])
                 body = await reader.readexactly(length) if length else b""
                 await self._answer(line[1].decode(), body, writer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError):
+            pass  # the client left; uvloop says so with a RuntimeError
         finally:
             writer.close()
 
