@@ -28,7 +28,9 @@ MAY_CHANGE = frozenset(
         "run.timeout_s",
         "run.retry_deadline_s",
         "run.probe",
+        "run.executor",
         "run.prices",
+        "workers",
         "policy.timeout_s",
         "critic.timeout_s",
         "judge.timeout_s",
@@ -219,8 +221,19 @@ class RunConfig(Section):
     probe: int = Field(default=4, ge=0)
     cache: bool = True
     retry_deadline_s: float = Field(default=300.0, gt=0)
+    executor: Literal["local", "processes", "ray"] = "local"
+    """Where rollouts run: in this process, in worker processes of this machine, or on Ray."""
     prices: dict[str, dict[str, float]] = {}
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write."""
+
+
+class WorkersConfig(Section):
+    """Workers of a run whose `run.executor` is not `local`."""
+
+    count: int = Field(default=0, ge=0)
+    """How many; 0 is one for each core, of this machine or of the cluster."""
+    env: tuple[str, ...] = ()
+    """Environment variables that worker processes get though their names speak of a key."""
 
 
 PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -258,6 +271,7 @@ class Config(Section):
     nudge: NudgeConfig = NudgeConfig()
     gate: GateConfig = GateConfig()
     budget: BudgetConfig = BudgetConfig()
+    workers: WorkersConfig = WorkersConfig()
     fleets: dict[str, dict[str, Any]] = {}
     """Many servers of one model, by the name that `fleet:NAME` gives them: `servers` (URLs, or a
     file of them), `model`, `revision` and what else docs/scale.md lists."""

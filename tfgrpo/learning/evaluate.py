@@ -14,7 +14,7 @@ from typing import Any
 from tfgrpo.config.learn import Config
 from tfgrpo.experience import Artefact, load_artefact
 from tfgrpo.learning.components import RunComponents
-from tfgrpo.learning.learn import Overrides, make_sampler, open_run
+from tfgrpo.learning.learn import Overrides, make_sampler, open_run, run_workers
 from tfgrpo.learning.progress import QuietView
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.event_loop import run_sync
@@ -57,17 +57,19 @@ async def evaluate_async(
     if given.on_open is not None:
         given.on_open(store)
     try:
-        sampler = make_sampler(config, roles, given, store, given.view or QuietView())
-        draws = GroupSpec(group_size, seed=config.learn.seed, scope="eval", stage="eval")
-        arms: list[Scores] = []
-        for arm in ("empty", "final"):
-            meta = {"arm": arm, "library_version": artefact.library.version_id}
-            chosen = replace(draws, metadata=meta)
-            if arm == "empty":
-                groups = await sampler.groups(tasks, chosen)
-            else:
-                groups = await sampler.groups(tasks, chosen, artefact.context)
-            arms.append({g.task.task_id: g.rewards_G for g in groups})
+        async with run_workers(config, roles) as workers:
+            view = given.view or QuietView()
+            sampler = make_sampler(config, roles, given, store, view, workers=workers)
+            draws = GroupSpec(group_size, seed=config.learn.seed, scope="eval", stage="eval")
+            arms: list[Scores] = []
+            for arm in ("empty", "final"):
+                meta = {"arm": arm, "library_version": artefact.library.version_id}
+                chosen = replace(draws, metadata=meta)
+                if arm == "empty":
+                    groups = await sampler.groups(tasks, chosen)
+                else:
+                    groups = await sampler.groups(tasks, chosen, artefact.context)
+                arms.append({g.task.task_id: g.rewards_G for g in groups})
     finally:
         await roles.aclose()
         store.close()

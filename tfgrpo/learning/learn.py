@@ -8,10 +8,12 @@ command line. Source: own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfgrpo.config.learn import MAY_CHANGE, Config, SamplingConfig
 from tfgrpo.errors import ChangedSettingsError, ConfigError
@@ -37,6 +39,9 @@ from tfgrpo.store.forking import fork_run
 from tfgrpo.store.prices import PriceTable
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.run_tasks import read_run_tasks
+
+if TYPE_CHECKING:
+    from tfgrpo.learning.run_workers import RunWorkers
 
 log = logging.getLogger(__name__)
 
@@ -97,31 +102,33 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
             given.on_open(store)
         store.record_decision("forecast", plan.to_dict(), key="run")
         store.record_decision("splits", splits.to_dict(), key="run")
-        sampler = make_sampler(config, roles, given, store, view)
-        practice_sampler = sampler
-        if config.practice.sampling != SamplingConfig():
-            if given.policy is not None:
-                raise ConfigError(
-                    "practice.sampling changes how the configured policy draws; a policy that was "
-                    "given as an object draws as it was made: leave one of them out"
-                )
-            practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
-        settings = _with_best_reward(settings, sampler)
-        critic = make_critic(config, settings, roles, practice_sampler, found.practised, splits)
-        learner = Learner(
-            config,
-            splits,
-            sampler,
-            critic,
-            settings,
-            store,
-            view,
-            allocate=given.allocate,
-            traces=traces,
-            nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
-            practice_sampler=practice_sampler,
-        )
-        learned = await learner.run()
+        async with run_workers(config, roles) as workers:
+            make = partial(make_sampler, config, roles, given, store, view, workers=workers)
+            sampler = make()
+            practice_sampler = sampler
+            if config.practice.sampling != SamplingConfig():
+                if given.policy is not None:
+                    raise ConfigError(
+                        "practice.sampling changes how the configured policy draws; a policy that "
+                        "was given as an object draws as it was made: leave one of them out"
+                    )
+                practice_sampler = make(practice=True)
+            settings = _with_best_reward(settings, sampler)
+            critic = make_critic(config, settings, roles, practice_sampler, found.practised, splits)
+            learner = Learner(
+                config,
+                splits,
+                sampler,
+                critic,
+                settings,
+                store,
+                view,
+                allocate=given.allocate,
+                traces=traces,
+                nudger=make_nudger(config, settings, practice_sampler, roles.lm, scheduler),
+                practice_sampler=practice_sampler,
+            )
+            learned = await learner.run()
         result = make_result(config, store, learned, plan, splits, found.notes)
         write_artefact(config, result, settings)
         return result
@@ -201,23 +208,53 @@ def make_sampler(
     view: ProgressView,
     *,
     practice: bool = False,
+    workers: RunWorkers | None = None,
 ) -> Sampler:
     """Return what rolls out: the policy and verifier given, or those that the settings describe;
-    with `practice`, the policy as practice draws from it."""
+    with `practice`, the policy as practice draws from it; on `workers` where there are any."""
     run = config.run
+    settings = SampleSettings(
+        concurrency=run.concurrency,
+        timeout_s=run.timeout_s,
+        on_truncated=run.on_truncated,
+        probe=run.probe,
+    )
+    policy = given.policy or roles.policy(practice=practice)
+    verifier = given.verifier or roles.verifier()
+    executor = None
+    if workers is not None:
+        if given.policy is not None or given.verifier is not None:
+            raise ConfigError(
+                f"run.executor is {run.executor!r}, but policy or verifier was given as an object, "
+                "which runs in this process only: name its code in the settings, as "
+                "policy.kind = 'function' or a verifier's 'module:name', or leave run.executor out"
+            )
+        executor = workers.executor(policy, verifier, settings.of_units, practice=practice)
     return Sampler(
-        given.policy or (roles.practice_policy() if practice else roles.policy()),
-        given.verifier or roles.verifier(),
-        SampleSettings(
-            concurrency=run.concurrency,
-            timeout_s=run.timeout_s,
-            on_truncated=run.on_truncated,
-            probe=run.probe,
-        ),
+        policy,
+        verifier,
+        settings,
         recorder=store,
         on_progress=view.update,
         stop=given.stop,
+        executor=executor,
     )
+
+
+@asynccontextmanager
+async def run_workers(config: Config, roles: RunComponents) -> AsyncIterator[RunWorkers | None]:
+    """Give the workers of a run, or None where its rollouts run in this process."""
+    if config.run.executor == "local":
+        yield None
+        return
+    from tfgrpo.learning.run_workers import RunWorkers
+
+    workers = RunWorkers(config, roles)
+    try:
+        await workers.start()
+        yield workers
+    finally:
+        await workers.aclose()
 
 
 def _forecast(config: Config, splits: Splits, settings: ExperienceSettings) -> Forecast:
@@ -256,4 +293,5 @@ __all__ = [
     "learn_async",
     "make_sampler",
     "open_run",
+    "run_workers",
 ]

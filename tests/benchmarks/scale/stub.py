@@ -40,6 +40,7 @@ class Server:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
+        self.name = ""
         self.free = asyncio.Semaphore(rules.slots)
         self.is_broken = False
         self.counts: Counter[str] = Counter()
@@ -91,7 +92,7 @@ class Server:
 
     async def _complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.arrived += 1
-        digest = int(hashlib.sha256(f"stall {self.arrived}".encode()).hexdigest()[:8], 16)
+        digest = int(hashlib.sha256(f"{self.name} {self.arrived}".encode()).hexdigest()[:8], 16)
         stalls = digest % 10_000 < self.rules.stall_share * 10_000
         known = self.knows(json.dumps(body["messages"][:2]))
         async with self.free:
@@ -156,7 +157,8 @@ async def main(rules: Rules, port: int) -> None:
     """Serve until killed."""
     stub = Server(rules)
     server = await asyncio.start_server(stub.connection, "127.0.0.1", port, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    stub.name = str(server.sockets[0].getsockname()[1])
+    print(stub.name, flush=True)
     await server.serve_forever()
 
 
