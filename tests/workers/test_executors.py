@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.workers import worlds
+from tests.workers.conftest import TOKEN
 from tfgrpo.errors import BudgetError, ConfigError, ExecutorError, UnitLost
 from tfgrpo.execute.protocol import Executor
 from tfgrpo.lm.retry import RetryingLM
@@ -25,11 +27,10 @@ from tfgrpo.testing import check_executor
 from tfgrpo.workers.endpoint import RunEndpoint
 from tfgrpo.workers.pool import PoolExecutor, WorkerPool
 from tfgrpo.workers.processes import process_starter
+from tfgrpo.workers.ray_cluster import RayCluster, RaySettings
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(os.name == "nt", reason="Unix sockets")]
 pytest.importorskip("aiohttp")
-
-TOKEN = "a-token-of-this-run-only"
 
 
 @dataclass
@@ -52,7 +53,11 @@ async def place(kind: str, lm: LM, *, workers: int = 2, slots: int = 4) -> Async
         yield Place(lm, None, None)
         return
     endpoint = RunEndpoint({"main": lm}, TOKEN)
-    start = process_starter(await endpoint.start(), TOKEN)
+    if kind == "ray":
+        cluster = RayCluster(RaySettings(), workers, TOKEN)
+        start = cluster.starter(await endpoint.start("127.0.0.1:0"))
+    else:
+        start = process_starter(await endpoint.start(), TOKEN)
     pool = WorkerPool(start, workers=workers, slots=slots, grace_s=5.0)
     try:
         yield Place(lm, pool, endpoint)
@@ -61,8 +66,23 @@ async def place(kind: str, lm: LM, *, workers: int = 2, slots: int = 4) -> Async
         await endpoint.aclose()
 
 
-KINDS = ["local", "processes"]
-REMOTE = ["processes"]
+@pytest.fixture
+def kind(request: pytest.FixtureRequest) -> str:
+    """The place to test; the cluster is started where it is Ray."""
+    name: str = request.param
+    if name == "ray":
+        request.getfixturevalue("ray_cluster")
+    return name
+
+
+def places(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", names, indirect=True)
+
+
+every_place = places("local", "processes", "ray")
+remote = places("processes", "ray")
+of_the_pool = places("processes")
+"""For what is the pool's own doing, the same for all its workers."""
 
 
 class Counting:
@@ -98,7 +118,7 @@ class Counting:
         pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_place
 async def test_every_place_gives_the_same_rollouts(kind: str) -> None:
     units = [
         worlds.unit("101", indices=(0, 1, 2)),
@@ -111,18 +131,18 @@ async def test_every_place_gives_the_same_rollouts(kind: str) -> None:
         await check_executor(there.executor(), worlds.local(lm), units)
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@remote
 async def test_a_worker_that_dies_loses_its_unit_and_is_replaced(kind: str, tmp_path: Path) -> None:
     async with place(kind, worlds.scripted(), workers=1) as there:
         executor = there.executor(marks=str(tmp_path))
         unit = worlds.unit("101", "die once:a")
-        with pytest.raises(UnitLost, match="SIGKILL"):
+        with pytest.raises(UnitLost, match=r"SIGKILL|Actor\w*Error"):
             [r async for r in executor.submit(unit)]
         (rollout,) = [r async for r in executor.submit(replace(unit, losses=1))]
         assert rollout.outcome == "graded" and there.pool is not None and there.pool.lost == 1
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@remote
 async def test_the_sampler_does_lost_units_again_and_pays_nothing_twice(
     kind: str, tmp_path: Path
 ) -> None:
@@ -148,7 +168,7 @@ async def test_the_sampler_does_lost_units_again_and_pays_nothing_twice(
     assert raw.asked == raw.answered
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@remote
 async def test_a_call_in_flight_when_its_worker_dies_is_finished_and_kept(
     kind: str, tmp_path: Path
 ) -> None:
@@ -162,7 +182,9 @@ async def test_a_call_in_flight_when_its_worker_dies_is_finished_and_kept(
             while not raw.in_flight:
                 await asyncio.sleep(0.01)
             assert there.pool is not None
-            os.kill(int(there.pool.alive[0].split()[-1]), signal.SIGKILL)
+            pid = re.search(r"\d+", there.pool.alive[0])
+            assert pid is not None
+            os.kill(int(pid[0]), signal.SIGKILL)
             with pytest.raises(UnitLost):
                 await first
             assert (await _all(executor, unit))[0].outcome == "graded"
@@ -173,7 +195,7 @@ async def _all(executor: Executor, unit: worlds.Unit) -> list[worlds.Rollout]:
     return [r async for r in executor.submit(unit)]
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@of_the_pool
 async def test_one_that_kills_workers_is_found_and_its_neighbours_are_graded(kind: str) -> None:
     lm = worlds.scripted(0.02)
     async with place(kind, lm, workers=2, slots=8) as there:
@@ -193,7 +215,7 @@ async def test_one_that_kills_workers_is_found_and_its_neighbours_are_graded(kin
     assert "lost 3 times with its worker" in groups[5].rollouts[0].error
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@of_the_pool
 async def test_where_every_worker_dies_the_run_ends_with_the_reason(kind: str) -> None:
     lm = worlds.scripted()
     async with place(kind, lm) as there:
@@ -203,7 +225,7 @@ async def test_where_every_worker_dies_the_run_ends_with_the_reason(kind: str) -
             await sampler.groups(tasks, GroupSpec(group_size=1))
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@of_the_pool
 async def test_a_worker_that_hangs_is_killed_after_its_deadlines(kind: str) -> None:
     lm = worlds.scripted()
     async with place(kind, lm, workers=1) as there:
@@ -218,7 +240,7 @@ async def test_a_worker_that_hangs_is_killed_after_its_deadlines(kind: str) -> N
         assert (await _all(executor, worlds.unit("1")))[0].outcome == "graded"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@every_place
 async def test_what_ends_a_run_is_raised_as_the_same_error(kind: str, tmp_path: Path) -> None:
     with Journal.open(tmp_path / "run", create=True, budget=Budget(calls=2)) as store:
         lm = RetryingLM(JournaledLM(worlds.scripted(), store))
@@ -228,7 +250,7 @@ async def test_what_ends_a_run_is_raised_as_the_same_error(kind: str, tmp_path: 
     assert caught.value.resource == "calls"
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@remote
 async def test_a_work_that_cannot_be_built_or_is_another_one_is_refused(kind: str) -> None:
     lm = worlds.scripted()
     async with place(kind, lm) as there:
@@ -241,7 +263,7 @@ async def test_a_work_that_cannot_be_built_or_is_another_one_is_refused(kind: st
             await _all(PoolExecutor(there.pool, broken), worlds.unit("1"))
 
 
-@pytest.mark.parametrize("kind", REMOTE)
+@remote
 async def test_closing_early_frees_the_slot_and_stops_the_unit(kind: str) -> None:
     raw = Counting(0.3)
     async with place(kind, raw, workers=1, slots=1) as there:

@@ -114,11 +114,11 @@ def test_without_a_key_the_less_loaded_of_two_is_asked_first() -> None:
 
 def test_hedges_wait_for_times_and_stay_within_their_share() -> None:
     hedging = Hedging(0.05, 0.9)
-    for _ in range(19):
+    for _ in range(49):
         hedging.observe(1.0)
     assert hedging.delay() is None
     hedging.observe(3.0)
-    assert hedging.delay() == 1.0  # the 18th of 20
+    assert hedging.delay() == 1.0  # the 45th of 50
     hedging.calls = 19
     assert not hedging.may_hedge()
     hedging.calls = 20

@@ -15,7 +15,7 @@ from collections import deque
 __all__ = ["Hedging"]
 
 _KEPT = 512
-_FEWEST = 20
+_FEWEST = 50
 _RENEWED_EVERY = 16
 
 
