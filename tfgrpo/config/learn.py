@@ -234,6 +234,15 @@ class WorkersConfig(Section):
     """How many; 0 is one for each core, of this machine or of the cluster."""
     env: tuple[str, ...] = ()
     """Environment variables that worker processes get though their names speak of a key."""
+    address: str = ""
+    """Ray: HOST:PORT of the cluster's head; empty starts one on this machine for the run."""
+    cpus: float = Field(default=1.0, gt=0)
+    """Ray: cores of one worker."""
+    listen: str = ""
+    """Ray: HOST:PORT on which this process answers its workers, on a network that they reach; port
+    0 takes a free one. Empty is this machine alone."""
+    object_store_mb: int = Field(default=200, ge=80)
+    """Ray: object store of a cluster that is started here."""
 
 
 PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {

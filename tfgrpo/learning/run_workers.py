@@ -26,7 +26,9 @@ from tfgrpo.runtime.import_string import module_folders
 from tfgrpo.workers.endpoint import RunEndpoint
 from tfgrpo.workers.pool import PoolExecutor, StartLink, WorkerPool
 from tfgrpo.workers.processes import process_starter
+from tfgrpo.workers.ray_cluster import RayCluster, RaySettings
 from tfgrpo.workers.remote_lm import LmFacts
+from tfgrpo.workers.token import FILE_VARIABLE, VARIABLE, worker_token
 from tfgrpo.workers.work import WorkSpec
 
 __all__ = ["RunWorkers", "build"]
@@ -64,16 +66,26 @@ class RunWorkers:
                 "asked for would be paid again without it"
             )
         self._config, self._roles = config, roles
-        self._token = secrets.token_urlsafe(24)
-        self._endpoint = RunEndpoint(roles.lms, self._token)
+        token = _token(config)
+        self._endpoint = RunEndpoint(roles.lms, token)
+        self._token = token
+        self._cluster: RayCluster | None = None
         self._pool: WorkerPool | None = None
 
     async def start(self) -> None:
         """Open the run's endpoint; workers are started when they are needed."""
         settings = self._config.workers
-        url = await self._endpoint.start()
-        count = settings.count or len(os.sched_getaffinity(0))
-        start: StartLink = process_starter(url, self._token, settings.env)
+        start: StartLink
+        if self._config.run.executor == "processes":
+            count = settings.count or _cores()
+            url = await self._endpoint.start()
+            start = process_starter(url, self._token, settings.env)
+        else:
+            ray = RaySettings(settings.address, settings.cpus, settings.object_store_mb)
+            cluster = self._cluster = RayCluster(ray, settings.count or _cores(), self._token)
+            url = await self._endpoint.start(settings.listen or "127.0.0.1:0")
+            count = settings.count or (cluster.cores if settings.address else _cores())
+            start = cluster.starter(url)
         slots = math.ceil(self._config.run.concurrency / count)
         self._pool = WorkerPool(start, workers=count, slots=slots)
 
@@ -106,3 +118,29 @@ class RunWorkers:
         if self._pool is not None:
             await self._pool.aclose()
         await self._endpoint.aclose()
+        if self._cluster is not None:
+            self._cluster.close()
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _token(config: Config) -> str:
+    """The token of the endpoint: this machine's, else one made for the run where all workers are
+    started from here.
+
+    Raises:
+        ConfigError: workers on a cluster would have none.
+    """
+    secret = worker_token() if config.run.executor == "ray" else None
+    if secret is None and config.workers.address:
+        raise ConfigError(
+            f"workers on Ray at {config.workers.address} need a token with which they ask this run "
+            f"for text: set {VARIABLE}, or {FILE_VARIABLE}, to the same here and on every node "
+            "before `ray start` (python -c 'import secrets; print(secrets.token_urlsafe())')"
+        )
+    return secrets.token_urlsafe(24) if secret is None else secret.value
