@@ -33,6 +33,11 @@ class Rules:
     stall_share: float = 0.0
     """Share of calls whose first token takes `stall_s`, by arrival."""
     stall_s: float = 1.0
+    lesson: str = ""
+    """With it the reply is the prompt's last word, for sure where the lesson stands in the prompt
+    and every second time else."""
+    log: str = ""
+    """File that gets a line for each call that was answered."""
 
 
 class Server:
@@ -110,15 +115,18 @@ class Server:
         prompt = json.dumps(body["messages"])
         key = hashlib.sha256(f"{prompt}|{body.get('seed')}".encode()).hexdigest()
         text = f"answer {int(key[:4], 16) % 10}"
+        if rules.lesson:
+            is_right = rules.lesson in prompt or int(key[:4], 16) % 2
+            text = body["messages"][-1]["content"].split()[-1] if is_right else f"guess {key[:4]}"
         usage = {"prompt_tokens": 100, "completion_tokens": 3, "total_tokens": 103,
                  "prompt_tokens_details": {"cached_tokens": 90 if known else 0}}  # fmt: skip
         if not body.get("stream"):
             await asyncio.sleep(rules.reply_s)
             choice = {"index": 0, "finish_reason": "stop",
                       "message": {"role": "assistant", "content": text}}  # fmt: skip
-            self.counts[key[:16]] += 1
             _send(writer, 200, {"model": "stub", "choices": [choice], "usage": usage})
             await writer.drain()
+            self._answered(key)
             return
         writer.write(_STREAM_HEAD + _chunk({"choices": [_delta("answer")]}))
         await writer.drain()
@@ -127,7 +135,13 @@ class Server:
         writer.write(_chunk({"choices": [last]}) + _chunk({"choices": [], "usage": usage})
                      + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")  # fmt: skip
         await writer.drain()
+        self._answered(key)
+
+    def _answered(self, key: str) -> None:
         self.counts[key[:16]] += 1
+        if self.rules.log:
+            with open(self.rules.log, "a", encoding="ascii") as file:
+                file.write(key[:16] + "\n")
 
 
 _STREAM_HEAD = (
