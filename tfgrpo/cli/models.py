@@ -85,6 +85,7 @@ def models(
 
 _NEEDS = (
     ("openai", ("openai",), "pip install openai"),
+    ("fleet", ("openai",), "pip install openai"),
     ("litellm", ("litellm",), "pip install 'tfgrpo[litellm]'"),
     ("vllm", ("vllm",), "pip install 'tfgrpo[vllm]'"),
     ("local", ("torch", "transformers", "safetensors"), "pip install 'tfgrpo[local]'"),

@@ -16,6 +16,7 @@ import os
 import random
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,11 @@ def _actor_pids() -> list[int]:
 
 
 def _recorded(folder: Path) -> int:
+    """Rollouts in a run's file, without reading it: this runs beside the run."""
     if not (folder / "run.db").exists():
         return 0
-    with Journal.open(folder, readonly=True) as store:
-        rows = store.writer.read("SELECT count(*) FROM rollouts")
-    return int(rows[0][0])
+    with closing(sqlite3.connect(f"file:{folder}/run.db?mode=ro", uri=True)) as file:
+        return int(file.execute("SELECT coalesce(max(rowid), 0) FROM rollouts").fetchone()[0])
 
 
 def _rewards(folder: Path) -> dict[str, Any]:
@@ -231,6 +232,7 @@ def killed_run(rollouts: int) -> dict[str, Any]:
             local, local_s = _run(config, given)
         finally:
             servers.close()
+        size = (folder / "local" / "run.db").stat().st_size
         there, here = _rewards(folder / "ray"), _rewards(folder / "local")
         with Journal.open(folder / "ray", readonly=True) as store:
             booked = sum(row.booked.calls for row in store.state().spend)
@@ -244,6 +246,7 @@ def killed_run(rollouts: int) -> dict[str, Any]:
         "kills_by_kind": dict(killer.kills),
         "equal_rollouts": there == here,
         "same_library": on_ray.library == local.library and bool(local.library.shown),
+        "journal_bytes_per_rollout": round(size / len(here)),
         "seconds": round(seconds),
         "seconds_one_process": round(local_s),
     }
@@ -296,7 +299,7 @@ async def _sample(executor: str, count: int, width: int, n: int, lm: Callable[..
                 groups = await sampler.groups(tasks(n), GroupSpec(group_size=1))
                 seconds = time.perf_counter() - began
                 cpu = _cpu_s(pids) - before
-    assert sum(len(g.graded) for g in groups) == n
+    assert sum(len(g.rollouts) for g in groups) == n
     return cpu, seconds
 
 
@@ -307,12 +310,27 @@ def _scripted(latency_s: float) -> Callable[..., ScriptedLM]:
     )  # fmt: skip
 
 
+def _http_ms(n: int) -> float:
+    """Processor milliseconds of a rollout in one process whose call goes to a server."""
+    with tempfile.TemporaryDirectory() as name:
+        servers = Servers(Path(name))
+        try:
+            url = f"{servers.urls[0]}#stub"
+            cpu, _ = asyncio.run(
+                _sample("local", 1, 64, n, lambda spec, **o: open_lm(url, stream=False))
+            )
+        finally:
+            servers.close()
+    return 1000 * cpu / n
+
+
 def overheads() -> dict[str, float]:
     """What a rollout costs more on workers than in one process, and how two workers scale."""
     n = 3_000
     local, _ = asyncio.run(_sample("local", 1, 64, n, _scripted(0.0)))
     processes, _ = asyncio.run(_sample("processes", 2, 64, n, _scripted(0.0)))
     figures = {"local_ms_per_rollout": 1000 * local / n,
+               "local_ms_per_rollout_http": _http_ms(n),
                "overhead_ms_per_rollout_processes": 1000 * (processes - local) / n}  # fmt: skip
     with cluster():
         on_ray, _ = asyncio.run(_sample("ray", 2, 64, n, _scripted(0.0)))
