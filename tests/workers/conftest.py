@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.workers.cluster import start_cluster, stop_cluster
+
 TOKEN = "a-token-of-this-run-only"
 RAY_TOKEN = "a-token-of-the-cluster-itself-1234"
 
@@ -25,19 +27,9 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("TFGRPO_WORKER_TOKEN", TOKEN)
         root = str(Path(__file__).parents[2])
         patch.setenv("PYTHONPATH", os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]))
-        ray = pytest.importorskip("ray")  # it reads its variables when it is imported
-        from ray.cluster_utils import Cluster
-
-        small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-        cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, **small},
-        )
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, **small)
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        pytest.importorskip("ray")  # it reads its variables when it is imported
+        cluster = start_cluster(2)
         try:
             yield cluster
         finally:
-            ray.shutdown()
-            cluster.shutdown()
+            stop_cluster(cluster)

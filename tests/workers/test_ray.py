@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tests.learning.test_run_workers import made
 from tests.learning.worlds import World, comparable, settings
 from tests.workers import worlds
 from tests.workers.conftest import TOKEN
-from tests.workers.test_executors import Counting, place
+from tests.workers.contract import EVERYWHERE, ON_WORKERS, Counting, place
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.rollout import Task
@@ -27,6 +28,13 @@ pytestmark = pytest.mark.real
 pytest.importorskip("aiohttp")
 
 CANARY = "CANARY-provider-key-0123456789"
+
+
+@pytest.mark.parametrize("check", [*EVERYWHERE, *ON_WORKERS], ids=lambda check: check.__name__)
+async def test_the_suite_of_all_places(
+    ray_cluster: Any, check: Callable[..., Any], tmp_path: Path
+) -> None:
+    await check("ray", tmp_path)
 
 
 def test_a_run_on_ray_finds_and_pays_the_same(ray_cluster: Any, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tfgrpo.errors import ConfigError, ExecutorError, MissingExtraError
+from tfgrpo.errors import ConfigError, ExecutorError, MissingExtraError, boundary
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.workers.pool import Link, Message, StartLink
 from tfgrpo.workers.ray_actor import RayWorker
@@ -119,16 +119,14 @@ class RayCluster:
         where = settings.address or "a cluster of this machine"
         is_main = threading.current_thread() is threading.main_thread()
         on_term = signal.getsignal(signal.SIGTERM) if is_main else None
+        hint = (
+            f"Ray at {where} cannot be used; its token is read from RAY_AUTH_TOKEN, "
+            "RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, and Ray and Python must have the cluster's "
+            "versions"
+        )
         try:
-            ray.init(**options)
-        except (RuntimeError, ConnectionError, ValueError, OSError, ray.exceptions.RayError) as exc:
-            raise ConfigError(
-                redact(
-                    f"Ray at {where} cannot be used: {type(exc).__name__}: {exc}. Its token is "
-                    "read from RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token, and Ray "
-                    "and Python must have the cluster's versions"
-                )
-            ) from exc
+            with boundary(ConfigError, hint):
+                ray.init(**options)
         finally:
             if is_main:  # ray.init takes TERM for itself; stopping is the run's to handle
                 signal.signal(signal.SIGTERM, on_term)

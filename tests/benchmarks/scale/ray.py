@@ -30,6 +30,7 @@ from typing import Any
 
 from tests.benchmarks.record import record
 from tests.learning.worlds import HELPFUL, critic_reply
+from tests.workers.cluster import start_cluster, stop_cluster
 from tfgrpo.config.learn import Config
 from tfgrpo.learning.components import RunComponents
 from tfgrpo.learning.learn import Overrides, learn_async, make_sampler, open_run, run_workers
@@ -131,19 +132,11 @@ def opener(spec: str, **options: Any) -> Any:
 @contextmanager
 def cluster() -> Iterator[Any]:
     """A head without cores and nodes of one, with this process connected."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    small = {"object_store_memory": 80 << 20, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **small})
-    for _ in range(NODES):
-        made.add_node(num_cpus=1, object_store_memory=80 << 20)
-    ray.init(address=made.address, log_to_driver=False, configure_logging=False)
+    made = start_cluster(NODES)
     try:
         yield made
     finally:
-        ray.shutdown()
-        made.shutdown()
+        stop_cluster(made)
 
 
 class Killer(threading.Thread):

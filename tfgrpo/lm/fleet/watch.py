@@ -65,7 +65,10 @@ class Watch:
                 del self._rounds[old], self._first[old]
             self._first[loop] = asyncio.Event()
             self._rounds[loop] = asyncio.create_task(self._run(self._first[loop]))
-        await self._first[loop].wait()
+        if not self._first[loop].is_set():
+            await self._first[loop].wait()
+        if self._rounds[loop].done():  # a bug: better told than servers that nobody looks after
+            self._rounds[loop].result()
 
     async def _run(self, first: asyncio.Event) -> None:
         import httpx2
@@ -79,10 +82,12 @@ class Watch:
             headers=self._headers,
         ) as client:
             while True:
-                self._read_list()
-                servers = [s for s in self._members.servers.values() if not s.has_left]
-                await asyncio.gather(*(self._look_at(client, server) for server in servers))
-                first.set()
+                try:
+                    self._read_list()
+                    servers = [s for s in self._members.servers.values() if not s.has_left]
+                    await asyncio.gather(*(self._look_at(client, server) for server in servers))
+                finally:
+                    first.set()
                 await asyncio.sleep(self._settings.health_s)
 
     def _read_list(self) -> None:
