@@ -355,7 +355,7 @@ class Sampler:
                         self._take(group, rollout, state)
                 break
             except UnitLost as exc:
-                log.warning("%s; it is done again", exc)
+                log.info("%s; it is done again", exc)
                 lost = exc
                 if self._stop.requested:
                     return

@@ -9,16 +9,20 @@ SMALL = {"object_store_memory": 80 << 20, "include_dashboard": False}
 _TRIES = 4
 
 
-def start_cluster(nodes: int) -> Any:
+def start_cluster(nodes: int, *, at_exit: bool = True) -> Any:
     """Return a cluster of a head without cores and nodes of one, with this process connected.
 
     Ray gives a node 30 s to start, which a busy machine may not manage: it is tried again.
+
+    Args:
+        nodes: how many beside the head.
+        at_exit: end them with this process, whatever happens; then only the main thread adds more.
     """
     import ray
     from ray.cluster_utils import Cluster
 
     for left in reversed(range(_TRIES)):
-        cluster = Cluster()
+        cluster = Cluster(shutdown_at_exit=at_exit)
         try:
             cluster.add_node(num_cpus=0, **SMALL)
             for _ in range(nodes):

@@ -99,7 +99,8 @@ class ReplyReader:
             self._take(text.encode("utf-8", "surrogatepass"), "delta")
             if self._held != before and not self._has_begun:
                 self._has_begun = True
-                first_token.reschedule(None)
+                if first_token.when() is not None:
+                    first_token.reschedule(None)
                 tell_first_token()
         return False
 

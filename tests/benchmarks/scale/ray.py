@@ -132,7 +132,7 @@ def opener(spec: str, **options: Any) -> Any:
 @contextmanager
 def cluster() -> Iterator[Any]:
     """A head without cores and nodes of one, with this process connected."""
-    made = start_cluster(NODES)
+    made = start_cluster(NODES, at_exit=False)
     try:
         yield made
     finally:
