@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,18 @@ from typing import Any
 import pytest
 
 from tests.learning.worlds import Killed, World, comparable, settings
+from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError
+from tfgrpo.learning.components import RunComponents
 from tfgrpo.learning.evaluate import evaluate
+from tfgrpo.learning.learn import Overrides, make_sampler, open_run, run_workers
+from tfgrpo.learning.progress import QuietView
+from tfgrpo.lm.scripted import ScriptedLM
+from tfgrpo.messages import ToolCall
 from tfgrpo.policies.chat import FunctionPolicy
+from tfgrpo.protocols import Completion, Request
+from tfgrpo.rollout import Task, Usage
+from tfgrpo.sampling import GroupSpec
 from tfgrpo.store import Journal
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(os.name == "nt", reason="Unix sockets")]
@@ -80,3 +90,53 @@ def test_what_workers_cannot_serve_is_refused_before_anything_is_asked(tmp_path:
     with pytest.raises(ConfigError, match=r"needs run.cache"):
         world.learn(no_cache)
     assert world.calls == 0
+
+
+async def test_tools_judges_and_practice_draws_are_the_same_on_workers(tmp_path: Path) -> None:
+    def opener(spec: str, **options: Any) -> ScriptedLM:
+        def policy(request: Request, seed: int | None) -> Completion | str:
+            if request.messages[-1].role == "tool":
+                return f"{request.messages[-1].content} ones, at {request.sampling.temperature}"
+            text = request.messages[-1].content
+            call = ToolCall("c1", "count_ones", json.dumps({"text": text}))
+            return Completion("", "tool_calls", tool_calls=(call,), usage=Usage(calls=1))
+
+        def judge(request: Request, seed: int | None) -> str:
+            return "As told.\nScore: 80"
+
+        return ScriptedLM(judge if "judge" in spec else policy, model_id=spec)
+
+    made = {}
+    for executor in ("local", "processes"):
+        config = Config.from_mapping(
+            {
+                "run": {"folder": str(tmp_path / executor), "executor": executor},
+                "workers": {"count": 1},
+                "policy": {"lm": "scripted:p", "kind": "tools",
+                           "tools": ["tests.workers.worlds:count_ones"]},
+                "practice": {"sampling": {"temperature": 0.5}},
+                "judge": {"lm": "scripted:judge", "sampling": {"max_tokens": 99}},
+                "verifier": {"kind": "judge", "rubric": "Is it a count?"},
+            }
+        )  # fmt: skip
+        with open_run(config) as store:
+            roles = RunComponents(config, store, opener)
+            async with run_workers(config, roles) as workers:
+                groups = []
+                for practice in (False, True):
+                    sampler = make_sampler(
+                        config, roles, Overrides(), store, QuietView(),
+                        practice=practice, workers=workers,
+                    )  # fmt: skip
+                    tasks = [Task("a", "How many in 101?", "2"), Task("b", "And in 1?", "1")]
+                    groups += await sampler.groups(tasks, GroupSpec(group_size=2))
+            spent = store.ledger.spent | {"seconds": 0.0}
+        rows = [g.to_dict() for g in groups]
+        for rollout in (r for row in rows for r in row["rollouts"]):
+            rollout.pop("duration_s")
+        made[executor] = (rows, spent)
+    rows, spent = made["local"]
+    assert made["processes"] == made["local"]
+    assert spent["calls"] == 8 * 3  # a call with a tool, the answer, and the judge's
+    assert {r["score"]["reward"] for row in rows for r in row["rollouts"]} == {0.8}
+    assert "ones, at 0.5" in str(rows[2]) and "ones, at None" in str(rows[0])

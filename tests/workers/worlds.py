@@ -100,3 +100,8 @@ def unit(name: str, deed: str = "", *, indices: Sequence[int] = (0,), lesson: st
     task = Task(name, f"How many ones are in {name}?", reference="1", metadata={"deed": deed})
     parts = (ContextPart("lesson", lesson, source="l1"),) if lesson else ()
     return Unit(f"g-{name}", task, Context(parts), "practice", 7, tuple(indices))
+
+
+def count_ones(text: str) -> int:
+    """Count the ones in a text."""
+    return text.count("1")
