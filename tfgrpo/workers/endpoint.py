@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -28,8 +27,6 @@ from tfgrpo.workers.codec import error_to_dict, request_from_dict
 
 if TYPE_CHECKING:
     from aiohttp import web
-
-log = logging.getLogger(__name__)
 
 __all__ = ["PATH", "RunEndpoint"]
 
@@ -50,8 +47,6 @@ class RunEndpoint:
         self._runner: web.AppRunner | None = None
         self._folder = ""
         self._calls: set[asyncio.Task[Any]] = set()
-        self.served = 0
-        """Calls that were answered."""
 
     async def start(self, listen: str = "") -> str:
         """Listen; returns the URL for workers.
@@ -91,9 +86,7 @@ class RunEndpoint:
         call = asyncio.create_task(_answer(lm, row))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-        answer = await asyncio.shield(call)
-        self.served += 1
-        return web.json_response(answer)
+        return web.json_response(await asyncio.shield(call))
 
     async def aclose(self) -> None:
         """Listen no longer; calls that are running are cancelled."""
