@@ -22,6 +22,8 @@ from typing import Any
 from urllib.request import urlopen
 
 from tests.benchmarks.record import record
+from tests.lm.fleet.virtual import Simulated, run_virtual, stalling
+from tests.lm.fleet.virtual import closed_loop as closed
 from tfgrpo.lm.fleet import fleet_lm
 from tfgrpo.lm.fleet.fleet_lm import FleetLM
 from tfgrpo.lm.retry import RetryingLM, RetryPolicy
@@ -169,8 +171,36 @@ async def tail(share: float) -> tuple[float, float, float]:
     return times[len(times) // 2], times[int(0.99 * len(times))], hedges
 
 
+def simulated() -> dict[str, float]:
+    """The same two parts on a simulated clock, where nothing else uses the processor."""
+
+    async def uneven() -> tuple[float, float]:
+        dies = {KILLED: 40.0, BROKEN: 70.0}
+        servers = [
+            Simulated(s / 4, s * 3 / 4, SLOTS, dies.get(i, float("inf")))
+            for i, s in enumerate(SERVICE_S)
+        ]
+        done = await closed(servers, calls=6_000, width=WIDTH, group=GROUP)
+        return done.throughput_ratio, done.together
+
+    async def late(share: float) -> float:
+        servers = [
+            Simulated(0.2, 0.2, 64, stalls=stalling(i, 0.02, 5.0)) for i in range(len(SERVICE_S))
+        ]
+        return (await closed(servers, calls=6_000, width=6, group=GROUP, share=share)).p99_s
+
+    ratio, together = run_virtual(uneven())
+    return {
+        "simulated_throughput_ratio": round(ratio, 3),
+        "simulated_together": round(together, 3),
+        "simulated_p99_ratio": round(run_virtual(late(0.05)) / run_virtual(late(0.0)), 3),
+    }
+
+
 def main() -> None:
     """Measure and record."""
+    exact = simulated()
+    print(exact)
     with_key = asyncio.run(throughput(affinity=True))
     print(with_key)
     without = asyncio.run(throughput(affinity=False))
@@ -190,6 +220,7 @@ def main() -> None:
         "p99_s_hedged": round(hedged[1], 3),
         "p99_ratio": round(hedged[1] / plain[1], 3),
         "hedged_share": round(hedged[2], 3),
+        **exact,
     }
     record("fleet", figures, "python -m tests.benchmarks.scale.fleet")
 

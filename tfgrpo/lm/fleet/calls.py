@@ -11,7 +11,6 @@ Does not know what a call is: bytes or records. Source: own.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -34,9 +33,10 @@ class Attempt(Generic[T]):
     def __init__(self, members: Members, server: Server, key: str, begin: Begin[T]) -> None:
         self.server = server
         self._members = members
-        self.started = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self.started = loop.time()
         self.has_begun = False
-        self.decided = asyncio.get_running_loop().create_future()
+        self.decided = loop.create_future()
         """Done once the reply has begun or the call has ended."""
         # Not in the task, or calls that begin in the same turn would not see each other.
         members.began(server, key)
@@ -136,7 +136,8 @@ class FleetCalls:
                 if attempt.is_won:
                     if attempt.has_begun:
                         # Where the copy wins, the first one took at least until now.
-                        self.hedging.observe(time.monotonic() - racing[0].started)
+                        now = asyncio.get_running_loop().time()
+                        self.hedging.observe(now - racing[0].started)
                     return attempt
             waiting = [a.decided for a in racing if a.failure is None]
             if not waiting:
