@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfgrpo.routing.calibration import Gate, calibrate
     from tfgrpo.routing.cascade import Cascade, StopRule
-    from tfgrpo.routing.cooldown import Cooldowns
     from tfgrpo.routing.estimator.value_model import Estimates, ModelState, ValueModel
     from tfgrpo.routing.outcome_files import read_models, read_outcomes
     from tfgrpo.routing.promises import Calibrated, HeldOut, calibrate_pool, calibrate_router
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from tfgrpo.routing.router import Router, RouterOptions, Session
     from tfgrpo.routing.rules import Candidate, Cheapest, Guaranteed, RouteDecision, TradeOff
     from tfgrpo.routing.verbs import fit, load, route
+    from tfgrpo.runtime.cooldown import Cooldowns
 
 _HOME = {
     "Calibrated": "promises",
@@ -94,7 +94,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'tfgrpo.routing' has no attribute {name!r}")
-    return getattr(import_module(f"tfgrpo.routing.{_HOME[name]}"), name)
+    home = "runtime" if name == "Cooldowns" else "routing"
+    return getattr(import_module(f"tfgrpo.{home}.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

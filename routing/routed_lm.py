@@ -16,10 +16,10 @@ from typing import Any, Literal
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm import open_lm
 from tfgrpo.protocols import LM, Completion, Request
-from tfgrpo.routing.cooldown import COUNTED, Cooldowns
 from tfgrpo.routing.router import Router
 from tfgrpo.routing.rules import RouteDecision
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.cooldown import COUNTED, Cooldowns
 
 __all__ = ["RoutedLM"]
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.routing.calibration import Gate
-from tfgrpo.routing.cooldown import Cooldowns
 from tfgrpo.routing.deciding import Explorer, Session, Sessions, fall_back
 from tfgrpo.routing.estimator.prompt_features import embed_prompts, prepare
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
@@ -32,6 +31,7 @@ from tfgrpo.routing.rules import (
     RouteRule,
 )
 from tfgrpo.routing.served import First, Refit, Saved, Snapshot, StateKeeper
+from tfgrpo.runtime.cooldown import Cooldowns
 from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = ["Router", "RouterOptions", "Session"]

@@ -7,6 +7,8 @@
     ├── VerifierError       (RuntimeError)  a verifier raised, timed out or returned no score
     ├── EditError           (ValueError)    an edit of the library cannot be applied
     ├── BudgetError         (RuntimeError)  a reservation would pass a limit
+    ├── ExecutorError       (RuntimeError)  workers cannot be used, or were lost too often
+    │   └── UnitLost                        one worker was lost with what it was doing
     ├── StoreError          (OSError)       run folder: disk, lock, version, damage
     └── MissingExtraError   (ImportError)   an optional library is not installed
 
@@ -133,6 +135,15 @@ class BudgetError(TfgrpoError, RuntimeError):
 
 def _rebuild_budget_error(cls: type[BudgetError], message: str, resource: str) -> BudgetError:
     return cls(message, resource=resource)
+
+
+class ExecutorError(TfgrpoError, RuntimeError):
+    """The place where rollouts run cannot be used: workers that do not start, a cluster that is
+    gone, code that differs. Finished work is kept."""
+
+
+class UnitLost(ExecutorError):
+    """A worker was lost with what it was doing; doing it again elsewhere pays nothing twice."""
 
 
 class StoreError(TfgrpoError, OSError):

@@ -1,12 +1,13 @@
 """The only loop that turns tasks into groups.
 
-A `Sampler` owns concurrency, deadlines, verification and the verdict "this run cannot work": it
-gives up early when a key or model is wrong, or when nothing can be scored. One failed rollout
-changes nothing for its siblings. Every finished rollout goes to the recorder before anything is
-built on it, and what the recorder already holds is never made again.
+A `Sampler` owns concurrency, recording and the verdict "this run cannot work": it gives up early
+when a key or model is wrong, or when nothing can be scored. One failed rollout changes nothing for
+its siblings. Every finished rollout goes to the recorder before anything is built on it, and what
+the recorder already holds is never made again. Attempts and their judging run in an executor: this
+process, or workers; what is lost with a worker is done again, a few times at most.
 
-Does not know: what a policy does, how calls are cached, paid or retried (the LM's wrappers do),
-or what groups are for. Source: own.
+Does not know: where rollouts run, what a policy does, how calls are cached, paid or retried (the
+LM's wrappers do), or what groups are for. Source: own.
 """
 
 from __future__ import annotations
@@ -15,36 +16,48 @@ import asyncio
 import logging
 import math
 import sys
-import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import (
     ConfigError,
+    ExecutorError,
     PolicyError,
     ProviderError,
     TfgrpoError,
+    UnitLost,
     VerifierError,
-    boundary,
 )
-from tfgrpo.protocols import (
-    GroupPolicy,
-    GroupVerifier,
-    Policy,
-    Recorder,
-    SharedRecorder,
-    Verifier,
-)
-from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, group_id_of
+from tfgrpo.execute.judging import judge, judge_group
+from tfgrpo.execute.local import LocalExecutor
+from tfgrpo.execute.protocol import Executor, OnTruncated, Unit, UnitSettings, rollout_id
+from tfgrpo.protocols import GroupPolicy, Policy, Recorder, SharedRecorder, Verifier
+from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 from tfgrpo.runtime.canonical import derive_seed
 
+__all__ = [
+    "GroupSpec",
+    "OnTruncated",
+    "Progress",
+    "SampleSettings",
+    "Sampler",
+    "Stop",
+    "Stopped",
+    "judge",
+    "judge_group",
+    "sample_group",
+    "sample_groups",
+]
+
 log = logging.getLogger(__name__)
 
-OnTruncated = Literal["exclude", "grade"]
+MOST_LOSSES = 3
+"""How often a unit may be lost with its worker before its rollouts are given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,11 @@ class SampleSettings:
     """Rollouts in flight until the first one has been graded; 0 starts at full width."""
     give_up_after: int = 5
     """Rollouts that fail in the same way, with none graded, before the run stops."""
+
+    @property
+    def of_units(self) -> UnitSettings:
+        """What executors need of it."""
+        return UnitSettings(self.timeout_s, self.verifier_timeout_s, self.on_truncated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,13 @@ class _OpenGroup:
         first = self.draws.first_index
         return [i for i in range(first, first + self.draws.group_size) if i not in self.rollouts]
 
+    def unit(self, indices: tuple[int, ...], losses: int = 0) -> Unit:
+        """What an executor is given for some of its rollouts."""
+        draws = self.draws
+        return Unit(
+            self.group_id, self.task, self.context, draws.stage, draws.seed, indices, losses
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
@@ -149,6 +174,8 @@ class Sampler:
         recorder: where finished rollouts are kept and found again.
         on_progress: called after every finished rollout.
         stop: a stop request shared with the caller.
+        executor: where rollouts run; None runs them in this process. It must have a policy and a
+            verifier of the same identity.
     """
 
     def __init__(
@@ -160,6 +187,7 @@ class Sampler:
         recorder: Recorder | None = None,
         on_progress: Callable[[Progress], None] | None = None,
         stop: Stop | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._policy = policy
         self._verifier = verifier
@@ -167,6 +195,7 @@ class Sampler:
         self._recorder = recorder
         self._on_progress = on_progress
         self._stop = stop or Stop()
+        self._executor = executor or LocalExecutor(policy, verifier, self._settings.of_units)
         self._proven = self._settings.probe <= 0
         self._failures: list[Rollout] = []
         self._width = _width_within_limits(self._settings.concurrency)
@@ -291,7 +320,7 @@ class Sampler:
         """Return the rollouts of a group that the recorder holds, by sample index."""
         if self._recorder is None:
             return {}
-        names = {_rollout_id(group.group_id, i): i for i in group.missing}
+        names = {rollout_id(group.group_id, i): i for i in group.missing}
         if isinstance(self._recorder, _FindsMany):
             found = self._recorder.find_rollouts(list(names), self.verifier_id)
             return {names[name]: rollout for name, rollout in found.items()}
@@ -391,70 +420,40 @@ class Sampler:
 
     async def _do(self, unit: _Unit, state: _RunState) -> None:
         group = unit.group
-        for rollout in await self._attempt(unit):
-            finished = rollout
-            if self._verifier is not None:
-                finished = await judge(
-                    rollout,
-                    group.task,
-                    self._verifier,
-                    timeout_s=self._settings.verifier_timeout_s,
-                    on_truncated=self._settings.on_truncated,
-                )
-            if self._recorder is not None:
-                self._recorder.record_rollout(
-                    finished, group_id=group.group_id, verifier_id=self.verifier_id
-                )
-            group.rollouts[finished.sample_index] = finished
-            state.done += 1
-            if finished.outcome not in ("graded", "ungraded"):
-                state.failed += 1
-            self._watch(finished, state.n_tasks)
-            if self._on_progress is not None:
-                self._on_progress(
-                    Progress(state.stage, state.done, state.total, state.failed, state.in_flight)
-                )
+        lost: UnitLost | None = None
+        for losses in range(MOST_LOSSES):
+            left = tuple(i for i in unit.indices if i not in group.rollouts)
+            try:
+                async with aclosing(self._executor.submit(group.unit(left, losses))) as finished:
+                    async for rollout in finished:
+                        self._take(group, rollout, state)
+                break
+            except UnitLost as exc:
+                log.info("%s; it is done again", exc)
+                lost = exc
+                if self._stop.requested:
+                    return
+        else:
+            for rollout in _given_up(group, unit.indices, lost):
+                self._take(group, rollout, state)
         if not group.missing:
             self._record(group)
 
-    async def _attempt(self, unit: _Unit) -> list[Rollout]:
-        group, policy = unit.group, self._policy
-        task = group.task
-        seeds = [derive_seed(group.draws.seed, task.task_id, i) for i in unit.indices]
-        ids = [_rollout_id(group.group_id, i) for i in unit.indices]
-        scope = CallScope(group.draws.stage, task.task_id, ids[0], unit.indices[0])
-        started = time.monotonic()
-        made: Sequence[Rollout]
-        error = ""
-        try:
-            async with asyncio.timeout(self._settings.timeout_s):
-                with call_scope(scope), boundary(PolicyError, f"policy {policy.policy_id!r}"):
-                    if len(unit.indices) > 1 and isinstance(policy, GroupPolicy):
-                        made = await policy.attempt_group(task, group.context, seeds)
-                    else:
-                        made = [await policy.attempt(task, group.context, seeds[0])]
-            if len(made) != len(ids):
-                raise PolicyError(
-                    f"policy {policy.policy_id!r} returned {len(made)} rollouts, "
-                    f"asked for {len(ids)}"
-                )
-        except TimeoutError:
-            error = f"no answer within {self._settings.timeout_s:g} s"
-            made = [Rollout(i, task.task_id).failed("timed_out", error) for i in ids]
-        except PolicyError as exc:
-            made = [Rollout(i, task.task_id).failed("policy_failed", str(exc)) for i in ids]
-        seconds = time.monotonic() - started
-        return [
-            replace(
-                rollout,
-                rollout_id=ids[k],
-                task_id=task.task_id,
-                sample_index=unit.indices[k],
-                seed=seeds[k],
-                duration_s=rollout.duration_s or seconds,
+    def _take(self, group: _OpenGroup, finished: Rollout, state: _RunState) -> None:
+        """Keep a finished rollout."""
+        if self._recorder is not None:
+            self._recorder.record_rollout(
+                finished, group_id=group.group_id, verifier_id=self.verifier_id
             )
-            for k, rollout in enumerate(made)
-        ]
+        group.rollouts[finished.sample_index] = finished
+        state.done += 1
+        if finished.outcome not in ("graded", "ungraded"):
+            state.failed += 1
+        self._watch(finished, state.n_tasks)
+        if self._on_progress is not None:
+            self._on_progress(
+                Progress(state.stage, state.done, state.total, state.failed, state.in_flight)
+            )
 
     def _watch(self, rollout: Rollout, n_tasks: int) -> None:
         """Raise when the run cannot work; one graded rollout proves that it can.
@@ -478,6 +477,8 @@ class Sampler:
                 raise VerifierError(message)
             if rollout.outcome == "policy_failed":
                 raise PolicyError(message)
+            if rollout.outcome == "cancelled":
+                raise ExecutorError(message)
             raise ProviderError(message, kind=kind or "connection")
 
     def _group(self, group: _OpenGroup) -> RolloutGroup:
@@ -496,120 +497,9 @@ class Sampler:
             self._recorder.record_group(self._group(group))
 
 
-async def judge(
-    rollout: Rollout,
-    task: Task,
-    verifier: Verifier,
-    *,
-    timeout_s: float = 120.0,
-    on_truncated: OnTruncated = "grade",
-    raises_fatal: bool = True,
-) -> Rollout:
-    """Return the rollout with its score, or with the outcome that says why it has none.
-
-    The one way from an attempt to its reward, for sampling, training, search and escalation. An
-    attempt that has an outcome already comes back as it is. No score in time, a verifier that
-    raises, and a judge's LM that fails for this one call are `verifier_failed`, never a reward of
-    0 and never the end of a run.
-
-    Args:
-        timeout_s: wall time of this verification, seconds.
-        on_truncated: `exclude` makes an attempt that hit its token limit `truncated`, ungraded.
-        raises_fatal: False makes a provider's failure that no further call can mend an outcome
-            too, so that it never ends a step of training.
-
-    Raises:
-        ProviderError: no call of the judge's LM can succeed (key, model, credit).
-        BudgetError, ConfigError, StoreError: the run cannot go on.
-    """
-    if rollout.outcome != "ungraded":
-        return rollout
-    if rollout.is_truncated and on_truncated == "exclude":
-        return rollout.failed("truncated", "the reply hit its token limit")
-
-    async def alone() -> list[Score]:
-        return [await verifier.score(rollout, task)]
-
-    return (await _scored([rollout], verifier, alone, timeout_s, raises_fatal))[0]
-
-
-async def judge_group(
-    rollouts: Sequence[Rollout],
-    task: Task,
-    verifier: Verifier,
-    *,
-    timeout_s: float = 120.0,
-    on_truncated: OnTruncated = "grade",
-    raises_fatal: bool = True,
-) -> list[Rollout]:
-    """Return the rollouts of one task as `judge` would, in order.
-
-    A `GroupVerifier` scores together those that have no outcome yet, within `timeout_s` for each of
-    them; where it fails, all of them are `verifier_failed`.
-    """
-
-    async def one(rollout: Rollout) -> Rollout:
-        return await judge(
-            rollout,
-            task,
-            verifier,
-            timeout_s=timeout_s,
-            on_truncated=on_truncated,
-            raises_fatal=raises_fatal,
-        )
-
-    if not isinstance(verifier, GroupVerifier):
-        return list(await asyncio.gather(*map(one, rollouts)))
-    cut = on_truncated == "exclude"
-    open_ones = [r for r in rollouts if r.outcome == "ungraded" and not (cut and r.is_truncated)]
-    if not open_ones:
-        return [await one(r) for r in rollouts]
-    together: GroupVerifier = verifier
-
-    async def scores() -> list[Score]:
-        return await together.score_group(open_ones, task)
-
-    limit = timeout_s * len(open_ones)
-    made = await _scored(open_ones, verifier, scores, limit, raises_fatal)
-    by_id = {r.rollout_id: r for r in made}
-    return [by_id.get(r.rollout_id) or await one(r) for r in rollouts]
-
-
-async def _scored(
-    rollouts: Sequence[Rollout],
-    verifier: Verifier,
-    scores: Callable[[], Awaitable[list[Score]]],
-    timeout_s: float,
-    raises_fatal: bool,
-) -> list[Rollout]:
-    """The rollouts with their scores, or all as `verifier_failed` with the one cause."""
-    first = rollouts[0]
-    scope = CallScope("judge", first.task_id, first.rollout_id, first.sample_index)
-    where = f"verifier {verifier.verifier_id!r} on rollout {first.rollout_id!r}"
-    try:
-        async with asyncio.timeout(timeout_s):
-            with call_scope(scope), boundary(VerifierError, where):
-                found = await scores()
-                if len(found) != len(rollouts):
-                    raise VerifierError(
-                        f"{where}: {len(found)} scores for {len(rollouts)} rollouts"
-                    )
-                return [r.graded(score) for r, score in zip(rollouts, found, strict=True)]
-    except TimeoutError:
-        error = f"{where}: no score within {timeout_s:g} s"
-    except VerifierError as exc:
-        error = str(exc)
-    except TfgrpoError as exc:
-        is_fatal = raises_fatal and getattr(exc, "is_fatal", False)
-        if is_fatal or not isinstance(exc, (ProviderError, PolicyError)):
-            raise
-        error = f"{where}: {exc}"
-    return [r.failed("verifier_failed", error) for r in rollouts]
-
-
 _LOOK_AGAIN_S = 0.5
 """Between two looks at groups that other processes make."""
-_HOPELESS = ("verifier_failed", "policy_failed", "provider_failed")
+_HOPELESS = ("verifier_failed", "policy_failed", "provider_failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -649,8 +539,14 @@ class _Queue:
         return None
 
 
-def _rollout_id(group_id: str, sample_index: int) -> str:
-    return f"{group_id}-{sample_index}"
+def _given_up(
+    group: _OpenGroup, indices: Sequence[int], lost: UnitLost | None
+) -> Iterator[Rollout]:
+    """The rollouts of a unit that was lost too often: `cancelled`, so that a resume tries again."""
+    unit = group.unit(tuple(i for i in indices if i not in group.rollouts))
+    for index, name, seed in zip(unit.indices, unit.rollout_ids, unit.seeds):
+        blank = Rollout(name, group.task.task_id, sample_index=index, seed=seed)
+        yield blank.failed("cancelled", f"lost {MOST_LOSSES} times with its worker: {lost}")
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, ...]]:

@@ -19,6 +19,7 @@ from tfgrpo.errors import (
     BudgetError,
     ConfigError,
     EditError,
+    ExecutorError,
     MissingExtraError,
     PolicyError,
     ProviderError,
@@ -172,6 +173,7 @@ def test_every_error_of_the_tree_has_one_exit_code() -> None:
         ProviderError("x", kind="auth"): 3, ProviderError("x", kind="not_found"): 3,
         ProviderError("x", kind="quota"): 3, ProviderError("x", kind="overloaded"): 5,
         BudgetError("x"): 4, VerifierError("x"): 5, PolicyError("x"): 5, StoreError("x"): 6,
+        ExecutorError("x"): 6,
     }  # fmt: skip
     assert {e: exit_code_of(e) for e in codes} == codes
     assert {kind for kind, _ in _CODES} | {ProviderError} == {type(e) for e in codes}

@@ -14,13 +14,13 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.routing.calibration import calibrate
 from tfgrpo.routing.cascade import Cascade, StopRule
-from tfgrpo.routing.cooldown import Cooldowns, NoneHealthyError
 from tfgrpo.routing.costs import CostModel
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount
 from tfgrpo.routing.routed_lm import RoutedLM
 from tfgrpo.routing.router import Router, RouterOptions, Session
 from tfgrpo.routing.rules import Candidate, Cheapest, Guaranteed, TradeOff
+from tfgrpo.runtime.cooldown import Cooldowns, NoneHealthyError
 from tfgrpo.runtime.embedders import HashedNgrams
 
 EASY, HARD = "translate the word number {}", "prove the hard theorem number {}"

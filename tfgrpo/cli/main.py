@@ -5,7 +5,7 @@ function with the same names; an error of ours becomes three short lines and an 
 traceback only with `--debug`. Records go to standard output, everything else to standard error.
 
 Exit codes: 0 done, verdict met · 1 verdict not met · 2 usage or config · 3 credentials or model ·
-4 stopped by a cap · 5 inconclusive · 6 store, disk or lock · 130 Ctrl-C · 143 TERM.
+4 stopped by a cap · 5 inconclusive · 6 store, disk, lock or workers · 130 Ctrl-C · 143 TERM.
 
 Does not know: what the verbs do. Source: own.
 """
@@ -26,6 +26,7 @@ from tfgrpo.errors import (
     BudgetError,
     ConfigError,
     EditError,
+    ExecutorError,
     MissingExtraError,
     PolicyError,
     ProviderError,
@@ -114,6 +115,7 @@ _CODES: tuple[tuple[type[TfgrpoError], int], ...] = (
     (VerifierError, 5),
     (PolicyError, 5),
     (StoreError, 6),
+    (ExecutorError, 6),
 )
 
 
@@ -199,7 +201,7 @@ _MEANING = {
     3: "credentials or model; `tfgrpo models --check SPEC` makes one short call",
     4: "stopped by a cap, finished work is kept; with a larger cap the same command goes on",
     5: "inconclusive: too little could be scored; the same command goes on",
-    6: "store, disk or lock; `tfgrpo runs list` shows the runs here",
+    6: "store, disk, lock or workers; `tfgrpo runs list` shows the runs here",
 }
 
 

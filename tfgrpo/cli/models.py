@@ -85,6 +85,7 @@ def models(
 
 _NEEDS = (
     ("openai", ("aiohttp",), "pip install aiohttp"),
+    ("fleet", ("aiohttp",), "pip install aiohttp"),
     ("litellm", ("litellm",), "pip install 'tfgrpo[litellm]'"),
     ("vllm", ("vllm",), "pip install 'tfgrpo[vllm]'"),
     ("local", ("torch", "transformers", "safetensors"), "pip install 'tfgrpo[local]'"),

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from tfgrpo.config.nudge import NudgeConfig
-from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
+from tfgrpo.config.sections import Section, explain, load_toml, resolve_fleets, wrong_verb
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Limits, Sampling
 
@@ -29,12 +29,21 @@ MAY_CHANGE = frozenset(
         "run.timeout_s",
         "run.retry_deadline_s",
         "run.probe",
+        "run.executor",
         "run.prices",
+        "workers",
         "policy.timeout_s",
         "critic.timeout_s",
         "judge.timeout_s",
+        *(
+            f"fleets.*.{key}"
+            for key in (
+                "servers", "api_key_env", "load_factor", "room", "hedge_share", "hedge_after",
+                "health_s", "rest_s", "most_rest_s", "queue_metrics", "same_root",
+            )
+        ),
     }
-)
+)  # fmt: skip
 """Config keys that decide how a run is driven and not what it finds; a resume may change them."""
 
 
@@ -251,8 +260,28 @@ class RunConfig(Section):
     """False asks again even for what the journal holds."""
     retry_deadline_s: float = Field(default=300.0, gt=0)
     """How long one call may be tried again after failures that pass."""
+    executor: Literal["local", "processes", "ray"] = "local"
+    """Where rollouts run: in this process, in worker processes of this machine, or on Ray."""
     prices: dict[str, dict[str, float]] = {}
     """Prices by model id in dollars per million tokens: input, output, cache_read, cache_write."""
+
+
+class WorkersConfig(Section):
+    """Workers of a run whose `run.executor` is not `local`."""
+
+    count: int = Field(default=0, ge=0)
+    """How many; 0 is one for each core, of this machine or of the cluster."""
+    env: tuple[str, ...] = ()
+    """Environment variables that worker processes get though their names speak of a key."""
+    address: str = ""
+    """Ray: HOST:PORT of the cluster's head; empty starts one on this machine for the run."""
+    cpus: float = Field(default=1.0, gt=0)
+    """Ray: cores of one worker."""
+    listen: str = ""
+    """Ray: HOST:PORT on which this process answers its workers, on a network that they reach; port
+    0 takes a free one. Empty is this machine alone."""
+    object_store_mb: int = Field(default=200, ge=80)
+    """Ray: object store of a cluster that is started here."""
 
 
 PRESET_VALUES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
@@ -290,6 +319,10 @@ class Config(Section):
     nudge: NudgeConfig = NudgeConfig()
     gate: GateConfig = GateConfig()
     budget: BudgetConfig = BudgetConfig()
+    workers: WorkersConfig = WorkersConfig()
+    fleets: dict[str, dict[str, Any]] = {}
+    """Many servers of one model, by the name that `fleet:NAME` gives them: `servers` (URLs, or a
+    file of them), `model`, `revision` and what else docs/scale.md lists."""
 
     @model_validator(mode="before")
     @classmethod
@@ -343,4 +376,5 @@ def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
         for key in ("path", "traces"):
             if isinstance(tasks.get(key), str) and tasks[key]:
                 tasks[key] = str(folder / tasks[key])
+    resolve_fleets(values, folder)
     return values

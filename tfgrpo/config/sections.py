@@ -98,6 +98,15 @@ def wrong_verb(values: Mapping[str, Any], verb: str, source: str) -> str:
     return f"{source} looks like settings of another verb: tfgrpo {found} {source}\n"
 
 
+def resolve_fleets(values: Mapping[str, Any], folder: Path) -> None:
+    """Make files of servers, `[fleets.NAME] servers = "FILE"`, relative to a config's folder."""
+    fleets = values.get("fleets")
+    for fleet in fleets.values() if isinstance(fleets, dict) else ():
+        servers = fleet.get("servers") if isinstance(fleet, dict) else None
+        if isinstance(servers, str) and servers and "://" not in servers:
+            fleet["servers"] = str(folder / servers)
+
+
 def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
     """Return one line per mistake: key, value, what is allowed, the nearest known key."""
     lines = []

@@ -322,13 +322,14 @@ def _plan_of(
 
 def _plain_verifier(material: Material) -> Verifier:
     """The run's verifier as settings describe it, a judge's LM not yet journalled."""
-    from tfgrpo.lm import open_lm
+    from tfgrpo.lm import fleet_options, open_lm
     from tfgrpo.verifiers import make_verifier
 
     config = material.config
 
     def judge_lm(spec: str = "", **options: Any) -> LM:
-        return open_lm(spec or config.judge.lm or config.policy.lm, **options)
+        spec = spec or config.judge.lm or config.policy.lm
+        return open_lm(spec, **fleet_options(spec, config.fleets), **options)
 
     return make_verifier(with_judge_role(config.verifier, config.judge), open_lm=judge_lm)
 

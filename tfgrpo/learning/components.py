@@ -1,7 +1,8 @@
 """From settings to what runs: each role's LM, journalled and retried, the policy and the verifier.
 
 Raw LM → `JournaledLM` (cache, reserve, intent, result) → `RetryingLM` (retries, adaptive width).
-Roles that name the same spec and options share one LM and one width.
+Roles that name the same spec and options share one LM and one width. Workers build policy and
+verifier from the same functions, over LMs of the run's endpoint.
 
 Does not know: the learning loop. Source: own.
 """
@@ -15,14 +16,14 @@ from typing import Any, cast
 
 from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig, SamplingConfig
 from tfgrpo.errors import ConfigError
-from tfgrpo.lm import open_lm
+from tfgrpo.lm import fleet_options, open_lm
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.lm.retry import RetryingLM, RetryPolicy
 from tfgrpo.policies.chat import ChatPolicy, FunctionPolicy
 from tfgrpo.policies.tool_loop import ToolLoop, ToolPolicy
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Policy, Sampling, Verifier
-from tfgrpo.runtime.canonical import canonical_json
+from tfgrpo.runtime.canonical import canonical_json, digest
 from tfgrpo.runtime.import_string import load_object
 from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.verifiers import make_verifier
@@ -43,68 +44,87 @@ class RunComponents:
         self._config = config
         self._store = store
         self._opener = opener
-        self._raw: dict[str, LM] = {}
-        self._limiters: dict[str, AdaptiveLimiter] = {}
+        self._raw: list[LM] = []
+        self.lms: dict[str, RetryingLM] = {}
+        """Those opened so far, by name."""
 
     def lm(self, role: RoleConfig) -> RetryingLM:
         """Return the LM of a role; an empty spec means the policy's LM and options."""
-        spec, options = role.lm, role.options
-        if not spec:
-            spec, options = self._config.policy.lm, self._config.policy.options
-        key = canonical_json([spec, options])
-        if key not in self._raw:
-            self._raw[key] = self._opener(spec, **options)
-            run = self._config.run
-            self._limiters[key] = AdaptiveLimiter(
-                min(20, run.concurrency), run.concurrency, clock=time.monotonic
-            )
-        journaled = JournaledLM(
-            self._raw[key],
-            self._store,
-            cache=self._config.run.cache,
-            prices=self._config.run.prices or None,
-        )
-        policy = RetryPolicy(deadline_s=self._config.run.retry_deadline_s)
-        return RetryingLM(journaled, policy, limiter=self._limiters[key])
+        name = lm_name(self._config, role)
+        if name not in self.lms:
+            self.lms[name] = self._open(*_spec_of(self._config, role))
+        return self.lms[name]
 
-    def policy(self) -> Policy:
-        """Return the policy that the settings describe."""
-        return make_policy(self._config.policy, self.lm)
+    def _open(self, spec: str, options: Mapping[str, Any]) -> RetryingLM:
+        shared = fleet_options(spec, self._config.fleets)
+        raw = self._opener(spec, **{**shared, **options})
+        self._raw.append(raw)
+        run = self._config.run
+        limiter = AdaptiveLimiter(min(20, run.concurrency), run.concurrency, clock=time.monotonic)
+        journaled = JournaledLM(raw, self._store, cache=run.cache, prices=run.prices or None)
+        return RetryingLM(journaled, RetryPolicy(deadline_s=run.retry_deadline_s), limiter=limiter)
 
-    def practice_policy(self) -> Policy:
-        """Return the policy as practice draws from it."""
-        policy = self._config.policy
-        given = self._config.practice.sampling
-        changes = {name: getattr(given, name) for name in given.model_fields_set}
-        sampling = policy.sampling.model_copy(update=changes)
-        return make_policy(policy.model_copy(update={"sampling": sampling}), self.lm)
+    def policy(self, *, practice: bool = False) -> Policy:
+        """Return the policy that the settings describe; with `practice`, as practice draws from
+        it."""
+        return configured_policy(self._config, self.lm, practice=practice)
 
     def verifier(self) -> Verifier | None:
-        """Return the verifier that the settings describe; a judge asks the judge's LM.
-
-        None for the kind `none`, whose key `by` says who judges practice: `critic` or `majority`.
-
-        Raises:
-            ConfigError: an unknown kind or key.
-        """
-        if self._config.verifier.get("kind") == "none":
-            check_unverified(self._config.verifier)
-            return None
-
-        def judge_lm(spec: str = "", **options: Any) -> LM:
-            judge = self._config.judge
-            if spec:
-                judge = judge.model_copy(update={"lm": spec, "options": options})
-            return self.lm(judge)
-
-        return make_verifier(
-            with_judge_role(self._config.verifier, self._config.judge), open_lm=judge_lm
-        )
+        """Return the verifier that the settings describe; as `configured_verifier`."""
+        return configured_verifier(self._config, self.lm)
 
     async def aclose(self) -> None:
         """Close every LM that was opened."""
-        for lm in self._raw.values():
+        for lm in self._raw:
             await lm.aclose()
+
+
+def _spec_of(config: Config, role: RoleConfig) -> tuple[str, dict[str, Any]]:
+    return (role.lm, role.options) if role.lm else (config.policy.lm, config.policy.options)
+
+
+def lm_name(config: Config, role: RoleConfig) -> str:
+    """Return what the LM of a role is called: equal for roles that share one."""
+    return digest(list(_spec_of(config, role)), 16)
+
+
+def configured_policy(
+    config: Config, lm_of: Callable[[RoleConfig], LM], *, practice: bool = False
+) -> Policy:
+    """Return the policy that the settings describe; with `practice`, as practice draws from it.
+
+    Args:
+        config: the resolved settings.
+        lm_of: gives the LM of a role.
+    """
+    policy = config.policy
+    if practice:
+        given = config.practice.sampling
+        changes = {name: getattr(given, name) for name in given.model_fields_set}
+        sampling = policy.sampling.model_copy(update=changes)
+        policy = policy.model_copy(update={"sampling": sampling})
+    return make_policy(policy, lm_of)
+
+
+def configured_verifier(config: Config, lm_of: Callable[[RoleConfig], LM]) -> Verifier | None:
+    """Return the verifier that the settings describe; a judge asks the judge's LM.
+
+    None for the kind `none`, whose key `by` says who judges practice: `critic` or `majority`.
+
+    Raises:
+        ConfigError: an unknown kind or key.
+    """
+    if config.verifier.get("kind") == "none":
+        check_unverified(config.verifier)
+        return None
+
+    def judge_lm(spec: str = "", **options: Any) -> LM:
+        judge = config.judge
+        if spec:
+            judge = judge.model_copy(update={"lm": spec, "options": options})
+        return lm_of(judge)
+
+    return make_verifier(with_judge_role(config.verifier, config.judge), open_lm=judge_lm)
 
 
 def check_unverified(verifier: Mapping[str, Any]) -> None:

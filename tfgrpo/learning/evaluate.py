@@ -21,6 +21,7 @@ from tfgrpo.learning.learn import (
     make_sampler,
     open_run,
     record_rewards,
+    run_workers,
 )
 from tfgrpo.learning.progress import QuietView
 from tfgrpo.rollout import Task
@@ -97,17 +98,19 @@ async def evaluate_async(
     if given.on_open is not None:
         given.on_open(store)
     try:
-        sampler = make_sampler(config, roles, given, store, given.view or QuietView())
-        record_rewards(store, sampler)
-        known = sampler.reward_range
-        draws = GroupSpec(group_size, seed=config.learn.seed, scope="eval", stage="eval")
-        arms: list[Scores] = []
-        for arm in ("empty", "final"):
-            meta = {"arm": arm, "library_version": artefact.library.version_id}
-            chosen = replace(draws, metadata=meta)
-            context = EMPTY_CONTEXT if arm == "empty" else artefact.context
-            groups = await sampler.groups(tasks, chosen, context)
-            arms.append({g.task.task_id: g.rewards_G for g in groups})
+        async with run_workers(config, roles) as workers:
+            view = given.view or QuietView()
+            sampler = make_sampler(config, roles, given, store, view, workers=workers)
+            record_rewards(store, sampler)
+            known = sampler.reward_range
+            draws = GroupSpec(group_size, seed=config.learn.seed, scope="eval", stage="eval")
+            arms: list[Scores] = []
+            for arm in ("empty", "final"):
+                meta = {"arm": arm, "library_version": artefact.library.version_id}
+                chosen = replace(draws, metadata=meta)
+                context = EMPTY_CONTEXT if arm == "empty" else artefact.context
+                groups = await sampler.groups(tasks, chosen, context)
+                arms.append({g.task.task_id: g.rewards_G for g in groups})
     finally:
         await roles.aclose()
         store.close()

@@ -8,8 +8,10 @@ command line. Source: own.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from tfgrpo.store import Journal
     from tfgrpo.store.journal import Role
     from tfgrpo.tasks import Splits
+
+if TYPE_CHECKING:
+    from tfgrpo.learning.run_workers import RunWorkers
 
 log = logging.getLogger(__name__)
 
@@ -129,31 +134,33 @@ async def learn_async(
             given.on_open(store)
         store.record_decision("forecast", plan.to_dict(), key="run")
         store.record_decision("splits", splits.to_dict(), key="run")
-        sampler = make_sampler(config, roles, given, store, view)
-        record_rewards(store, sampler)
-        for warning in plan.warnings:
-            view.say(f"warning: {warning}")
-        practice_sampler = sampler
-        if config.practice.sampling != SamplingConfig():
-            if given.policy is not None:
-                raise ConfigError(
-                    "practice.sampling changes how the configured policy draws; a policy that was "
-                    "given as an object draws as it was made: leave one of them out"
-                )
-            practice_sampler = make_sampler(config, roles, given, store, view, practice=True)
-        settings = _with_best_reward(settings, sampler)
-        nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
-        learner = Learner(
-            LearnRun(config, splits, settings, store, view),
-            sampler,
-            make_critic(config, settings, roles, practice_sampler, found.practised, splits),
-            Practice(
-                config, settings, practice_sampler, splits.practice,
-                traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
-            ),
-            nudger=nudger,
-        )  # fmt: skip
-        learned = await learner.run()
+        async with run_workers(config, roles) as workers:
+            make = partial(make_sampler, config, roles, given, store, view, workers=workers)
+            sampler = make()
+            record_rewards(store, sampler)
+            for warning in plan.warnings:
+                view.say(f"warning: {warning}")
+            practice_sampler = sampler
+            if config.practice.sampling != SamplingConfig():
+                if given.policy is not None:
+                    raise ConfigError(
+                        "practice.sampling changes how the configured policy draws; a policy that "
+                        "was given as an object draws as it was made: leave one of them out"
+                    )
+                practice_sampler = make(practice=True)
+            settings = _with_best_reward(settings, sampler)
+            nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
+            learner = Learner(
+                LearnRun(config, splits, settings, store, view),
+                sampler,
+                make_critic(config, settings, roles, practice_sampler, found.practised, splits),
+                Practice(
+                    config, settings, practice_sampler, splits.practice,
+                    traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
+                ),
+                nudger=nudger,
+            )  # fmt: skip
+            learned = await learner.run()
         result = make_result(
             config, store, learned, plan, splits, found.notes, sampler.reward_range
         )
@@ -267,28 +274,41 @@ def make_sampler(
     view: ProgressView,
     *,
     practice: bool = False,
+    workers: RunWorkers | None = None,
 ) -> Sampler:
     """Return what rolls out: the policy and verifier given, or those that the settings describe;
-    with `practice`, the policy as practice draws from it."""
+    with `practice`, the policy as practice draws from it; on `workers` where there are any."""
     from tfgrpo.learning.counted_policy import counted
     from tfgrpo.sampling import Sampler, SampleSettings
 
     run = config.run
-    policy = given.policy or (roles.practice_policy() if practice else roles.policy())
-    if given.policy is not None or config.policy.kind == "function":
+    settings = SampleSettings(
+        concurrency=run.concurrency,
+        timeout_s=run.timeout_s,
+        on_truncated=run.on_truncated,
+        probe=run.probe,
+    )
+    policy = given.policy or roles.policy(practice=practice)
+    verifier = given.verifier or roles.verifier()
+    executor = None
+    if workers is not None:
+        if given.policy is not None or given.verifier is not None:
+            raise ConfigError(
+                f"run.executor is {run.executor!r}, but policy or verifier was given as an object, "
+                "which runs in this process only: name its code in the settings, as "
+                "policy.kind = 'function' or a verifier's 'module:name', or leave run.executor out"
+            )
+        executor = workers.executor(policy, verifier, settings.of_units, practice=practice)
+    elif given.policy is not None or config.policy.kind == "function":
         policy = counted(policy, store)
     return Sampler(
         policy,
-        given.verifier or roles.verifier(),
-        SampleSettings(
-            concurrency=run.concurrency,
-            timeout_s=run.timeout_s,
-            on_truncated=run.on_truncated,
-            probe=run.probe,
-        ),
+        verifier,
+        settings,
         recorder=store,
         on_progress=view.update,
         stop=given.stop,
+        executor=executor,
     )
 
 
@@ -296,6 +316,22 @@ def record_rewards(store: Journal, sampler: Sampler) -> None:
     """Record the verifier's range of rewards, so that no figure of the run shows what cannot be."""
     low, high = sampler.reward_range or (None, None)
     store.record_decision("rewards", {"low": low, "high": high}, key="range")
+
+
+@asynccontextmanager
+async def run_workers(config: Config, roles: RunComponents) -> AsyncIterator[RunWorkers | None]:
+    """Give the workers of a run, or None where its rollouts run in this process."""
+    if config.run.executor == "local":
+        yield None
+        return
+    from tfgrpo.learning.run_workers import RunWorkers
+
+    workers = RunWorkers(config, roles)
+    try:
+        await workers.start()
+        yield workers
+    finally:
+        await workers.aclose()
 
 
 def _forecast(
@@ -345,4 +381,5 @@ __all__ = [
     "make_sampler",
     "open_run",
     "record_rewards",
+    "run_workers",
 ]

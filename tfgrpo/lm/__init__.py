@@ -3,6 +3,6 @@
 Does not know tasks, caches, budgets or retries: one call is one call, its failure is typed.
 """
 
-from tfgrpo.lm.spec import Spec, open_lm, parse_spec
+from tfgrpo.lm.spec import Spec, fleet_options, open_lm, parse_spec
 
-__all__ = ["Spec", "open_lm", "parse_spec"]
+__all__ = ["Spec", "fleet_options", "open_lm", "parse_spec"]

@@ -120,7 +120,7 @@ class OpenAILM:
         self._model = model
         address = base_url or os.environ.get("OPENAI_BASE_URL", "").strip() or OFFICIAL_URL
         self._base_url, self._query = _split_query(address)
-        self._secret = _find_secret(api_key_env, is_official=base_url is None)
+        self._secret = find_secret(api_key_env, is_official=base_url is None)
         self._api_key_query = api_key_query
         self._stream = rules.stream is not False
         self._supports_n = rules.supports_n
@@ -447,7 +447,12 @@ def _split_query(url: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     return bare, tuple(parse_qsl(parts.query))
 
 
-def _find_secret(variable: str | None, *, is_official: bool) -> Secret | None:
+def find_secret(variable: str | None, *, is_official: bool) -> Secret | None:
+    """Return the key of a server, or None where it gets none.
+
+    Raises:
+        ProviderError: the variable is unset (kind `auth`).
+    """
     name = variable or ("OPENAI_API_KEY" if is_official else None)
     if name is None:
         return None

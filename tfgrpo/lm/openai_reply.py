@@ -15,6 +15,7 @@ from typing import Any
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.error_fields import error_in_answer, said_in
 from tfgrpo.lm.failures import body_failure, error_in_body
+from tfgrpo.lm.first_token import tell_first_token
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.usage import normalise_usage, unseen_in
 from tfgrpo.lm.wire import ChoiceParts, loads, prompt_bytes, reply_bytes
@@ -34,6 +35,7 @@ class ReplyReader:
         self._where = where
         self._limit = request.limits.max_reply_bytes
         self._held = 0
+        self._has_begun = False
         self._prompt_bytes = prompt_bytes(request)
         self._max_tokens = request.sampling.max_tokens
 
@@ -100,8 +102,11 @@ class ReplyReader:
         for text in _json_texts(data):
             before = self._held
             self._take(text.encode("utf-8", "surrogatepass"), "delta")
-            if self._held != before and first_token.when() is not None:
-                first_token.reschedule(None)
+            if self._held != before and not self._has_begun:
+                self._has_begun = True
+                if first_token.when() is not None:
+                    first_token.reschedule(None)
+                tell_first_token()
         return False
 
     def _json(self, raw: bytes) -> Mapping[str, Any]:

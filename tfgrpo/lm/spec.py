@@ -3,6 +3,8 @@
     openai:MODEL                    api.openai.com, key from OPENAI_API_KEY
     http://HOST:PORT/v1#MODEL       any OpenAI-compatible server (https too); a key is sent only
                                     where `api_key_env` names its variable
+    fleet:NAME                      many such servers of one model; `servers` and `model` are
+                                    options, or stand under [fleets.NAME] of the config
     litellm:PROVIDER/MODEL          other providers, through litellm
     vllm:MODEL_OR_PATH              vLLM in this process
     local:smollm2-135m              the embedded model
@@ -31,11 +33,12 @@ from tfgrpo.runtime.redaction import redact
 if TYPE_CHECKING:
     from tfgrpo.protocols import LM
 
-Backend = Literal["openai", "litellm", "vllm", "local", "scripted"]
+Backend = Literal["openai", "fleet", "litellm", "vllm", "local", "scripted"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
 FORMS = (
     "openai:MODEL",
     "http://HOST/v1#MODEL",
+    "fleet:NAME",
     "litellm:PROVIDER/MODEL",
     "vllm:MODEL_OR_PATH",
     "local:smollm2-135m",
@@ -84,8 +87,9 @@ def parse_spec(spec: str) -> Spec:
     Traceback (most recent call last):
     ...
     tfgrpo.errors.ConfigError: model spec 'opnai:gpt-x': unknown backend 'opnai', did you mean \
-'openai'? Allowed: openai:MODEL, http://HOST/v1#MODEL, litellm:PROVIDER/MODEL, \
-vllm:MODEL_OR_PATH, local:smollm2-135m, local:PATH, local:ORG/NAME, scripted:NAME
+'openai'? Allowed: openai:MODEL, http://HOST/v1#MODEL, fleet:NAME, \
+litellm:PROVIDER/MODEL, vllm:MODEL_OR_PATH, local:smollm2-135m, local:PATH, local:ORG/NAME, \
+scripted:NAME
 
     Raises:
         ConfigError: unknown backend (names the nearest), no model, a bad URL or option.
@@ -168,6 +172,16 @@ def _read_options(spec: str, query: str) -> tuple[dict[str, Any], str]:
     return options, urlencode(rest)
 
 
+def fleet_options(spec: str, fleets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a config's `[fleets.NAME]` says of a spec `fleet:NAME`; nothing for others.
+
+    Raises:
+        ConfigError: as `parse_spec`.
+    """
+    parsed = parse_spec(spec)
+    return dict(fleets.get(parsed.model, {})) if parsed.backend == "fleet" else {}
+
+
 def open_lm(spec: str, **options: Any) -> LM:
     """Open the LM that a spec string names.
 
@@ -203,6 +217,18 @@ def _build_openai(spec: Spec, options: dict[str, Any]) -> LM:
     )
 
 
+def _build_fleet(spec: Spec, options: dict[str, Any]) -> LM:
+    from tfgrpo.lm.fleet.fleet_lm import FleetLM
+
+    if not options.get("servers") or not options.get("model"):
+        raise ConfigError(
+            f"model spec {spec.text!r}: a fleet needs its servers and its model: set "
+            f'[fleets.{spec.model}] servers = ["http://HOST:8000/v1", …] and model = "…", or '
+            "give both as options of the role"
+        )
+    return FleetLM(spec.model, **options)
+
+
 def _build_litellm(spec: Spec, options: dict[str, Any]) -> LM:
     from tfgrpo.lm.litellm import LiteLLM
 
@@ -229,6 +255,7 @@ def _build_scripted(spec: Spec, options: dict[str, Any]) -> LM:
 
 _BUILDERS = {
     "openai": _build_openai,
+    "fleet": _build_fleet,
     "litellm": _build_litellm,
     "vllm": _build_vllm,
     "local": _build_local,

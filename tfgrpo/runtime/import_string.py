@@ -20,12 +20,14 @@ __all__ = [
     "add_module_folder",
     "lazy_exports",
     "load_object",
+    "module_folders",
     "note_config",
     "noted_config",
     "noted_module_folder",
 ]
 
 _NOTE = "modules.json"
+_FOLDERS: list[str] = []
 
 
 def add_module_folder(folder: Path) -> None:
@@ -36,6 +38,13 @@ def add_module_folder(folder: Path) -> None:
     path = str(folder.resolve())
     if path not in sys.path:
         sys.path.append(path)
+    if path not in _FOLDERS:
+        _FOLDERS.append(path)
+
+
+def module_folders() -> tuple[str, ...]:
+    """Return the folders that `add_module_folder` was given, for workers elsewhere."""
+    return tuple(_FOLDERS)
 
 
 def note_config(run: Path, config: Path) -> None:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import orjson
 
 from tfgrpo.errors import ProviderError
-from tfgrpo.routing.cooldown import COUNTED
+from tfgrpo.runtime.call_scope import CallScope, call_scope, extra_calls
+from tfgrpo.runtime.cooldown import COUNTED
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.serve import tables
 from tfgrpo.serve.access.booking import OpenCall, Planned
@@ -153,10 +154,12 @@ class Exchange:
                 continue
             attempt = await self._open(self.gateway.models[name], make_body)
             cooldowns.started(name)
+            scope = CallScope(attempt.call.planned.stage, self.ext.session_id or self.ext.task_id)
             try:
-                result = await run(attempt)
+                with call_scope(scope), extra_calls(attempt.call.one_more):
+                    result = await run(attempt)
             except ProviderError as error:
-                counted = cooldowns.failed(name, error)
+                counted = self._rest(name, error)
                 last = error
                 self.gateway.metrics.add("upstream_failures", {"upstream": name,
                                                                "kind": error.kind})  # fmt: skip
@@ -181,6 +184,15 @@ class Exchange:
                 self.end_rows(Ended(refusal.status, "failed", error=refusal.message))
             )
         raise refusal
+
+    def _rest(self, name: str, error: ProviderError) -> bool:
+        """Let an upstream rest; return whether the failure was its host's. One of several hosts
+        rests by itself."""
+        cooldowns = self.gateway.cooldowns
+        if self.gateway.models[name].upstream.has_other_hosts:
+            cooldowns.abandoned(name)
+            return error.kind in COUNTED
+        return cooldowns.failed(name, error)
 
     async def _open(
         self, model: Model, make_body: Callable[[Model, Injection], dict[str, Any]]

@@ -9,10 +9,12 @@ import ipaddress
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.experience.artefact import Artefact, load_artefact
-from tfgrpo.routing.cooldown import Cooldowns
+from tfgrpo.lm import fleet_options
+from tfgrpo.runtime.cooldown import Cooldowns
 from tfgrpo.serve.access.booking import CallBook, read_spent
 from tfgrpo.serve.access.caps import KeyCaps, Rates, Scope
 from tfgrpo.serve.access.idempotency import Idempotency
@@ -31,7 +33,8 @@ from tfgrpo.serve.settings import (
 )
 from tfgrpo.serve.tables import add_tables
 from tfgrpo.serve.wire.errors import ApiError
-from tfgrpo.serve.wire.upstream import Upstream, open_upstream
+from tfgrpo.serve.wire.opening import open_upstream
+from tfgrpo.serve.wire.upstream import Upstream
 from tfgrpo.store import Journal
 from tfgrpo.store.prices import Price, PriceTable
 
@@ -46,10 +49,13 @@ _OPEN_KEY = KeySettings(hash="scrypt:")
 class Model:
     """An upstream with its price and limits."""
 
-    def __init__(self, name: str, settings: UpstreamSettings) -> None:
+    def __init__(
+        self, name: str, settings: UpstreamSettings, fleets: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         self.name = name
         self.settings = settings
-        self.upstream: Upstream = open_upstream(settings.lm, settings.options)
+        options = fleet_options(settings.lm, fleets) | settings.options
+        self.upstream: Upstream = open_upstream(settings.lm, options)
         own = {self.upstream.spec: settings.price} if settings.price is not None else None
         self.price: Price | None = PriceTable(own).find(self.upstream.spec)
         self.limit_field = (
@@ -73,7 +79,9 @@ class Gateway:
         _check_listen(settings)
         self.settings = settings
         self.folder = Path(settings.serve.folder)
-        self.models = {name: Model(name, row) for name, row in settings.upstreams.items()}
+        self.models = {
+            name: Model(name, row, settings.fleets) for name, row in settings.upstreams.items()
+        }
         _check_prices(settings, self.models)
         artefacts = {n: _load(r) for n, r in settings.routes.items()}
         self.journal = Journal.open(self.folder, create=True)

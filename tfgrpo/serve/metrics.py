@@ -5,7 +5,7 @@ Does not know what is counted. Source: the text exposition format 0.0.4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["Metrics"]
 
@@ -24,7 +24,7 @@ class Metrics:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self._times: dict[tuple[str, str], list[float]] = {}
-        self._gauges: dict[str, float] = {}
+        self._gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
 
     def add(self, name: str, labels: dict[str, str], amount: float = 1.0) -> None:
         """Add to a counter."""
@@ -43,9 +43,9 @@ class Metrics:
         row[-2] += 1
         row[-1] += seconds
 
-    def set(self, name: str, value: float) -> None:
+    def set(self, name: str, value: float, labels: Mapping[str, str] | None = None) -> None:
         """Set a gauge."""
-        self._gauges[name] = value
+        self._gauges[name, tuple((labels or {}).items())] = value
 
     def text(self) -> str:
         """Return all of it as text."""
@@ -60,8 +60,11 @@ class Metrics:
             for (other, route), row in sorted(self._times.items()):
                 if other == name:
                     lines += _histogram(name, route, row)
-        for name, value in sorted(self._gauges.items()):
-            lines += [f"# TYPE tfgrpo_{name} gauge", f"tfgrpo_{name} {value:.12g}"]
+        for name in sorted({n for n, _ in self._gauges}):
+            lines.append(f"# TYPE tfgrpo_{name} gauge")
+            for (other, labels), value in sorted(self._gauges.items()):
+                if other == name:
+                    lines.append(f"tfgrpo_{name}{_labels(labels)} {value:.12g}")
         return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from tfgrpo.config.sections import Section, explain, wrong_verb
+from tfgrpo.config.sections import Section, explain, resolve_fleets, wrong_verb
 from tfgrpo.errors import ConfigError
 
 __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
@@ -84,7 +84,8 @@ class UpstreamSettings(Section):
     """One model behind the gateway."""
 
     lm: str
-    """Spec string, as everywhere: `openai:MODEL`, `http://HOST/v1#MODEL`, `local:…`."""
+    """Spec string, as everywhere: `openai:MODEL`, `http://HOST/v1#MODEL`, `fleet:NAME`, `local:…`.
+    """
     options: dict[str, Any] = {}
     """Backend options, such as `api_key_env`."""
     price: dict[str, float] | None = None
@@ -246,6 +247,8 @@ class GatewaySettings(Section):
     """Everything that a gateway can be told."""
 
     serve: ServeSettings = ServeSettings()
+    fleets: dict[Name, dict[str, Any]] = {}
+    """Servers of one model by the name that `fleet:NAME` gives them: `servers`, `model`, …"""
     upstreams: dict[Name, UpstreamSettings] = {}
     """Models by name."""
     routes: dict[Name, RouteSettings] = {}
@@ -289,6 +292,7 @@ def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
     serve = values.get("serve")
     if isinstance(serve, dict) and isinstance(serve.get("folder"), str):
         serve["folder"] = str(folder / serve["folder"])
+    resolve_fleets(values, folder)
     routes = values.get("routes")
     for route in routes.values() if isinstance(routes, dict) else ():
         for key in ("library", "router"):

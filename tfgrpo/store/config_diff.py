@@ -5,7 +5,7 @@ Does not know what a key means. Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +50,19 @@ def difference(
     []
     >>> difference({"lm": "a", "cap": 1}, {"lm": "b", "cap": 2}, {"cap"})
     ["lm: 'a' -> 'b'"]
+    >>> difference({"f": {"x": {"at": 1}}}, {"f": {"x": {"at": 2}}}, {"f.*.at"})
+    []
     """
     lines = []
     for path, old, new in _changes("", kept, asked, defaults or {}):
-        parts = path.split(".")
-        if not any(".".join(parts[: i + 1]) in may_change for i in range(len(parts))):
+        if not any(_covers(rule.split("."), path.split(".")) for rule in may_change):
             lines.append(f"{path}: {_words(old)} -> {_words(new)}")
     return lines
+
+
+def _covers(rule: Sequence[str], path: Sequence[str]) -> bool:
+    """Tell whether a dotted rule names a key or a section around it; `*` stands for any name."""
+    return len(rule) <= len(path) and all(r in ("*", p) for r, p in zip(rule, path))
 
 
 def _changes(

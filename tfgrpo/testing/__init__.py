@@ -17,6 +17,7 @@ from tfgrpo.testing.answers import (
     status,
 )
 from tfgrpo.testing.contracts import check_lm, check_policy, check_scheduler, check_verifier
+from tfgrpo.testing.executor_contract import check_executor
 from tfgrpo.testing.fault_server import FaultServer
 from tfgrpo.testing.more_contracts import (
     check_algorithm,
@@ -36,6 +37,7 @@ __all__ = [
     "check_algorithm",
     "check_allocator",
     "check_environment",
+    "check_executor",
     "check_generator",
     "check_lm",
     "check_policy",

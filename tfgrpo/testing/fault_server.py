@@ -55,6 +55,10 @@ class FaultServer:
         self._stop: asyncio.Event | None = None
         self._ready = threading.Event()
         self.port = 0
+        self.is_healthy = True
+        """False makes `/health` say 503, as a server does that is about to leave."""
+        self.root = ""
+        """The weights that the model list names, where it does."""
         self.calls: list[Call] = []
         self.open_connections = 0
         self.dropped = 0
@@ -126,8 +130,11 @@ class FaultServer:
 
     def _answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Wire:
         bare = path.partition("?")[0]
+        if method == "GET" and bare == "/health":
+            return status(200 if self.is_healthy else 503, {}).render(Call(-1, path, headers, {}))
         if method == "GET" and bare.endswith("/models"):
             rows = [{"id": m, "object": "model"} for m in self._models or ("scripted",)]
+            rows = [r | ({"root": self.root} if self.root else {}) for r in rows]
             return status(200, {"object": "list", "data": rows}).render(Call(-1, path, headers, {}))
         try:
             parsed = json.loads(body or b"{}")

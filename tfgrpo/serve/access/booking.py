@@ -63,11 +63,16 @@ class Planned:
 class OpenCall:
     """A call whose intent is in the journal; ended exactly once."""
 
-    __slots__ = ("_began", "_book", "_held", "_number", "planned")
+    __slots__ = ("_began", "_book", "_extra", "_held", "_number", "planned")
 
     def __init__(self, book: CallBook, planned: Planned, number: int, held: Held) -> None:
         self._book, self.planned, self._number, self._held = book, planned, number, held
         self._began = book.clock()
+        self._extra = 0
+
+    def one_more(self, is_reported: bool, failure: ProviderError | None) -> None:
+        """Count that the upstream was asked once more for this call, as a fleet does."""
+        self._extra += 1
 
     @property
     def duration_s(self) -> float:
@@ -87,7 +92,9 @@ class OpenCall:
         yet was paid all the same: it goes out, and its rows are tried again with the next write.
         """
         priced = with_cost(self._checked(usage), self.planned.price)
-        end = book_replies((priced,), duration_s=self.duration_s, model=model)
+        end = book_replies(
+            (priced,), duration_s=self.duration_s, model=model, extra_calls=self._extra
+        )
         self._settle(end._replace(n=n))
         await self._write(end._replace(n=n), rows)
         return end.usage.cost_usd
@@ -97,7 +104,9 @@ class OpenCall:
 
     async def fail(self, error: ProviderError, rows: Iterable[Statement] = ()) -> bool:
         """Book a failure by what it can have cost; return whether it may have been billed."""
-        end = book_failure(error, duration_s=self.duration_s, price=self.planned.price)
+        end = book_failure(
+            error, duration_s=self.duration_s, price=self.planned.price, extra_calls=self._extra
+        )
         self._settle(end)
         await self._write(end, rows)
         return end.kind == "unsettled" or end.usage.total_tokens > 0

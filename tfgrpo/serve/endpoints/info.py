@@ -12,6 +12,7 @@ from tfgrpo.serve.identity import bare_id
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.tables import rows_as_dicts
 from tfgrpo.serve.wire.errors import ApiError
+from tfgrpo.serve.wire.fleet import FleetUpstream
 from tfgrpo.serve.wire.http import Http
 
 __all__ = ["health", "known_response", "metrics", "model", "models", "ready", "response"]
@@ -92,5 +93,17 @@ async def metrics(gateway: Gateway, http: Http) -> None:
     """`GET /metrics`: counters as text."""
     gateway.metrics.set("in_flight", gateway.rates.total)
     gateway.metrics.set("failed_writes", gateway.book.failed_writes)
+    for name, model in gateway.models.items():
+        if isinstance(model.upstream, FleetUpstream):
+            _set_fleet(gateway, name, model.upstream.fleet.figures())
     text = gateway.metrics.text().encode()
     await http.reply(200, text, content_type=b"text/plain; version=0.0.4; charset=utf-8")
+
+
+def _set_fleet(gateway: Gateway, upstream: str, figures: dict[str, Any]) -> None:
+    gateway.metrics.set("fleet_hedges", figures["hedges"], {"upstream": upstream})
+    for url, row in figures["servers"].items():
+        labels = {"upstream": upstream, "server": url}
+        gateway.metrics.set("fleet_server_up", float(row["state"] == "up"), labels)
+        for name in ("in_flight", "calls", "failures", "rests"):
+            gateway.metrics.set(f"fleet_server_{name}", row[name], labels)

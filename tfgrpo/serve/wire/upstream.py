@@ -1,8 +1,9 @@
 """One upstream call over raw bytes: whole bodies and event streams, as they come.
 
-Two kinds behind one seam. `HttpUpstream` forwards JSON to a server that speaks the API and hands
+Kinds behind one seam. `HttpUpstream` forwards JSON to a server that speaks the API and hands
 its bytes back; fields that we do not know travel untouched in both directions. `LocalUpstream` asks
-an `LM` of this process and writes the same bytes. Neither retries, follows redirects, or reads
+an `LM` of this process and writes the same bytes; a fleet of servers has a module of its own.
+Neither retries, follows redirects, or reads
 proxies from the environment; every failure is typed as everywhere (`lm.failures`).
 
 Does not know routes, money or clients. Source: own. aiohttp and not httpx: at equal load it leaves
@@ -24,11 +25,9 @@ from urllib.parse import urlsplit
 import orjson
 
 from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError
-from tfgrpo.lm import open_lm
 from tfgrpo.lm.failures import body_failure, http_failure
 from tfgrpo.lm.server.replies import reply_events, reply_json
 from tfgrpo.lm.server.requests import BadBody, read_request
-from tfgrpo.lm.spec import parse_spec
 from tfgrpo.protocols import LM
 from tfgrpo.runtime.redaction import Secret, redact
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-__all__ = ["HttpUpstream", "LocalUpstream", "Upstream", "open_upstream"]
+__all__ = ["OFFICIAL_URL", "HttpUpstream", "LocalUpstream", "Upstream"]
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 MAX_REPLY_BYTES = 16_000_000
@@ -53,6 +52,8 @@ class Upstream(Protocol):
         1. `call` returns the bytes of a whole JSON reply; `stream` yields the bytes of an event
            stream as they come. Both raise `ProviderError`; where nothing was sent it says so.
         2. Cancelling a call, or leaving the block of `stream`, ends the work behind it.
+        3. `has_other_hosts` is True where a failure was one host's and others can take the next
+           call, so that the upstream as a whole need not rest.
     """
 
     @property
@@ -63,6 +64,11 @@ class Upstream(Protocol):
     @property
     def spec(self) -> str:
         """The spec string without options, for ledgers."""
+        ...
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """Whether the next call can go elsewhere."""
         ...
 
     def endpoints(self) -> frozenset[str]:
@@ -82,20 +88,16 @@ class Upstream(Protocol):
         ...
 
 
-def open_upstream(spec: str, options: Mapping[str, Any]) -> Upstream:
-    """Open what a spec names; nothing is sent.
+class _OneHost:
+    """What upstreams of one host have in common."""
 
-    Raises:
-        ConfigError, ProviderError, MissingExtraError: as `open_lm`.
-    """
-    parsed = parse_spec(spec)
-    merged = {**parsed.options, **options}
-    if parsed.backend == "openai":
-        return HttpUpstream(parsed.model, base_url=parsed.base_url or OFFICIAL_URL, **merged)
-    return LocalUpstream(open_lm(spec, **options), parsed.text, parsed.model)
+    @property
+    def has_other_hosts(self) -> bool:
+        """False: there is one."""
+        return False
 
 
-class HttpUpstream:
+class HttpUpstream(_OneHost):
     """A server that speaks the API.
 
     Args:
@@ -262,7 +264,7 @@ def _not_a_stream(raw: bytes, where: str) -> ProviderError:
     return body_failure(kind, raw, "the reply is no event stream", where=where)
 
 
-class LocalUpstream:
+class LocalUpstream(_OneHost):
     """An `LM` of this process, answering with the bytes that a server would send."""
 
     def __init__(self, lm: LM, spec: str, model: str) -> None:

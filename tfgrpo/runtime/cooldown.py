@@ -1,20 +1,21 @@
-"""Which model may be tried now: cooldown after failures, exactly one probe when it is over.
+"""Which host may be tried now: cooldown after failures, exactly one probe when it is over.
 
 A refused connection, a name that does not resolve, a TLS failure, a timeout, an overloaded or
 limited server, a rejected key and an empty purse count, wherever in a chain of fallbacks they
 happen. A request that is itself wrong (400, too long, refused content) and the caller's own
 cancellation do not.
-Does not know estimates, prices or sessions. Source: own rules for field reports on cooldowns that
+Does not know what a host serves. Source: own rules for field reports on cooldowns that
 exempt connection errors or an exhausted budget.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from tfgrpo.errors import ConfigError, ProviderError, ProviderFailure
@@ -30,15 +31,18 @@ COUNTED: frozenset[ProviderFailure] = frozenset(
 
 
 class NoneHealthyError(ProviderError):
-    """Every model of the pool is cooling down; nothing was sent."""
+    """Every host of the pool is cooling down; nothing was sent."""
 
 
 @dataclass
 class _Health:
-    failures: int = 0
+    failures: list[float] = field(default_factory=list)
+    """When it failed since its last answer, within the window."""
     until: float | None = None
     """End of the cooldown; None while healthy."""
     probing: bool = False
+    rests: int = 0
+    """Cooldowns in a row, without an answer between them."""
 
 
 def _locked(method: Callable[..., T]) -> Callable[..., T]:
@@ -62,12 +66,17 @@ class Cooldowns:
         allowed_failures: int = 0,
         when_none: Literal["try", "raise"] = "try",
         clock: Callable[[], float] = time.monotonic,
+        window_s: float = math.inf,
+        most_s: float = 0.0,
     ) -> None:
         """Set the rules.
 
         Args:
             cooldown_s: how long a model rests.
             allowed_failures: consecutive failures before it does.
+            window_s: failures that are longer ago than this are forgotten.
+            most_s: each further cooldown in a row is twice as long, up to this; 0 keeps the first
+                length.
             when_none: with everything cooling down, try every model, ready first, or raise.
             clock: monotonic seconds.
         """
@@ -78,6 +87,7 @@ class Cooldowns:
             )
         self._cooldown_s, self._allowed = cooldown_s, allowed_failures
         self._when_none, self._clock = when_none, clock
+        self._window_s, self._most_s = window_s, most_s
         self._health: dict[str, _Health] = {}
         self._lock = threading.RLock()
 
@@ -139,9 +149,16 @@ class Cooldowns:
         if error.kind not in COUNTED:
             return False
         health = self._health.setdefault(model, _Health())
-        health.failures += 1
-        if health.until is not None or health.failures > self._allowed:
+        now = self._clock()
+        health.failures = [t for t in health.failures if now - t <= self._window_s] + [now]
+        if health.until is not None or len(health.failures) > self._allowed:
             # The server knows best when it will be back: its hint holds, shorter or longer.
             hint = error.retry_after_s
-            health.until = self._clock() + (self._cooldown_s if hint is None else max(hint, 0.0))
+            if health.until is None or now >= health.until:  # not one more call of the same fall
+                health.rests += 1
+            health.until = now + (self._rest_s(health.rests) if hint is None else max(hint, 0.0))
         return True
+
+    def _rest_s(self, rests: int) -> float:
+        most = max(self._cooldown_s, self._most_s)
+        return float(min(most, self._cooldown_s * 2.0 ** min(rests - 1, 32)))

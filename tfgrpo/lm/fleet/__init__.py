@@ -1,0 +1,1 @@
+"""Many servers of one model behind one backend: placement, health, hedging, draining."""
