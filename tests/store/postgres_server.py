@@ -182,6 +182,17 @@ class PostgresServer:
                 found.append(int(stat.parent.name))
         return found
 
+    def cpu_seconds(self) -> float:
+        """Return the processor time of all its processes, ended ones included."""
+        assert self._process is not None
+        ticks = 0
+        for pid in (self._process.pid, *self._children()):
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+                fields = stat.rpartition(")")[2].split()
+                ticks += sum(map(int, fields[11:15] if pid == self._process.pid else fields[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def query(self, sql: str, database: str = "postgres") -> str:
         """Return what psql prints for some SQL, bare."""
         return subprocess.run(

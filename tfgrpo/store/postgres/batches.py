@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _COMMITTED = "TF002"
+_LEAVING_S = 60.0
+"""How long a writer that leaves waits for a server that is away."""
 _CALLS = tuple(TABLES["calls"])
 _CLAIM = (
     "WITH mine AS MATERIALIZED (SELECT key, call FROM tfgrpo.claim(%s, %s::bytea[], %s::bigint[],"
@@ -95,7 +97,7 @@ class BatchWriter:
             StoreError: the server is away for too long, or refuses.
         """
         seat, link = self.seat, self._link
-        number, pause = seat.next_batch(), Pause(link.patience_s)
+        number, pause = seat.next_batch(), link.pause()
         result: T | None = None
         while True:
             connection = None
@@ -122,7 +124,7 @@ class BatchWriter:
         if state == FENCED:
             self._sit_down_again()
             return True
-        return self._link.may_repeat(exc) and pause.wait(self._link.address, exc)
+        return self._link.may_repeat(exc) and pause.wait(exc)
 
     def _sit_down_again(self) -> None:
         seat = self.seat
@@ -247,6 +249,10 @@ class BatchWriter:
         """Try nothing again from now on; safe from any thread."""
         self.is_abandoned = True
         self._link.stop()
+
+    def hurry(self) -> None:
+        """Wait for a server that is away for a moment only; safe from any thread."""
+        self._link.stop(_LEAVING_S)
 
     def close(self) -> None:
         """Close the connection and count as gone."""

@@ -117,7 +117,7 @@ def _reading(source: Place) -> Iterator[_Rows]:
             yield rows
         return
     address = source.address
-    link = Link(address, patience_s=10.0)
+    link = Link(address, patience_s=30.0)
     try:
         number, _ = link.retry("read", lambda c: find_run(c, address, create=False))
         link.see(number)
@@ -303,7 +303,7 @@ def _write_file(connection: Any, table: str, rows: Sequence[Row]) -> None:
 
 
 def _into_server(rows: _Rows, address: Address, source: Place) -> Copied:
-    link = Link(address, patience_s=10.0)
+    link = Link(address, patience_s=30.0)
     try:
         connection = link.retry("write to", lambda c: c)
         with _told(address, "write to"), connection.transaction():

@@ -356,6 +356,8 @@ class PostgresDatabase:
                 return
             self._is_closing = True
             self._new.notify()
+        if self._batches is not None:
+            self._batches.hurry()
         try:
             if self._thread is not None:
                 self._thread.join()

@@ -12,6 +12,7 @@ own.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import time
@@ -136,7 +137,8 @@ class Link:
         self._readonly = readonly
         self._durable = durable
         self._connection: Any = None
-        self._is_over = False
+        self._latest = math.inf
+        """Monotonic time after which nothing is tried again."""
 
     @property
     def connection(self) -> Any:
@@ -198,14 +200,14 @@ class Link:
         Raises:
             StoreError: the server was away for too long, or refuses.
         """
-        pause = Pause(self.patience_s)
+        pause = self.pause()
         while True:
             try:
                 return work(self.connection)
             except (StoreError, ConfigError):
                 raise
             except Exception as exc:
-                if self.may_repeat(exc) and not self._is_over and pause.wait(self.address, exc):
+                if self.may_repeat(exc) and pause.wait(exc):
                     continue
                 raise explain(self.address, doing, exc) from exc
 
@@ -215,9 +217,18 @@ class Link:
         state = getattr(exc, "sqlstate", None) or ""
         return state in _REPEATABLE or (is_lost(exc, self._connection) and not _is_refusal(exc))
 
-    def stop(self) -> None:
-        """Try nothing again from now on, as somebody who leaves."""
-        self._is_over = True
+    def pause(self) -> Pause:
+        """Return pauses between attempts, for as long as this link has patience."""
+        return Pause(self, self.patience_s)
+
+    def left_s(self) -> float:
+        """Seconds for which anything may be tried again."""
+        return self._latest - time.monotonic()
+
+    def stop(self, in_s: float = 0.0) -> None:
+        """Try nothing again from now on, or after some seconds, as somebody who leaves; safe from
+        any thread."""
+        self._latest = min(self._latest, time.monotonic() + in_s)
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
@@ -230,17 +241,19 @@ class Pause:
     """Growing pauses with jitter, up to a total; a server that says it is coming up gets the
     longest, whatever the total."""
 
-    def __init__(self, total_s: float) -> None:
+    def __init__(self, link: Link, total_s: float) -> None:
+        self._link = link
         self._began = time.monotonic()
         self._until = self._began + total_s
         self._next_s = _PAUSES_S[0]
         self._has_told = False
 
-    def wait(self, address: Address, exc: BaseException) -> bool:
+    def wait(self, exc: BaseException) -> bool:
         """Sleep; False where the time is over."""
+        address = self._link.address
         if any(words in str(exc) for words in _COMING_UP):
             self._until = max(self._until, self._began + PATIENCE_S)
-        left = self._until - time.monotonic()
+        left = min(self._until - time.monotonic(), self._link.left_s())
         if left <= 0:
             return False
         if not self._has_told:

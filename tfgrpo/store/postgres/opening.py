@@ -34,7 +34,7 @@ __all__ = [
     "refuse_writers",
 ]
 
-_OPENING_S = 10.0
+_OPENING_S = 30.0
 """How long the first connection is tried."""
 _MADE_WITH_THE_RUN = ("writers", "draws", "leases", "ledgers", "tranches")
 
