@@ -5,7 +5,7 @@ several times, and come back. The same settings run in one process afterwards: t
 rollout and what was paid must be equal. Two small parts measure what Ray and processes add to a
 rollout, and how two workers compare with one where calls take long.
 
-Run: nice python -m tests.benchmarks.scale.ray [ROLLOUTS]
+Run: nice python -m tests.benchmarks.scale.ray 100000, and … overheads
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import random
 import re
 import signal
 import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.record import record
+from tests.benchmarks.record import RESULTS, record
 from tests.learning.worlds import HELPFUL, critic_reply
 from tests.workers.cluster import start_cluster, stop_cluster
 from tfgrpo.config.learn import Config
@@ -338,14 +339,22 @@ def overheads() -> dict[str, float]:
     return {name: round(value, 3) for name, value in figures.items()}
 
 
+def _medians(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(r[name] for r in runs), 3) for name in runs[0]}
+
+
 def main() -> None:
-    """Measure and record."""
-    rollouts = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
-    figures = overheads()
-    print(figures, flush=True)
-    figures |= killed_run(rollouts)
-    command = f"python -m tests.benchmarks.scale.ray {rollouts}"
-    record("scale_ray", figures, command)
+    """Measure and record: `overheads`, or the run of so many rollouts; each keeps the other."""
+    asked = sys.argv[1] if len(sys.argv) > 1 else "100000"
+    if asked == "overheads":
+        figures: dict[str, Any] = _medians([overheads() for _ in range(3)])
+    else:
+        figures = killed_run(int(asked))
+    file = RESULTS / "scale_ray.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
+    kept = {k: v for k, v in kept.items() if k not in ("date", "command", "commit", "processor")}
+    command = "python -m tests.benchmarks.scale.ray 100000; … overheads"
+    record("scale_ray", kept | figures, command)
 
 
 if __name__ == "__main__":
