@@ -167,7 +167,7 @@ def evaluate(
     plot: Annotated[Path | None, typer.Option(help="Write the curves as PNG or SVG.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Leave each family of models out, give it N labels, and compare with the rivals."""
+    """Compare estimators on models that were left out."""
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
     from tfgrpo.runtime.embedders import VectorCache, open_embedder
 
@@ -247,7 +247,7 @@ def onboard(
     method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
     success_at: _SuccessAt = None,
 ) -> None:
-    """Say which prompts a new model should answer, or take in what it answered.
+    """Choose prompts for a new model, or take its answers in.
 
     Prompts are printed as JSON lines: prompt_id, prompt.
     """

@@ -23,7 +23,13 @@ from tfgrpo.learning.experience_settings import experience_settings
 from tfgrpo.learning.forecast import Forecast, forecast, rehearse
 from tfgrpo.learning.loop import Learner
 from tfgrpo.learning.progress import ProgressView, QuietView
-from tfgrpo.learning.result import Result, kept_library, make_result, write_artefact
+from tfgrpo.learning.result import (
+    Result,
+    kept_library,
+    make_result,
+    short_result,
+    write_artefact,
+)
 from tfgrpo.lm import open_lm
 from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
 from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
@@ -130,6 +136,7 @@ async def learn_async(config: Config, *, fork: bool = False, **parts: Any) -> Re
         result = make_result(
             config, store, learned, plan, splits, found.notes, sampler.reward_range
         )
+        store.record_decision("result", short_result(result), key="result")
         write_artefact(config, result, settings, kept_library(store, result))
         return result
     finally:
