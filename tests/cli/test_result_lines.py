@@ -12,7 +12,6 @@ from tfgrpo.report.view import load_view
 from tfgrpo.rollout import Usage
 from tfgrpo.store.fold import SpendRow
 
-
 NOTHING = Usage()
 
 
