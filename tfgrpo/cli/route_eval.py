@@ -68,8 +68,8 @@ def evaluate(
 ) -> None:
     """Compare estimators on models that were left out.
 
-    Each family of models is left out in turn and given N labels. With --cost-plot all models get the largest number of labels and answer by the largest
-    prediction less λ·cost.
+    Each family is left out in turn and given N labels. With --cost-plot all models get the
+    largest number of labels and answer by the largest prediction less λ·cost.
     """
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
 
