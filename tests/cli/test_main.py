@@ -167,6 +167,20 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str], verb: str) -> N
     assert ran.code == 0 and "Usage: tfgrpo " + verb in ran.out, ran
 
 
+@pytest.mark.parametrize("group", ["", "config", "library", "runs", "route", "serve"])
+def test_no_command_is_cut_off_in_a_list(
+    group: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = here(capsys, *filter(None, [group]), "--help").out.splitlines()[1:]
+    assert [line for line in listed if line.rstrip().endswith("...")] == []
+
+
+def test_the_help_names_the_way_in_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = here(capsys, "--help").out
+    assert "tfgrpo init first" in shown and "130 Ctrl-C" in shown
+
+
 def test_every_error_of_the_tree_has_one_exit_code() -> None:
     codes: dict[TfgrpoError, int] = {
         ConfigError("x"): 2, EditError("x"): 2, MissingExtraError("x"): 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.cli.command_line import here
+from tests.learning.worlds import HARMFUL, HELPFUL, World, settings
 from tests.store.driver import CountingServer, Settings, run_whole
 from tests.store.test_crash_property import run_until_death
 from tfgrpo.cli.runs import export, runs_app
@@ -117,3 +120,25 @@ def test_importing_the_store_loads_no_third_party_module() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_list_says_when_what_was_kept_and_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = World(lesson=HELPFUL).learn(settings(tmp_path / "a"))
+    World(lesson=HARMFUL).learn(settings(tmp_path / "b"))
+    (tmp_path / "a" / "run").rename(tmp_path / "good")
+    (tmp_path / "b" / "run").rename(tmp_path / "bad")
+    (tmp_path / "train").mkdir()
+    row = {"step": 7, "reward_mean": 0.25}
+    (tmp_path / "train" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    lines = {
+        line.partition(":")[0].rpartition("/")[2]: line
+        for line in here(capsys, "runs", "list", str(tmp_path)).out.splitlines()
+    }
+    assert kept.learned.proof is not None and kept.learned.proof.difference is not None
+    gain = f"gain {kept.learned.proof.difference.estimate:+.3f}"
+    assert ", kept, " in lines["good"] and gain in lines["good"]
+    assert "candidate, not kept" in lines["bad"] and "gain" not in lines["bad"]
+    assert "training, 7 steps, mean reward 0.250" in lines["train"]
+    assert all(re.search(r": \d{4}-\d\d-\d\d \d\d:\d\d,", line) for line in lines.values())

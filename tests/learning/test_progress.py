@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 
 import pytest
@@ -78,6 +79,20 @@ def test_a_terminal_gets_a_bar_and_no_markup_is_read_from_lines(
     said = terminal.getvalue()
     assert "8/8" in said and "[red]a line[/red]" in said and "1 failed" in said
     assert "\x1b[?25h" in said, "the cursor comes back"
+
+
+def test_counts_and_time_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    with choose_view(lambda: "1,234 calls, 118,930 tokens, $0.1043") as view:
+        view.update(Progress("practice", 512, 1024, 3, 32))
+        view.update(Progress("practice", 1024, 1024, 3, 4))
+    plain = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.getvalue())
+    assert "512/1024" in plain and "1024/1024" in plain and "32 in flight" in plain
+    last = plain[plain.rindex("1024/1024") :]
+    assert "done, 3 failed" in last and "in flight" not in last
 
 
 def test_no_color_and_pipes_are_respected(

@@ -84,7 +84,7 @@ def config_show(
     ] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON Schema.")] = False,
 ) -> None:
-    """Print every setting with its sentence, range and value, secrets removed."""
+    """Print every setting with sentence, range and value."""
     from tfgrpo.runtime.redaction import redact
 
     raw = load_toml(path, set_ or ()) if path else _overridden(set_ or ())

@@ -273,7 +273,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder to write into.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write library.json, messages.json, instructions.txt, library.md and prompt.txt."""
+    """Write the library in every form into a folder."""
     source = find(where)
     artefact = source.artefact
     paths = export_artefact(artefact, folder)

@@ -96,7 +96,13 @@ def _root(
         typer.Option("--version", help="Print it.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """tfgrpo makes LLM agents better from a few dozen examples."""
+    """tfgrpo makes LLM agents better from a few dozen examples.
+
+    Start with `tfgrpo init first`, then follow what each command prints; docs/start.md explains it.
+
+    Exit codes: 0 done, verdict met; 1 verdict not met; 2 usage or config; 3 credentials or model;
+    4 stopped by a cap; 5 inconclusive; 6 store, disk or lock; 130 Ctrl-C; 143 TERM.
+    """
     from tfgrpo.runtime.redaction import RedactingFilter
 
     handler = logging.StreamHandler(sys.stderr)

@@ -192,7 +192,7 @@ def onboard(
     method: Annotated[str, typer.Option(help="gain, k_centre or random.")] = "gain",
     success_at: SuccessAt = None,
 ) -> None:
-    """Say which prompts a new model should answer, or take in what it answered.
+    """Choose prompts for a new model, or take its answers in.
 
     Prompts are printed as JSON lines: prompt_id, prompt.
     """

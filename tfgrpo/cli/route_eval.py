@@ -66,10 +66,10 @@ def evaluate(
     files: Files = _FILES,
     as_json: AsJson = False,
 ) -> None:
-    """Leave each family of models out, give it N labels, and compare with the rivals.
+    """Compare estimators on models that were left out.
 
-    With --cost-plot all models get the largest number of labels and answer by the largest
-    prediction less λ·cost.
+    Each family is left out in turn and given N labels. With --cost-plot all models get the
+    largest number of labels and answer by the largest prediction less λ·cost.
     """
     from tfgrpo.routing.backtest.backtest import hash_split, identity, replay
 

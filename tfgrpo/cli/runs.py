@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tfgrpo.diagnosis import outcome_of
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.terminal import printable
@@ -27,6 +29,8 @@ from tfgrpo.store.postgres.places import Place, is_run, place_of, runs_under, sh
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, copy and purge runs.")
 _OURS = (FILE, f"{FILE}-wal")
+_METRICS = "metrics.jsonl"
+"""What a training run writes each step."""
 
 
 @runs_app.command("list")
@@ -36,8 +40,7 @@ def list_runs(
     ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
-    """List the runs under a folder or in a database: rollouts, calls, money, whether one was cut
-    off."""
+    """List runs: when, what was kept, gain, calls, money."""
     rows = [_summary(place) for place in _runs_in(root)]
     if as_json:
         for row in rows:
@@ -85,7 +88,7 @@ def purge(
     folders: Annotated[list[Path], typer.Argument(help="Run folders or addresses to delete.")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Delete runs: journal, replies, prompts and all that lies in the run's folder."""
+    """Delete runs with all that lies in their folders."""
     for folder in folders:
         if not is_run(folder) or (not is_address(folder) and folder.is_symlink()):
             raise StoreError(
@@ -140,17 +143,24 @@ def export(
 
 def _runs_in(root: Path) -> list[Path | str]:
     if not is_address(root):
-        return list(runs_under(root))
+        found = runs_under(root)
+        trained = {file.parent for file in root.glob(f"*/{_METRICS}")}.difference(found)
+        return [*found, *sorted(trained)]
     address = parse_address(root)
     names = [address.run] if address.run else runs_of_server(address)
     return [address.named(name).whole for name in names]
 
 
 def _summary(run: Path | str) -> dict[str, Any]:
+    if not is_address(run) and not is_run(Path(run)):
+        return _training(Path(run))
     try:
         with Journal.open(run, readonly=True) as store:
             state = store.state()
             kept_in = store.place.address
+            finals, results = (
+                [payload for _, payload in store.decisions(kind)] for kind in ("final", "result")
+            )
     except StoreError as exc:
         return {"run": shown(run), "error": str(exc)}
     settled, booked = Usage(), Usage()
@@ -160,9 +170,15 @@ def _summary(run: Path | str) -> dict[str, Any]:
     if kept_in is None:
         files = [Path(run) / name for name in _OURS]
         size = sum(file.stat().st_size for file in files if file.exists())
+    learnt = "step" in state.decisions or finals
+    outcome = outcome_of(finals[-1] if finals else None, bool(state.library_id))
     return {
         "run": shown(run),
         "store": "" if kept_in is None else str(kept_in),
+        "changed": _when(state.changed_at),
+        "state": outcome.state if learnt else "",
+        "verdict": (results[-1] if results else {}).get("verdict"),
+        "gain": (results[-1] if results else {}).get("gain"),
         "rollouts": state.rollouts,
         "groups": state.groups,
         "outcomes": dict(state.outcomes),
@@ -178,17 +194,43 @@ def _summary(run: Path | str) -> dict[str, Any]:
     }
 
 
+def _training(folder: Path) -> dict[str, Any]:
+    """Return what a training run wrote of its last step."""
+    file = folder / _METRICS
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    row: dict[str, Any] = {
+        "run": str(folder),
+        "changed": _when(file.stat().st_mtime),
+    }
+    try:
+        last = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        last = {}
+    return row | {"trained_steps": last.get("step", 0), "reward_mean": last.get("reward_mean")}
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
 def _line(row: dict[str, Any]) -> str:
     name = printable(row["run"])
     if "error" in row:
         return f"{name}: {printable(row['error'])}"
+    if "trained_steps" in row:
+        reward = row["reward_mean"]
+        mean = "" if reward is None else f", mean reward {reward:.3f}"
+        return f"{name}: {row['changed']}, training, {row['trained_steps']} steps{mean}"
     money = "cost unknown" if row["cost_usd"] is None else f"${row['cost_usd']:.4f}"
     if row["booked_usd"] is None or row["booked_usd"] > 0:
         worst = "unknown" if row["booked_usd"] is None else f"${row['booked_usd']:.4f}"
         money += f" (+ at most {worst} for calls cut off)"
     cut = f", interrupted {row['interruptions']}x" if row["interruptions"] else ""
     size = "on a server" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
+    state = f", {row['state']}" if row["state"] else ""
+    if row["gain"] is not None:
+        state += f", gain {row['gain']:+.3f}"
     return (
-        f"{name}: {row['rollouts']} rollouts in {row['groups']} groups, {row['calls']} calls, "
-        f"{money}, {size}{cut}"
+        f"{name}: {row['changed']}{state}, {row['rollouts']} rollouts in {row['groups']} groups, "
+        f"{row['calls']} calls, {money}, {size}{cut}"
     )

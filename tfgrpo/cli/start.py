@@ -46,6 +46,8 @@ def init(
 
 _EXTRAS = {
     "local models": ("torch", "transformers", "gguf", "safetensors"),
+    "charts of the report": ("matplotlib",),
+    "training": ("torch", "transformers", "tensorboard"),
     "serve-model": ("starlette", "uvicorn"),
     "other providers": ("litellm",),
     "math verifier": ("math-verify",),

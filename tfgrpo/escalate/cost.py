@@ -21,6 +21,7 @@ from tfgrpo.escalate.student import ContextOf, Speed, Student, bare
 from tfgrpo.rl.model.shape import Shape
 from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.durations import duration_words
 
 SHORT_REPLY = 8
 
@@ -88,18 +89,18 @@ class Cost:
         """Return the forecast for people."""
         rows = [
             f"{'stage':<16}{'rollouts':>9}{'prompt tokens':>15}{'reply tokens':>20}"
-            f"{'trained':>10}{'seconds':>9}"
+            f"{'trained':>10}{'time':>14}"
         ]
         rows += [
             f"{s.stage:<16}{s.rollouts:>9}{s.prompt_tokens:>15}"
             f"{f'{s.completion_low} to {s.completion_high}':>20}{s.trained_tokens:>10}"
-            f"{f'≈{s.seconds:.0f}':>9}"
+            f"{'≈' + duration_words(s.seconds):>14}"
             for s in self.stages
         ]
         gigabytes = self.memory_bytes / 1e9
         rows.append(
-            f"in all about {self.seconds:.0f} s, measured at {self.speed.prefill:.0f} tokens read "
-            f"and {self.speed.decode:.0f} made a second; memory at the peak about "
+            f"in all about {duration_words(self.seconds)}, measured at {self.speed.prefill:.0f} "
+            f"tokens read and {self.speed.decode:.0f} made a second; memory at the peak about "
             f"{gigabytes:.1f} GB"
         )
         return rows

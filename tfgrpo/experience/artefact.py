@@ -10,7 +10,7 @@ Does not know runs or models. Idea: model cards (Mitchell et al. 2019); hash che
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
@@ -30,6 +30,7 @@ from tfgrpo.experience.deployment import (
 from tfgrpo.experience.guards import Guards
 from tfgrpo.experience.library import Library
 from tfgrpo.messages import Message
+from tfgrpo.rollout import Usage
 from tfgrpo.runtime.canonical import canonical_json, digest
 from tfgrpo.runtime.files import write_whole
 from tfgrpo.runtime.terminal import printable
@@ -319,7 +320,7 @@ def _markdown(artefact: Artefact) -> str:
     for title, values in sections.items():
         if values:
             lines += ["", f"## {title}", ""]
-            lines += [f"- {key}: {_plain(value)}" for key, value in values.items()]
+            lines += [f"- {line}" for key, value in values.items() for line in _words(key, value)]
     lines += ["", "## Limits", ""]
     lines += [f"- {limit}" for limit in card.limits] or ["- none stated"]
     lines += ["", "## Entries", ""]
@@ -327,8 +328,7 @@ def _markdown(artefact: Artefact) -> str:
         value = "" if entry.value is None else f", value {entry.value.estimate:+.3f}"
         lines.append(f"### {entry.experience_id} ({entry.kind}, {entry.status}{value})")
         lines += ["", *("    " + line for line in entry.body.split("\n")), ""]
-        origin = ", ".join(entry.provenance.rollout_ids) or "none"
-        lines += [f"trust {entry.trust}; from rollouts {origin}", ""]
+        lines += [f"trust {entry.trust}; {_origin(entry.provenance.rollout_ids)}", ""]
         if not entry.claim.is_empty:
             lines += [_rests_on(entry.claim), ""]
     return "\n".join(lines)
@@ -342,7 +342,39 @@ def _rests_on(claim: Claim) -> str:
     return "; ".join(w for w in words if w)
 
 
+def _origin(rollouts: Sequence[str]) -> str:
+    shown = ", ".join(rollouts[:3]) or "none"
+    more = f" and {len(rollouts) - 3} more" if len(rollouts) > 3 else ""
+    return f"from rollouts {shown}{more}"
+
+
+def _words(key: str, value: Any) -> list[str]:
+    """Return a part of the card in words, one line each."""
+    if isinstance(value, Mapping) and {"estimate", "low", "high"} <= value.keys():
+        level, tasks = value.get("level", 0.95), value.get("n_tasks", "?")
+        return [
+            f"{key}: {value['estimate']:.3f} ({100 * level:.4g}% interval {value['low']:.3f} to "
+            f"{value['high']:.3f}, {tasks} tasks)"
+        ]
+    if key == "rows" and isinstance(value, Sequence) and not isinstance(value, str):
+        return [_cost_line(row) for row in value if isinstance(row, Mapping)]
+    if isinstance(value, Mapping):
+        return [f"{key}: " + ", ".join(f"{k} {_plain(v)}" for k, v in value.items())]
+    return [f"{key}: {_plain(value)}"]
+
+
+def _cost_line(row: Mapping[str, Any]) -> str:
+    usage = Usage.from_dict(row.get("usage") or {})
+    cost = "money unknown" if usage.cost_usd is None else f"${usage.cost_usd:.4f}"
+    return (
+        f"{row.get('stage')}, {row.get('model')}: {usage.calls:,} calls, "
+        f"{usage.prompt_tokens:,} + {usage.completion_tokens:,} tokens, {cost}"
+    )
+
+
 def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
     return value if isinstance(value, str) else canonical_json(value)
 
 

@@ -108,7 +108,7 @@ async def learn_async(
     from tfgrpo.learning.loop import Learner
     from tfgrpo.learning.practising import Practice
     from tfgrpo.learning.progress import QuietView
-    from tfgrpo.learning.result import kept_library, make_result, write_artefact
+    from tfgrpo.learning.result import kept_library, make_result, short_result, write_artefact
     from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
     from tfgrpo.tasks.run_tasks import read_run_tasks
 
@@ -164,6 +164,7 @@ async def learn_async(
         result = make_result(
             config, store, learned, plan, splits, found.notes, sampler.reward_range
         )
+        store.record_decision("result", short_result(result), key="result")
         write_artefact(config, result, settings, kept_library(store, result))
         return result
     finally:

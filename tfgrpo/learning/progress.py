@@ -108,14 +108,17 @@ class BarView:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
+        from rich.table import Column
 
         self._cost = cost
         self._bars = Bars(
-            TextColumn("{task.description:<10}"),
-            BarColumn(),
+            TextColumn("{task.description:<8}"),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
+            # The last column alone gives way on a narrow terminal: counts and time stay readable.
+            TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
+            expand=True,
             console=Console(stderr=True),
             auto_refresh=False,  # a thread of its own could not end the view on a closed terminal
         )
@@ -147,7 +150,9 @@ class BarView:
         self._drawn = now
         if progress.stage not in self._ids:
             self._ids[progress.stage] = self._bars.add_task(progress.stage, note="")
-        note = f"{progress.in_flight} in flight, {progress.failed} failed, {self._cost()}"
+        is_over = progress.done >= progress.total
+        doing = "done" if is_over else f"{progress.in_flight} in flight"
+        note = f"{doing}, {progress.failed} failed, {self._cost()}"
         self._bars.update(
             self._ids[progress.stage], total=progress.total, completed=progress.done, note=note
         )

@@ -31,7 +31,7 @@ from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks import Splits
 from tfgrpo.tasks.contamination import find_leaks
 
-__all__ = ["Result", "kept_library", "make_result", "write_artefact"]
+__all__ = ["Result", "kept_library", "make_result", "short_result", "write_artefact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,24 @@ class Result:
     """Why nothing was kept, or what was kept is unproven, the likeliest cause first."""
     reward_range: tuple[float, float] | None = None
     """Least and largest reward of the verifier, where it has bounds."""
+
+    def __str__(self) -> str:
+        """What was kept and what it is worth, in a few lines."""
+        verdict = "no test split, so no verdict" if self.verdict is None else self.verdict.text
+        kept = f"{self.outcome.state}, {len(self.library.shown)} entries"
+        why = [f"why: {reason.text}" for reason in self.why_not_kept[:3]]
+        return "\n".join([f"run {self.folder}: {kept}", verdict, *why])
+
+    def _repr_html_(self) -> str:
+        """The same as a notebook shows it."""
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td>{escape(e.experience_id)}</td><td>{escape(e.kind)}</td>"
+            f"<td>{escape(e.body)}</td></tr>"
+            for e in self.library.shown
+        )
+        return f"<pre>{escape(str(self))}</pre><table>{rows}</table>"
 
     @property
     def library(self) -> Library:
@@ -166,6 +184,17 @@ def _outcome(store: Journal) -> tuple[RunOutcome, list[Reason]]:
     final = decisions["final"][-1] if decisions["final"] else None
     found = why_not_kept(list(store.figures()), decisions, store.config or {})
     return outcome_of(final, bool(store.libraries())), found
+
+
+def short_result(result: Result) -> dict[str, Any]:
+    """Return what lists of runs show of a result."""
+    proof = result.learned.proof
+    gain = proof.difference if proof is not None else None
+    return {
+        "state": result.outcome.state,
+        "verdict": None if result.verdict is None else result.verdict.status,
+        "gain": None if gain is None else gain.estimate,
+    }
 
 
 def kept_library(store: Journal, result: Result) -> Library:

@@ -78,6 +78,8 @@ class RunState:
     library: Any
     decisions: Mapping[str, int] = field(default_factory=dict)
     """How many decisions of each kind are recorded."""
+    changed_at: float = 0.0
+    """When the newest session or call began or ended, in seconds since 1970."""
 
 
 def fold(writer: RowStore, values: Values) -> RunState:
@@ -104,6 +106,7 @@ def fold(writer: RowStore, values: Values) -> RunState:
         library_id=version,
         library=library,
         decisions=dict(writer.read("SELECT kind, count(*) FROM decisions GROUP BY kind")),
+        changed_at=_changed_at(writer),
     )
 
 
@@ -199,6 +202,20 @@ class _Sums:
             self.hits,
             self.duration_s,
         )
+
+
+_LAST_YEAR_S = 1e11
+"""A time beyond it is damage."""
+
+
+def _changed_at(writer: RowStore) -> float:
+    rows = writer.read(
+        "SELECT max(at) FROM (SELECT max(at) AS at FROM sessions"
+        " UNION ALL SELECT max(at) FROM calls) e"
+    )
+    newest = rows[0][0]
+    is_time = isinstance(newest, float) and 0 <= newest < _LAST_YEAR_S
+    return newest if is_time else 0.0
 
 
 def elapsed_seconds(writer: RowStore) -> float:
