@@ -193,6 +193,7 @@ class LearnConfig(Section):
     each task and finishes the groups that can turn out mixed, `posterior_gain`, `v0` and others, or
     `module:name`. Empty gives every task `group_size`."""
     allocate_options: dict[str, Any] = {}
+    """Settings of the allocator, such as `probe` of `practice`."""
 
 
 class PracticeConfig(Section):
