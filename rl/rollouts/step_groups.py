@@ -21,8 +21,8 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
+from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.single_turn import RolloutFigures
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -37,6 +37,8 @@ class RolloutMaker(Protocol):
     """What makes one group per task: `SingleTurnMaker`, or `MultiTurnMaker` for several turns."""
 
     figures: RolloutFigures
+    beside: dict[str, tuple[RolloutGroup, ...]]
+    """Further groups to train on of the last call's tasks, by task id."""
 
     def make(
         self,
@@ -84,6 +86,8 @@ class _Tally:
     """The rounds of one step so far."""
 
     kept: list[RolloutGroup] = field(default_factory=list)
+    beside: list[RolloutGroup] = field(default_factory=list)
+    """Further groups of the kept ones' tasks."""
     made: list[RolloutGroup] = field(default_factory=list)
     taken: dict[str, bool] = field(default_factory=dict)
     """Task id to whether its group's rewards differ, of all processes."""
@@ -190,12 +194,16 @@ class StepSampler:
             groups = self._make(draws[self._rank :: self._world], seed)
             outcomes = self._share(draws, groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
-            _add(tally.spent, self._maker.figures)
+            kept = {g.task.task_id for g in tally.kept}
+            further = {} if self._make_groups is not None else self._maker.beside
+            tally.beside += [g for t, beside in further.items() if t in kept for g in beside]
+            tally.spent.add(self._maker.figures)
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
         unscored = self._check(step, tally)
         self._maker.figures = tally.spent
         figures = {"unscored_share": unscored} | (tally.figures() if most > 1 else {})
-        return StepGroups(tally.kept, tally.made, is_graded=tally.is_graded, figures=figures)
+        groups = tally.kept + tally.beside
+        return StepGroups(groups, tally.made, is_graded=tally.is_graded, figures=figures)
 
     def _check(self, step: int, tally: _Tally) -> float:
         """Return the share of rollouts without a score, cut ones apart; refuse one that is too
@@ -243,7 +251,7 @@ class StepSampler:
             seed=derive_seed(seed, "greedy"),
             sampling=replace(train_sampling(self._config), temperature=0.0),
         )
-        _add(kept, self._maker.figures)
+        kept.add(self._maker.figures)
         self._maker.figures = kept
         return {
             g.task.task_id: (b.rewards_G or (g.mean_reward or 0.0,))[0]
@@ -269,16 +277,3 @@ def _next_size(wanted: int, full: int, rolled: int) -> int:
     if not rolled:
         return wanted
     return min(wanted, math.ceil((wanted - full) / max(full / rolled, 0.25)))
-
-
-def _add(total: RolloutFigures, part: RolloutFigures) -> None:
-    """Add a call's figures to a step's."""
-    if total is part:
-        return
-    for name in RolloutFigures.__slots__:
-        value, more = getattr(total, name), getattr(part, name)
-        if isinstance(value, dict):
-            for key, n in more.items():
-                value[key] = value.get(key, 0) + n
-        else:
-            setattr(total, name, value + more)
