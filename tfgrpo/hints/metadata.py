@@ -11,7 +11,7 @@ is own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -58,7 +58,7 @@ class MetadataHints:
         # The share is of the whole solution: a leak early in it must not make level 1 stronger.
         cuts = [share_of(solution, share) for share in shares]
         texts = [cut if len(cut) <= len(safe) else safe for cut in cuts]
-        return _numbered(texts, "reference")
+        return numbered_plans(texts, "reference")
 
     def _written(self, task: Task, written: object) -> tuple[HintPlan, ...]:
         if not isinstance(written, list | tuple) or not all(isinstance(h, str) for h in written):
@@ -68,7 +68,7 @@ class MetadataHints:
             )
         writer = task.metadata.get(f"{self.hints_key}_source", "given")
         source: HintSource = writer if writer in _WRITERS else "given"
-        return _numbered(
+        return numbered_plans(
             [h for h in written if h.strip() and not leaks(h, task)][: self.levels], source
         )
 
@@ -125,7 +125,8 @@ def steps_of(
 _WRITERS = ("self", "teacher", "reference", "oracle")
 
 
-def _numbered(texts: list[str], source: HintSource) -> tuple[HintPlan, ...]:
+def numbered_plans(texts: Sequence[str], source: HintSource) -> tuple[HintPlan, ...]:
+    """Return one plan per distinct text, levels from 1 in the order given."""
     distinct = list(dict.fromkeys(t for t in texts if t))
     return tuple(
         HintPlan(text=t, level=level, source=source) for level, t in enumerate(distinct, 1)
