@@ -22,6 +22,7 @@ from tfgrpo.hints.answer_leaks import cut_before_leak, leaks
 from tfgrpo.hints.answer_leaks import share_of as share_of
 from tfgrpo.hints.answer_leaks import solution_of as solution_of
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.json_text import shown
 
 PlansOf = Callable[[Task], tuple[HintPlan, ...]]
 """Returns a task's plans, weakest first; empty when there is no help for it."""
@@ -63,7 +64,7 @@ class MetadataHints:
     def _written(self, task: Task, written: object) -> tuple[HintPlan, ...]:
         if not isinstance(written, list | tuple) or not all(isinstance(h, str) for h in written):
             raise ConfigError(
-                f"task {task.task_id!r}: metadata.{self.hints_key} is {written!r:.80}; it must be "
+                f"task {task.task_id!r}: metadata.{self.hints_key} is {shown(written)}; it must be "
                 "a list of texts, weakest first"
             )
         writer = task.metadata.get(f"{self.hints_key}_source", "given")
@@ -104,7 +105,7 @@ def steps_of(
         given = clauses if len(clauses) > 1 else re.findall(r"\S+\s*", solution)
     if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
         raise ConfigError(
-            f"task {task.task_id!r}: metadata.{steps_key} is {given!r:.80}; it must be a list of "
+            f"task {task.task_id!r}: metadata.{steps_key} is {shown(given)}; it must be a list of "
             "texts, in order"
         )
     steps = [x for x in given if x]

@@ -21,6 +21,7 @@ from tfgrpo.hints.merge import noted, replace_k
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
 from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.json_text import shown
 
 
 def ladder(
@@ -134,7 +135,7 @@ class Scaf(RecordedScheduler):
                 isinstance(t, list | tuple) and all(isinstance(p, str) for p in t) for t in tiers
             ):
                 raise ConfigError(
-                    f"task {task.task_id!r}: metadata.{self._key} is {tiers!r:.80}; it must be a "
+                    f"task {task.task_id!r}: metadata.{self._key} is {shown(tiers)}; it must be a "
                     "list of tiers, most abstract first, each a list of texts"
                 )
             return ladder(task, tiers, original_prompt=self._original_prompt)

@@ -25,6 +25,7 @@ from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.messages import Message
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.json_text import shown
 
 
 class NudgeContexts(RecordedScheduler):
@@ -111,7 +112,7 @@ class NudgeContexts(RecordedScheduler):
         found = self._texts or task.metadata.get(self._key, ())
         if not isinstance(found, list | tuple) or not all(isinstance(x, str) for x in found):
             raise ConfigError(
-                f"task {task.task_id!r}: metadata.{self._key} is {found!r:.80}; it must be a list "
+                f"task {task.task_id!r}: metadata.{self._key} is {shown(found)}; it must be a list "
                 "of texts"
             )
         if not found and self._missing_is_error:
