@@ -90,8 +90,6 @@ def _turn(value: Any, where: str) -> Message:
     except (KeyError, TypeError, AttributeError) as exc:
         why = f"{type(exc).__name__}: {exc}"
         raise ConfigError(f"{where}: turn {shown(value, 100)}: {why}") from exc
-            f"{where}: turn {shown(value, 100)}: {type(exc).__name__}: {exc}"
-        ) from exc
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
