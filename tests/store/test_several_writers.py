@@ -35,7 +35,7 @@ from tfgrpo.rollout import RolloutGroup, Task, Usage
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.store import journal as journal_module
-from tfgrpo.store.budget import UNIT, Budget
+from tfgrpo.store.budget import UNIT, Budget, Ledger
 from tfgrpo.store.calls import CallEnd, CallStart
 from tfgrpo.store.postgres.seat import Terms
 
@@ -433,7 +433,7 @@ async def test_two_processes_that_sample_the_same_groups_share_them(on_server: W
 
 def test_time_in_which_several_are_at_work_counts_once(on_server: Where) -> None:
     now = [0.0]
-    stores = [writer(on_server("run"), clock=lambda: now[0]) for _ in range(3)]
+    stores = [writer(on_server("run"), budget=Ledger(clock=lambda: now[0])) for _ in range(3)]
     now[0] = 50.0
     for store in stores:
         store.close()
