@@ -196,6 +196,10 @@ class CurriculumConfig(Section):
     """What gives group sizes: `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or
     `module:name` of a class whose objects are `Allocator`s."""
     allocate_options: dict[str, Any] = {}
+    top_up: str = ""
+    """What adds rollouts to a step's groups as their rewards come in: `gain`, `v0`, `practice`,
+    `dars`, `xrpo`, or `module:name` of a class whose objects are `TopUp` rules."""
+    top_up_options: dict[str, Any] = {}
     candidates: Literal["step", "all"] = "step"
     """What the allocator chooses from: the step's tasks, or all of them."""
     max_resample_rounds: int = Field(default=1, ge=1)
@@ -203,9 +207,21 @@ class CurriculumConfig(Section):
     are dropped. 1 takes one round as it is."""
     replay: int = Field(default=0, ge=0)
     """Past groups whose rewards differ, added to a step."""
+    refill: int = Field(default=0, ge=0)
+    """Most past rollouts of the other outcome that a flat group is given in the place of its own
+    (R3)."""
     replay_keep: int = Field(default=64, ge=1)
     replay_age: int = Field(default=8, ge=1)
     """Steps after which a kept group is forgotten."""
+    select: Literal["", "rorecomp"] = ""
+    """Which rollouts of a step are trained now and which later; `rorecomp` trains short right and
+    long wrong ones, and every `every` steps what was left (approximation)."""
+    select_options: dict[str, float] = {}
+
+    @property
+    def reuses(self) -> bool:
+        """True where rollouts that older weights sampled may be trained on."""
+        return bool(self.replay or self.refill or self.select)
 
 
 class OptimiserConfig(Section):
@@ -329,7 +345,7 @@ class TrainConfig(Section):
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
-            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.replay > 0,
+            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.reuses,
         )
 
     def check(self) -> None:
@@ -370,16 +386,17 @@ class TrainConfig(Section):
             )
         if c.candidates == "all" and not c.allocate:
             raise ConfigError("curriculum.candidates 'all' needs curriculum.allocate")
-        if c.replay and "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+        self._check_reuse()
+        if c.top_up and (c.allocate or self.hints):
+            other = "curriculum.allocate" if c.allocate else "[hints]"
             raise ConfigError(
-                f"curriculum.replay with loss {self.loss.name!r}: that loss has no ratio to the "
-                "weights that sampled, so old rollouts would give a wrong gradient; use clip, "
-                "cispo or another loss with a ratio"
+                f"curriculum.top_up with {other}: both decide how many rollouts a task gets; leave "
+                "one of them out"
             )
-        if c.replay and self.rollout.temperature != 1.0:
+        if c.top_up and self.verifier.get("kind") == "arena":
             raise ConfigError(
-                f"curriculum.replay with rollout.temperature {self.rollout.temperature}: samplers "
-                "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
+                "curriculum.top_up with a verifier of kind 'arena': a tournament judges a whole "
+                "group at once, and this adds rollouts after a first verdict; leave one of them out"
             )
         if self.multi_turn.calls == "native" and self.model.template != "chat":
             raise ConfigError("multi_turn.calls 'native' needs model.template 'chat'")
@@ -391,6 +408,25 @@ class TrainConfig(Section):
             )
         if self.hints:
             self._check_hints(method_of(self.hints))
+
+    def _check_reuse(self) -> None:
+        """Refuse old rollouts where their ratio could not be right."""
+        c = self.curriculum
+        names = [n for n in ("replay", "refill", "select") if getattr(c, n)]
+        if not names:
+            return
+        if "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+            raise ConfigError(
+                f"curriculum.{names[0]} with loss {self.loss.name!r}: that loss has no ratio to "
+                "the weights that sampled, so old rollouts would give a wrong gradient; use clip, "
+                "cispo or another loss with a ratio"
+            )
+        if self.rollout.temperature != 1.0:
+            raise ConfigError(
+                f"curriculum.{names[0]} with rollout.temperature {self.rollout.temperature}: "
+                "samplers tell log-probs at temperature 1 only, which old rollouts are weighed "
+                "by; use 1"
+            )
 
     def _check_hints(self, method: Common) -> None:
         if self.multi_turn.is_on and method.forces_prefix:

@@ -21,7 +21,14 @@ from typing import Any
 import torch
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import Allocator, Generator, HintScheduler, Verifier
+from tfgrpo.protocols import (
+    Allocator,
+    Generator,
+    GroupVerifier,
+    HintScheduler,
+    TopUp,
+    Verifier,
+)
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
@@ -44,8 +51,9 @@ from tfgrpo.rl.rollouts.factory import (
     prompter_of,
     train_sampling,
 )
+from tfgrpo.rl.rollouts.recompose import Recompose, RecomposeOptions
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepSampler
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepParts, StepSampler
 from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
@@ -87,6 +95,8 @@ class TrainerParts:
     """Another maker of groups, such as an agent loop."""
     allocate: Allocator | None = None
     """How many rollouts each task gets."""
+    top_up: TopUp | None = None
+    """Which groups get more rollouts once their first rewards are known."""
     sinks: Mapping[str, Sink] = field(default_factory=dict)
     """Further receivers of metrics."""
 
@@ -128,13 +138,19 @@ class Trainer:
         self._hints = hints
         self._rank, self._world = distributed.world()
         c, r, run = config.curriculum, config.rollout, config.run
-        for name, is_set in (("[hints]", hints is not None), ("curriculum.replay", c.replay)):
+        one_process = {
+            "[hints]": hints is not None,
+            "curriculum.replay, refill or select": c.reuses,
+        }
+        for name, is_set in one_process.items():
             if is_set and self._world > 1:
                 raise ConfigError(
                     f"{name} with {self._world} processes: one process keeps the state; train on "
                     "one, or leave it out"
                 )
         self._folder = Path(run.folder)
+        self._state = FormulaState()
+        self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
         self.curriculum = Curriculum(
             c,
             tasks,
@@ -142,27 +158,37 @@ class Trainer:
             group_size=r.group_size,
             seed=run.seed,
             allocate=parts.allocate,
+            remembers="extra:past_share_R" in self._row_maker.needs,
         )
-        keeps = c.replay > 0
+        if parts.top_up is not None and isinstance(verifier, GroupVerifier):
+            raise ConfigError(
+                "curriculum.top_up with a verifier that judges whole groups: it adds rollouts "
+                "after a first verdict; leave one of them out"
+            )
+        keeps = c.replay > 0 or c.refill > 0
+        self._recompose = Recompose(RecomposeOptions.of(c.select_options)) if c.select else None
         self._replay = (
             Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         )
-        self._state = FormulaState()
         self.updater = Updater(config, model.decoder, parts.generator, self._state)
         self.optimiser = self.updater.optimiser
         self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
-        self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
         self._roller = StepSampler(
             config,
             self._maker,
             self.curriculum,
-            replay=self._replay,
-            hints=hints,
-            make_groups=parts.make_groups,
-            greedy="baseline" in self._row_maker.needs,
+            StepParts(
+                self._replay,
+                hints,
+                parts.make_groups,
+                parts.top_up,
+                self._recompose,
+                greedy="baseline" in self._row_maker.needs,
+                past_shares="extra:past_share_R" in self._row_maker.needs,
+            ),
         )
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
@@ -319,6 +345,7 @@ class Trainer:
             "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
+            "recompose": self._recompose.state_dict() if self._recompose is not None else {},
             "config": self.config.to_json(),
         }
         return run_state.save(
@@ -359,6 +386,8 @@ class Trainer:
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])
+        if self._recompose is not None:
+            self._recompose.load_state_dict(state["recompose"])
         self.step_number = int(state["step"])
         return True
 

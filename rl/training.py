@@ -6,12 +6,12 @@ Does not know how a step works (`trainer`). Source: own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.protocols import Allocator, Verifier
+from tfgrpo.protocols import Allocator, TopUp, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
 from tfgrpo.rl.checkpoints.loaded_model import load_parts
@@ -45,6 +45,7 @@ def train(
     held_out: Sequence[Task] | None = None,
     verifier: Verifier | None = None,
     allocate: Allocator | None = None,
+    top_up: TopUp | None = None,
     on_step: Callable[[StepReport], None] | None = None,
 ) -> TrainResult:
     """Train a model, resuming the run folder's newest checkpoint; write it into `RUN/model`.
@@ -55,6 +56,7 @@ def train(
         held_out: evaluation tasks; None reads `tasks.held_out`, where it is set.
         verifier: what judges replies; None makes the one of `[verifier]`.
         allocate: group sizes, for `curriculum.allocate`.
+        top_up: further rollouts of a step's groups, for `curriculum.top_up`.
         on_step: called after each step.
 
     Raises:
@@ -67,12 +69,18 @@ def train(
             "curriculum.allocate is set: pass the allocator as train(…, allocate=…), or use "
             "`tfgrpo train`, which makes it from the settings"
         )
+    if config.curriculum.top_up and top_up is None:
+        raise ConfigError(
+            "curriculum.top_up is set: pass the rule as train(…, top_up=…), or use `tfgrpo train`, "
+            "which makes it from the settings"
+        )
     tasks = _tasks(config.tasks.path) if tasks is None else tasks
     if held_out is None:
         held_out = read_tasks(config.tasks.held_out) if config.tasks.held_out else []
     with JudgeCalls(config) as judge:
         verifier = verifier or make_verifier(config.verifier, open_lm=judge.open)
-        return _train(config, tasks, held_out, verifier, allocate, on_step)
+        parts = TrainerParts(allocate=allocate, top_up=top_up)
+        return _train(config, tasks, held_out, verifier, parts, on_step)
 
 
 def _train(
@@ -80,14 +88,12 @@ def _train(
     tasks: Sequence[Task],
     held_out: Sequence[Task],
     verifier: Verifier,
-    allocate: Allocator | None,
+    parts: TrainerParts,
     on_step: Callable[[StepReport], None] | None,
 ) -> TrainResult:
     model = load_parts(config.model.lm, device=config.model.device, dtype=config.model.dtype)
     tasks, hints = prepare(config, tasks, model)
-    parts = TrainerParts(
-        generator=engine_of(config, model), allocate=allocate, sinks=_sinks(config.run, config)
-    )
+    parts = replace(parts, generator=engine_of(config, model), sinks=_sinks(config.run, config))
     trainer = Trainer(config, model, tasks, verifier, held_out=held_out, hints=hints, parts=parts)
     evaluation = trainer.train(on_step)
     folder = Path(config.run.folder) / "model"

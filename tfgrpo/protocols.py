@@ -31,6 +31,7 @@ __all__ = [
     "Request",
     "Sampling",
     "ToolSpec",
+    "TopUp",
     "Verifier",
 ]
 
@@ -283,6 +284,33 @@ class Allocator(Protocol):
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
     ) -> list[int]:
         """Return the number of rollouts of each task."""
+        ...
+
+
+@runtime_checkable
+class TopUp(Protocol):
+    """Which groups get more rollouts once their first rewards are known.
+
+    Contract: `first` gives the rollouts of each task to begin with; `more` is asked with the
+    rewards so far, again and again, until it adds nothing or nothing is left. Both return one
+    non-negative integer a task in order, summing to at most the budget or what is left of it; no
+    side effect. It may also have `predictions(tasks, history)`: an expected success rate a task.
+    """
+
+    def first(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the number of first rollouts of each task."""
+        ...
+
+    def more(
+        self,
+        tasks: Sequence[Task],
+        history: Sequence[RolloutGroup],
+        rewards: Sequence[Sequence[float]],
+        left: int,
+    ) -> list[int]:
+        """Return the number of further rollouts of each group."""
         ...
 
 

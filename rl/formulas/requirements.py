@@ -26,7 +26,7 @@ _ALWAYS = (
     *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers"),
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
-    *("extra:think_entropy_R", "extra:answer_entropy_R"),
+    *("extra:think_entropy_R", "extra:answer_entropy_R", "extra:prior_R", "extra:past_share_R"),
 )
 _PLAYED = ("steps", "states", "extra:tool_calls_R", "extra:invalid_R")
 _FILLED = ("step", "steps", "progress", "max_tokens")

@@ -60,6 +60,7 @@ class Curriculum:
         group_size: rollouts of a group, and the mean of what an allocator gives.
         seed: fixes every order.
         allocate: group sizes; None gives every task the same.
+        remembers: keep outcomes though nothing here needs them.
     """
 
     def __init__(
@@ -71,8 +72,12 @@ class Curriculum:
         group_size: int,
         seed: int,
         allocate: Allocator | None = None,
+        remembers: bool = False,
     ) -> None:
         self.config = config
+        self._remembers = bool(
+            allocate is not None or config.rest_epochs or config.top_up or remembers
+        )
         self.cursor = 0
         self.history: list[TaskOutcome] = []
         self.shares: dict[str, float] = {}
@@ -183,7 +188,7 @@ class Curriculum:
         Rewards are those of rollouts without help; a group that has none of them says nothing of
         how hard its task is: no allocator sees it, and its task does not rest for it.
         """
-        if self._allocate is None and not self.config.rest_epochs:
+        if not self._remembers:
             return
         # the cursor stands after the draws, so the epoch of the last one is meant
         epoch = max(0, self.cursor - 1) // self._epoch_length
@@ -197,6 +202,11 @@ class Curriculum:
             self._last[o.task_id] = o
         most = HISTORY_A_TASK * len(self._all)
         del self.history[:-most], self._groups[:-most]
+
+    def past_share(self, task_id: str) -> float | None:
+        """Return the success share of a task's last visit; None where it had none."""
+        last = self._last.get(task_id)
+        return None if last is None else last.share(self.config.success_above)
 
     def profiled(self, outcomes: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float]:
         """Take the profiling pass's outcomes, drop tasks outside the band, return figures.

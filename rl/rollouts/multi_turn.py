@@ -24,11 +24,17 @@ from tfgrpo.protocols import Generator, GroupVerifier, HintScheduler, Sampling, 
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.prompter import Prompter
-from tfgrpo.rl.rollouts.single_turn import sizes_of
 from tfgrpo.rl.rollouts.turn_draws import Draws, Round
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
 from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, TurnModel, play
-from tfgrpo.rl.rollouts.visit import Accepted, TextDraw, Visit, begin_text
+from tfgrpo.rl.rollouts.visit import (
+    Accepted,
+    GroupSizes,
+    TextDraw,
+    Visit,
+    begin_text,
+    indices_of,
+)
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
@@ -113,6 +119,7 @@ class MultiTurnMaker:
         self._sampling = sampling
         self._turns = turns
         self.policy_id = policy_id
+        self._indices: Mapping[str, range] = {}
         self.figures = RolloutFigures()
         self.beside: dict[str, tuple[RolloutGroup, ...]] = {}
         """Further groups of the last call's tasks, by task id."""
@@ -120,7 +127,7 @@ class MultiTurnMaker:
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int | Sequence[int],
+        group_size: GroupSizes,
         *,
         seed: int,
         hints: HintScheduler | None = None,
@@ -132,11 +139,11 @@ class MultiTurnMaker:
         started = time.monotonic()
         if sampling is not None:  # the turns' own stop strings stay
             sampling = replace(sampling, stop=self._sampling.stop)
-        sizes = sizes_of(tasks, group_size)
+        self._indices = indices_of(tasks, group_size)
         draws = Draws(self._generator, sampling or self._sampling, len(tasks))
 
         async def visits() -> list[Accepted]:
-            each = (Visit(t, sizes[t.task_id], hints) for t in tasks)
+            each = (Visit(t, len(self._indices[t.task_id]), hints) for t in tasks)
             return list(await asyncio.gather(*(self._visit(v, seed, draws) for v in each)))
 
         with asyncio.Runner() as runner:
@@ -233,6 +240,10 @@ class MultiTurnMaker:
             return made  # judged beside its siblings
         return (await self.judged([made], task))[0]
 
+    def first_of(self, task: Task) -> int:
+        """Return the sample index of a task's first rollout in this call."""
+        return self._indices[task.task_id].start
+
     @property
     def judges_groups(self) -> bool:
         """True where a rollout's score depends on its siblings."""
@@ -284,8 +295,9 @@ class _SetJob:
     async def run(self, seed: int, draws: Draws, current: Round) -> None:
         """Play and judge the set, and give it to its visit."""
         maker, task = self.maker, self.visit.task
+        first = maker.first_of(task)
         played = await asyncio.gather(
-            *(maker.play_one(self, i, seed, draws, current) for i in range(self.n))
+            *(maker.play_one(self, first + i, seed, draws, current) for i in range(self.n))
         )
         if maker.judges_groups:
             played = await maker.judged(played, task)

@@ -25,7 +25,7 @@ from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.prompter import Prompter
-from tfgrpo.rl.rollouts.visit import TextDraw, Visit, begin_text
+from tfgrpo.rl.rollouts.visit import GroupSizes, TextDraw, Visit, begin_text, indices_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import OnTruncated, judge_group
@@ -50,6 +50,8 @@ class _Set:
     context: Context
     note: dict[str, Any]
     """The rollouts' `hint` metadata."""
+    first: int = 0
+    """Sample index of its first rollout."""
 
 
 class SingleTurnMaker:
@@ -90,7 +92,7 @@ class SingleTurnMaker:
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int | Sequence[int],
+        group_size: GroupSizes,
         *,
         seed: int,
         context: Context = EMPTY_CONTEXT,
@@ -98,14 +100,15 @@ class SingleTurnMaker:
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
         """Return one group a task, in order; draws are fixed by (seed, task, sample, plan's place
-        in the visit). `group_size` is one number, or one a task."""
+        in the visit)."""
         self.figures = RolloutFigures()
         started = time.monotonic()
         sampling = sampling or self._sampling
         with asyncio.Runner() as runner:
             # the loop itself: `Runner.run` sets up signals anew for each group, a third of the time
             run = runner.get_loop().run_until_complete
-            call = _Call(self, sizes_of(tasks, group_size), seed, context, hints, sampling, run)
+            indices = indices_of(tasks, group_size)
+            call = _Call(self, indices, seed, context, hints, sampling, run)
             requests = [r for task in tasks for r in call.first(task)]
             self._generator.run(requests, sampling, call.on_done)
         self.figures.seconds = time.monotonic() - started
@@ -162,7 +165,10 @@ class SingleTurnMaker:
         one: _Set = request.key
         task, scope = one.visit.task, f"train-{one.number}"
         group_id = group_id_of(task, one.context, self._policy_id, seed=seed, scope=scope)
-        attempts = [self._attempt(group_id, one, request, i, row) for i, row in enumerate(rows)]
+        attempts = [
+            self._attempt(group_id, one, request.seeds[i], one.first + i, row, request)
+            for i, row in enumerate(rows)
+        ]
         figures = self.figures
         if not one.plan.is_given:
             figures.completion_tokens += sum(len(r.token_ids) for r in rows)
@@ -181,7 +187,7 @@ class SingleTurnMaker:
         )
 
     def _attempt(
-        self, group_id: str, one: _Set, request: GroupRequest, i: int, row: Generated
+        self, group_id: str, one: _Set, seed: int, i: int, row: Generated, request: GroupRequest
     ) -> Rollout:
         """Return a row as an ungraded rollout; a forced prefix is part of its text, and of its
         prompt's tokens."""
@@ -201,7 +207,7 @@ class SingleTurnMaker:
             if one.plan.is_given
             else Usage(uncached_tokens=n, text_tokens=len(row.token_ids), calls=1),
             sample_index=i,
-            seed=request.seeds[i],
+            seed=seed,
             is_truncated=row.finish == "length",
             metadata={"hint": one.note} if one.note else {},
         )
@@ -225,7 +231,7 @@ class _Call:
     def __init__(
         self,
         maker: SingleTurnMaker,
-        sizes: Mapping[str, int],
+        indices: Mapping[str, range],
         seed: int,
         context: Context,
         hints: HintScheduler | None,
@@ -233,7 +239,7 @@ class _Call:
         run: Callable[[Any], Any],
     ) -> None:
         self._maker = maker
-        self._sizes = sizes
+        self._indices = indices
         self._seed = seed
         self._context = context
         self._hints = hints
@@ -244,7 +250,7 @@ class _Call:
 
     def first(self, task: Task) -> list[GroupRequest]:
         """Return a task's first requests; the bare task where no plan fits the context."""
-        visit = Visit(task, self._sizes[task.task_id], self._hints)
+        visit = Visit(task, len(self._indices[task.task_id]), self._hints)
         requests = self._ask(visit, visit.first())
         if not visit.sets:
             requests = self._ask(visit, [BARE])
@@ -285,10 +291,11 @@ class _Call:
     def _plan_requests(self, visit: Visit, plan: HintPlan) -> list[GroupRequest]:
         part = plan.part()
         context = self._context if part is None else self._context.with_parts(part)
-        one = _Set(visit, len(visit.sets), plan, context, {})
+        first = self._indices[visit.task.task_id].start
+        one = _Set(visit, len(visit.sets), plan, context, {}, first)
         seeds = [
             derive_seed(self._seed, visit.task.task_id, i, one.number)
-            for i in range(plan.n or visit.size)
+            for i in range(first, first + (plan.n or visit.size))
         ]
         request = self._maker.request(one, seeds, self._max_tokens)
         if request is None:
@@ -315,9 +322,3 @@ class _Call:
         self.accepted[visit.task.task_id] = found.group
         if found.beside:
             self.beside[visit.task.task_id] = found.beside
-
-
-def sizes_of(tasks: Sequence[Task], group_size: int | Sequence[int]) -> dict[str, int]:
-    """Return the group size of each task by its id."""
-    each = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
-    return {t.task_id: n for t, n in zip(tasks, each, strict=True)}

@@ -2,7 +2,8 @@
 
 With `curriculum.max_resample_rounds` above 1 further tasks are rolled until the step is full of
 groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are
-dropped and counted. All processes see all outcomes, so each decides alike.
+dropped and counted. With `curriculum.top_up` a group's rollouts are added to as its rewards come
+in. All processes see all outcomes, so each decides alike.
 
 Does not know losses or weights. Source: as named.
 """
@@ -15,15 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import HintScheduler, Sampling
+from tfgrpo.protocols import HintScheduler, Sampling, TopUp
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
 from tfgrpo.rl.rollouts.figures import RolloutFigures
-from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.rl.rollouts.recompose import Recompose
+from tfgrpo.rl.rollouts.replay_buffer import Replay, refilled
+from tfgrpo.rl.rollouts.topping_up import roll_and_top_up
+from tfgrpo.rl.rollouts.visit import GroupSizes
+from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
 MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
@@ -43,13 +47,13 @@ class RolloutMaker(Protocol):
     def make(
         self,
         tasks: Sequence[Task],
-        group_size: int | Sequence[int],
+        group_size: GroupSizes,
         *,
         seed: int,
         hints: HintScheduler | None = None,
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
-        """Return one group a task, in order; `group_size` is one number or one a task."""
+        """Return one group a task, in order."""
         ...
 
 
@@ -114,6 +118,8 @@ class _Tally:
         self.taken |= {o.task_id: o.is_informative for o in outcomes}
         self.is_graded |= any(o.rewards for o in outcomes)
 
+    topped_up: dict[str, int] = field(default_factory=dict)
+
     def figures(self) -> dict[str, int]:
         """What dynamic sampling cost."""
         return {
@@ -123,6 +129,26 @@ class _Tally:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step's groups pass through."""
+
+    replay: Replay | None = None
+    """Past groups."""
+    hints: HintScheduler | None = None
+    """When a failed task gets which hint."""
+    make_groups: MakeGroups | None = None
+    """A user's own maker, in place of the trainer's."""
+    top_up: TopUp | None = None
+    """What adds rollouts to groups."""
+    recompose: Recompose | None = None
+    """What is trained now and what later."""
+    greedy: bool = False
+    """Also roll each task greedily once, for estimators that need a baseline."""
+    past_shares: bool = False
+    """Write each task's last success share into its group, for estimators that need it."""
+
+
 class StepSampler:
     """Makes the groups of each step.
 
@@ -130,10 +156,10 @@ class StepSampler:
         config: all settings.
         maker: tasks to groups.
         curriculum: which tasks.
-        replay: past groups, or None.
-        hints: when a failed task gets which hint.
-        make_groups: a user's own maker, in place of `maker`.
-        greedy: True also rolls each task greedily once, for estimators that need a baseline.
+        parts: what the groups pass through.
+
+    Raises:
+        ConfigError: top-ups with a user's own maker of groups.
     """
 
     def __init__(
@@ -141,19 +167,23 @@ class StepSampler:
         config: TrainConfig,
         maker: RolloutMaker,
         curriculum: Curriculum,
-        *,
-        replay: Replay | None,
-        hints: HintScheduler | None,
-        make_groups: MakeGroups | None,
-        greedy: bool,
+        parts: StepParts,
     ) -> None:
+        if parts.top_up is not None and (parts.make_groups or parts.hints):
+            raise ConfigError(
+                "curriculum.top_up with a maker of groups of your own, or with hints: those decide "
+                "themselves how many rollouts a task gets; leave one of them out"
+            )
         self._config = config
         self._maker = maker
         self._curriculum = curriculum
-        self._replay = replay
-        self._hints = hints
-        self._make_groups = make_groups
-        self._greedy = greedy
+        self._replay = parts.replay
+        self._hints = parts.hints
+        self._make_groups = parts.make_groups
+        self._top_up = parts.top_up
+        self._recompose = parts.recompose
+        self._greedy = parts.greedy
+        self._past_shares = parts.past_shares
         self._rank, self._world = distributed.world()
 
     def profile(self) -> dict[str, float]:
@@ -177,6 +207,10 @@ class StepSampler:
         """
         seed = derive_seed(self._config.run.seed, "step", step)
         rolled = self._rounds(step, seed)
+        if self._recompose is not None:
+            made = self._recompose.select(rolled.groups, step)
+            rolled.groups, rolled.replayed = made.groups, made.replayed
+            rolled.figures |= made.figures
         if self._replay is not None:
             self._add_past(rolled, step)
         if self._greedy:
@@ -191,7 +225,9 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups = self._make(draws[self._rank :: self._world], seed)
+            groups = self._made(draws, seed, tally)
+            if self._past_shares:
+                groups = [self._with_past(g) for g in groups]
             outcomes = self._share(draws, groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
@@ -202,6 +238,7 @@ class StepSampler:
         unscored = self._check(step, tally)
         self._maker.figures = tally.spent
         figures = {"unscored_share": unscored} | (tally.figures() if most > 1 else {})
+        figures |= tally.topped_up
         groups = tally.kept + tally.beside
         return StepGroups(groups, tally.made, is_graded=tally.is_graded, figures=figures)
 
@@ -228,6 +265,32 @@ class StepSampler:
                 + ("" if share == 1 else f" (rollout.max_unscored_share is {limit:g})")
             )
         return share
+
+    def _with_past(self, group: RolloutGroup) -> RolloutGroup:
+        past = self._curriculum.past_share(group.task.task_id)
+        if past is None:
+            return group
+        return replace(group, metadata={**group.metadata, "past_share": past})
+
+    def _made(self, draws: Sequence[Draw], seed: int, tally: _Tally) -> list[RolloutGroup]:
+        """Return this process's groups of a round."""
+        if self._top_up is None:
+            return self._make(draws[self._rank :: self._world], seed)
+        spent = RolloutFigures()
+
+        def make(tasks: Sequence[Task], sizes: GroupSizes) -> list[RolloutGroup]:
+            groups = self._maker.make(tasks, sizes, seed=seed)
+            spent.add(self._maker.figures)
+            return groups
+
+        budget = sum(d.size for d in draws)
+        history = self._curriculum.groups()
+        found = roll_and_top_up(self._top_up, [d.task for d in draws], history, budget, make)
+        self._maker.figures = spent
+        for name in ("rounds", "added", "unspent"):
+            key = f"top_up_{name}"
+            tally.topped_up[key] = tally.topped_up.get(key, 0) + getattr(found, name)
+        return found.groups
 
     def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
         if self._make_groups is not None:
@@ -260,11 +323,20 @@ class StepSampler:
 
     def _add_past(self, rolled: StepGroups, step: int) -> None:
         assert self._replay is not None
+        c = self._config.curriculum
         busy = {g.task.task_id for g in rolled.groups}
-        past = self._replay.pick(self._config.curriculum.replay, step, busy)
+        past = self._replay.pick(c.replay, step, busy)
+        fresh, used = list(rolled.groups), list[Rollout]()
+        if c.refill:
+            for i, group in enumerate(rolled.groups):
+                known = self._replay.of_task(group.task.task_id, step)
+                fresh[i], old = refilled(group, known, c.refill, c.success_above)
+                used += old
+            rolled.figures["rollouts_refilled"] = len(used)
         self._replay.add(rolled.groups, step)
-        rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
-        rolled.groups = [*rolled.groups, *past]
+        old_ids = {r.rollout_id for g in past for r in g.rollouts} | {r.rollout_id for r in used}
+        rolled.replayed |= old_ids
+        rolled.groups = [*fresh, *past]
         rolled.figures["groups_replayed"] = len(past)
 
 

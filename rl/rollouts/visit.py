@@ -17,6 +17,19 @@ from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task
 from tfgrpo.runtime.canonical import derive_seed
 
+GroupSizes = int | Sequence[int] | Sequence[range]
+"""Rollouts of a group: one number, or per task a number, or a range of sample indices where a group
+is drawn in parts."""
+
+
+def indices_of(tasks: Sequence[Task], group_size: GroupSizes) -> dict[str, range]:
+    """Return the sample indices of each task's rollouts, by its id."""
+    each: Sequence[int | range]
+    each = [group_size] * len(tasks) if isinstance(group_size, int) else group_size
+    return {
+        t.task_id: n if isinstance(n, range) else range(n) for t, n in zip(tasks, each, strict=True)
+    }
+
 
 @dataclass(frozen=True, slots=True)
 class Accepted:

@@ -29,6 +29,8 @@ from tfgrpo.verifiers.numbers import CONTEXT, numbers_in, whole_number
 from tfgrpo.verifiers.patterns import try_pattern_now
 
 TextOf = Callable[[Sequence[int]], str]
+GROUP_FACTS = {"prior_R": "predicted", "past_share_R": "past_share"}
+"""Columns that a group's metadata hold, NaN where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ def _column(
         return _named(name, "part:round", g, s)
     if name == "context_R":
         return float(contexts[g.row.index])
+    if name in GROUP_FACTS:
+        return float(g.of.metadata.get(GROUP_FACTS[name], math.nan))
     if name in ("think_entropy_R", "answer_entropy_R"):
         cut = thinking_tokens(g.token_ids, s.text_of)
         assert facts.entropy_T is not None

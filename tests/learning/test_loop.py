@@ -244,6 +244,36 @@ def test_the_allocator_decides_how_many_rollouts_a_task_gets(tmp_path: Path) -> 
     assert sizes == [2] * 10 + [14, 14]
 
 
+class Unsure:
+    """A rule of top-ups: two draws of each task, then all of the rest to the first one."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[list[int], int]] = []
+
+    def first(self, tasks: Any, history: Any, budget: int) -> list[int]:
+        return [2] * len(tasks)
+
+    def more(self, tasks: Any, history: Any, rewards: Any, left: int) -> list[int]:
+        self.looks.append(([len(r) for r in rewards], left))
+        return [left, *([0] * (len(tasks) - 1))]
+
+
+def test_practice_adds_to_groups_by_the_rules_that_training_uses(tmp_path: Path) -> None:
+    world, rule = World(lesson=""), Unsure()
+    world.learn(settings(tmp_path), allocate=rule)
+    assert rule.looks == [([2] * 6, 12)] * 2
+    with journal(tmp_path) as store:
+        groups = list(store.groups("practice"))
+    # a group that was added to is kept as the whole that it became
+    whole = {g.group_id: g for g in groups}
+    assert sorted(len(g.rollouts) for g in whole.values()) == [2] * 10 + [14, 14]
+    for group in whole.values():
+        first = group.rollouts[0].sample_index
+        assert [r.sample_index for r in group.rollouts] == list(
+            range(first, first + len(group.rollouts))
+        )
+
+
 def test_the_gate_compares_nearest_entries_with_all_of_them(tmp_path: Path) -> None:
     def lesson(prompt: str) -> str:
         words = sorted(set(re.findall(r"\b(" + "|".join(WORDS) + r")\b", prompt)))

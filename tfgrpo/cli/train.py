@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tfgrpo.errors import ConfigError, MissingExtraError, boundary
-from tfgrpo.protocols import Allocator
+from tfgrpo.protocols import Allocator, TopUp
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.import_string import add_module_folder, load_object
 
@@ -27,10 +27,17 @@ ALLOCATORS: Mapping[str, str] = {
     "sgpo": "tfgrpo.routing.allocation_published:Sgpo",
     "vade": "tfgrpo.routing.allocation_published:Vade",
     "xrpo": "tfgrpo.routing.allocation_published:Xrpo",
-    "dars": "tfgrpo.routing.allocation_published:Dars",
     "gdro": "tfgrpo.routing.allocation_published:RolloutGdro",
+    "prompt_gdro": "tfgrpo.routing.allocation_published:PromptGdro",
 }
 """Short names of allocators; `v0` is `posterior_gain` with a value model's predictions."""
+TOP_UPS: Mapping[str, str] = {
+    "gain": "tfgrpo.routing.top_up:GainTopUp",
+    "practice": "tfgrpo.routing.top_up:ProbeTopUp",
+    "dars": "tfgrpo.routing.top_up:DarsTopUp",
+    "xrpo": "tfgrpo.routing.top_up:XrpoTopUp",
+}
+"""Short names of top-up rules; `v0` is `gain` with a value model's predictions."""
 
 
 def train(
@@ -58,7 +65,8 @@ def train(
     try:
         result = rl.train(
             settings,
-            allocate=allocator_of(settings.curriculum),
+            allocate=allocator_of(settings.curriculum, settings.rollout.group_size),
+            top_up=top_up_of(settings.curriculum),
             on_step=None if quiet or rank else _print_step,
         )
     finally:
@@ -69,7 +77,7 @@ def train(
         distributed.end()
 
 
-def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
+def allocator_of(curriculum: CurriculumConfig, group_size: int = 8) -> Allocator | None:
     """Return what gives group sizes, or None.
 
     Raises:
@@ -78,6 +86,14 @@ def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
     if not curriculum.allocate:
         return None
     options = dict(curriculum.allocate_options)
+    if curriculum.allocate in ("vade", "prompt_gdro"):
+        options.setdefault("group_size", group_size)
+    if curriculum.allocate == "dars":
+        raise ConfigError(
+            "curriculum.allocate 'dars' would give hard tasks a larger share before they are seen, "
+            "from the rates of earlier steps alone, and starve the others: set curriculum.top_up = "
+            "'dars', which adds to groups of the same step"
+        )
     if curriculum.allocate == "v0":
         return ValueBudgets(str(options.pop("router", "")), options)
     name = ALLOCATORS.get(curriculum.allocate, curriculum.allocate)
@@ -89,6 +105,88 @@ def allocator_of(curriculum: CurriculumConfig) -> Allocator | None:
     with boundary(ConfigError, f"curriculum.allocate {curriculum.allocate!r}"):
         made: Allocator = load_object(name, "curriculum.allocate")(**options)
     return made
+
+
+def top_up_of(curriculum: CurriculumConfig) -> TopUp | None:
+    """Return what adds rollouts to a step's groups, or None.
+
+    Raises:
+        ConfigError: there is no such rule, or its options are wrong.
+    """
+    if not curriculum.top_up:
+        return None
+    options = dict(curriculum.top_up_options)
+    if curriculum.top_up == "v0":
+        return ValueTopUp(str(options.pop("router", "")), options)
+    name = TOP_UPS.get(curriculum.top_up, curriculum.top_up)
+    if ":" not in name:
+        raise ConfigError(
+            f"curriculum.top_up is {name!r}; allowed are v0, {', '.join(TOP_UPS)} or 'module:name'"
+        )
+    with boundary(ConfigError, f"curriculum.top_up {curriculum.top_up!r}"):
+        made: TopUp = load_object(name, "curriculum.top_up")(**options)
+    return made
+
+
+class ValueTopUp:
+    """`gain` with a fitted router's value model, told this run's outcomes.
+
+    Args:
+        router: folder of a router that `tfgrpo route fit` wrote.
+        options: of `GainTopUp`.
+    """
+
+    def __init__(self, router: str, options: Mapping[str, Any]) -> None:
+        if not router:
+            raise ConfigError(
+                "curriculum.top_up 'v0' needs top_up_options.router, the folder that `tfgrpo route "
+                "fit` wrote; without one use 'gain'"
+            )
+        self._rule = import_module("tfgrpo.routing.top_up").GainTopUp
+        self._allocation = import_module("tfgrpo.routing.allocation")
+        self._records = import_module("tfgrpo.routing.records")
+        self._value = import_module("tfgrpo.routing.router_files").RouterFiles.load(router).value
+        self._options = dict(options)
+        with boundary(ConfigError, "curriculum.top_up_options"):
+            self._rule(**self._options)
+
+    def first(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return the number of first rollouts of each task."""
+        counts: list[int] = self._rule(**self._options).first(tasks, history, budget)
+        return counts
+
+    def more(
+        self,
+        tasks: Sequence[Task],
+        history: Sequence[RolloutGroup],
+        rewards: Sequence[Sequence[float]],
+        left: int,
+    ) -> list[int]:
+        """Return the number of further rollouts of each group."""
+        counts: list[int] = self._now(history).more(tasks, history, rewards, left)
+        return counts
+
+    def predictions(self, tasks: Sequence[Task], history: Sequence[RolloutGroup]) -> list[float]:
+        """Return the expected success rate of each task."""
+        found: list[float] = self._now(history).predictions(tasks, history)
+        return found
+
+    def _now(self, history: Sequence[RolloutGroup]) -> Any:
+        """The rule with the value model as it stands after the history."""
+        outcomes = self._records.outcomes_of_groups(
+            history,
+            success_at=self._options.get("success_at", 0.5),
+            model_of=lambda group: "the trained model",
+        )
+        state = self._value.state(outcomes, model="the trained model")
+        error = self._allocation.PredictionError.of_state(state)
+        return self._rule(
+            predict=self._allocation.state_predictor(state.predict),
+            rule=self._allocation.PosteriorGain(max_seen=8.0, error=error),
+            **self._options,
+        )
 
 
 class ValueBudgets:

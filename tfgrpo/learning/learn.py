@@ -25,7 +25,7 @@ from tfgrpo.learning.progress import ProgressView, QuietView
 from tfgrpo.learning.result import Result, make_result, write_artefact
 from tfgrpo.lm import open_lm
 from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
-from tfgrpo.protocols import Allocator, HintScheduler, Policy, Verifier
+from tfgrpo.protocols import Allocator, HintScheduler, Policy, TopUp, Verifier
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.runtime.event_loop import run_sync
@@ -48,7 +48,7 @@ class Overrides:
     tasks: Sequence[Task] | None = None
     policy: Policy | None = None
     verifier: Verifier | None = None
-    allocate: Allocator | None = None
+    allocate: Allocator | TopUp | None = None
     opener: OpenLM = open_lm
     view: ProgressView | None = None
     stop: Stop | None = None

@@ -39,7 +39,7 @@ from tfgrpo.learning.progress import ProgressView
 from tfgrpo.learning.unverified import UNVERIFIED
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.nudges import Nudger, Recheck, Rolled
-from tfgrpo.protocols import Allocator
+from tfgrpo.protocols import Allocator, TopUp
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.sampling import Sampler
 from tfgrpo.statistics import Interval, Scores, noise_floor, paired_difference
@@ -87,7 +87,8 @@ class Learner:
         settings: the experience settings the critic was made with.
         store: the journal.
         view: shows progress.
-        allocate: how many rollouts each practice task of a batch gets; uniform by default.
+        allocate: how many rollouts each practice task of a batch gets, or a rule that adds to
+            groups as their rewards come in; uniform by default.
         traces: saved groups that stand in for fresh practice rollouts.
         nudger: gives practice tasks on which everything failed another try; None does not.
         practice_sampler: runs practice rollouts where they are drawn otherwise than evaluation's.
@@ -103,7 +104,7 @@ class Learner:
         store: Journal,
         view: ProgressView,
         *,
-        allocate: Allocator | None = None,
+        allocate: Allocator | TopUp | None = None,
         traces: Sequence[RolloutGroup] = (),
         nudger: Nudger | None = None,
         practice_sampler: Sampler | None = None,

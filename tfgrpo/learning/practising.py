@@ -17,7 +17,7 @@ from tfgrpo.experience.entry_value import inclusion_plan, observations_of, value
 from tfgrpo.learning.practice import Batch, first_pass, focused_pass, task_needs
 from tfgrpo.learning.unverified import majority_graded
 from tfgrpo.learning.version import Version
-from tfgrpo.protocols import Allocator
+from tfgrpo.protocols import Allocator, TopUp
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import GroupSpec, Sampler
@@ -34,7 +34,8 @@ class Practice:
         sampler: runs practice rollouts.
         tasks: the practice split.
         traces: saved groups that stand in for fresh rollouts.
-        allocate: how many rollouts each task of a batch gets; uniform by default.
+        allocate: how many rollouts each task of a batch gets, or what adds rollouts to a batch's
+            groups as their rewards come in; uniform by default.
     """
 
     def __init__(
@@ -45,14 +46,15 @@ class Practice:
         tasks: Sequence[Task],
         *,
         traces: Sequence[RolloutGroup] = (),
-        allocate: Allocator | None = None,
+        allocate: Allocator | TopUp | None = None,
     ) -> None:
+        self._top_up = allocate if isinstance(allocate, TopUp) else None
         self._config = config
         self._settings = settings
         self._sampler = sampler
         self._tasks = tasks
         self._traces = traces
-        self._allocate = allocate
+        self._allocate = None if isinstance(allocate, TopUp) else allocate
         self.groups: list[RolloutGroup] = []
         """Practised groups, in order."""
         self._seen: list[RolloutGroup] = []
@@ -117,11 +119,30 @@ class Practice:
         if self._allocate is not None:
             shares = self._allocate(tasks, self.groups, len(tasks) * learn.group_size)
             sizes = dict(zip([t.task_id for t in tasks], shares, strict=True))
+        if self._top_up is not None:
+            budget = len(tasks) * learn.group_size
+            first = self._top_up.first(tasks, self.groups, budget)
+            sizes = dict(zip([t.task_id for t in tasks], first, strict=True))
         by_chance = [t for t in tasks if t.task_id not in batch.focused]
         focused = [t for t in tasks if t.task_id in batch.focused]
-        groups = await self._drawn(batch, by_chance, metadata, contexts, sizes)
-        metadata = metadata | {"focused": True}
-        return groups + await self._drawn(batch, focused, metadata, contexts, sizes)
+
+        async def drawn() -> list[RolloutGroup]:
+            groups = await self._drawn(batch, by_chance, metadata, contexts, sizes)
+            marked = metadata | {"focused": True}
+            return groups + await self._drawn(batch, focused, marked, contexts, sizes)
+
+        groups = await drawn()
+        while self._top_up is not None and sizes is not None:
+            left = len(tasks) * learn.group_size - sum(sizes.values())
+            rewards = {g.task.task_id: g.rewards_G for g in groups}
+            added = [] if left < 1 else self._top_up.more(
+                tasks, self.groups, [rewards.get(t.task_id, ()) for t in tasks], left
+            )  # fmt: skip
+            if not any(added):
+                break
+            sizes = {t.task_id: sizes[t.task_id] + n for t, n in zip(tasks, added, strict=True)}
+            groups = await drawn()  # what is there is found, only the further rollouts are made
+        return groups
 
     async def _drawn(
         self,
