@@ -61,7 +61,7 @@ def whole_batch(seed: int = 0) -> RewardBatch:
         )
     } | {
         "prior_R": 0.2 + group_R / 10,  # one value a group
-        "past_share_R": group_R / 4,
+        "past_share_R": np.full(n, 0.7),
     } | {
         "planning_D": draw.integers(0, 2, size=n_tokens).astype(float),
         "sum_square_D": draw.uniform(0.5, 0.9, size=n_tokens),
