@@ -37,6 +37,8 @@ def shrunk(batch: RewardBatch, *, kappa: float = 0.0) -> Floats:
     """
     prior_R = column(batch, "shrunk", "prior_R")
     groups = filled_groups(batch)
+    if not groups:
+        return np.zeros(0)
     means = np.array([mean_of(batch.reward_R[rows]) for rows in groups])
     baseline_R = np.zeros(len(batch.reward_R))
     prior_P = np.empty(len(groups))
