@@ -54,6 +54,9 @@ from tfgrpo.rl.rollouts.factory import (
 from tfgrpo.rl.rollouts.recompose import Recompose, RecomposeOptions
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepParts, StepSampler
+from tfgrpo.rl.strategies.maker import Sight
+from tfgrpo.rl.strategies.settings import makers_of, turns_of
+from tfgrpo.rl.strategy_options import strategy_options
 from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
@@ -135,12 +138,14 @@ class Trainer:
         self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
+        options = strategy_options(config.rollout.strategy, config.rollout.strategy_options)
+        hints = hints or turns_of(options, model.decoder.shape.vocab, config.run.seed)
         self._hints = hints
         self._rank, self._world = distributed.world()
         c, r, run = config.curriculum, config.rollout, config.run
         one_process = {
             "[hints]": hints is not None,
-            "curriculum.replay, refill or select": c.reuses,
+            "curriculum.replay, refill or select, or rollout.strategy 'april'": config.reuses,
         }
         for name, is_set in one_process.items():
             if is_set and self._world > 1:
@@ -176,6 +181,7 @@ class Trainer:
         self._counted = CountingGenerator(self.generator)
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
+        grower, self._partial = makers_of(options, self._maker, self._sight())
         self._roller = StepSampler(
             config,
             self._maker,
@@ -185,6 +191,8 @@ class Trainer:
                 hints,
                 parts.make_groups,
                 parts.top_up,
+                grower,
+                self._partial,
                 self._recompose,
                 greedy="baseline" in self._row_maker.needs,
                 past_shares="extra:past_share_R" in self._row_maker.needs,
@@ -192,6 +200,15 @@ class Trainer:
         )
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
+
+    def _sight(self) -> Sight:
+        """How a strategy looks at distributions."""
+        o, rollout = self.config.optimiser, self.config.rollout
+        eos_ids = () if rollout.ignore_eos else tuple(self._model.eos_ids)
+        decoder = self._model.decoder
+        return Sight(
+            decoder, rollout.temperature, eos_ids, o.micro_batch_tokens, o.vocabulary_chunk
+        )
 
     def train(self, on_step: Callable[[StepReport], None] | None = None) -> dict[str, Any]:
         """Run to the last step, resuming the newest checkpoint of the run folder.
@@ -345,6 +362,7 @@ class Trainer:
             "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
+            "partial": self._partial.state_dict() if self._partial is not None else {},
             "recompose": self._recompose.state_dict() if self._recompose is not None else {},
             "config": self.config.to_json(),
         }
@@ -386,6 +404,8 @@ class Trainer:
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])
+        if self._partial is not None:
+            self._partial.load_state_dict(state["partial"])
         if self._recompose is not None:
             self._recompose.load_state_dict(state["recompose"])
         self.step_number = int(state["step"])

@@ -11,7 +11,7 @@ Does not know losses or weights. Source: as named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -54,6 +54,54 @@ class RolloutMaker(Protocol):
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
         """Return one group a task, in order."""
+        ...
+
+
+class GroupGrower(Protocol):
+    """What makes groups by a strategy, such as `strategies.maker.GrowingMaker`."""
+
+    figures: RolloutFigures
+
+    def make(
+        self, tasks: Sequence[Task], group_size: Sequence[int], *, seed: int, step: int
+    ) -> list[RolloutGroup]:
+        """Return one group a task, in order."""
+        ...
+
+
+class WholeGroups(Protocol):
+    """Groups that became whole in a step."""
+
+    @property
+    def groups(self) -> list[RolloutGroup]:
+        """Oldest first."""
+        ...
+
+    @property
+    def resumed(self) -> frozenset[str]:
+        """Ids of rollouts that earlier steps began."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """For the log."""
+        ...
+
+
+class GroupsInFlight(Protocol):
+    """Groups that take several steps, such as `strategies.partial.PartialRolls`."""
+
+    figures: RolloutFigures
+
+    def step(
+        self,
+        wanted: int,
+        draw: Callable[[int, Iterable[str]], list[Draw]],
+        *,
+        seed: int,
+        step: int,
+    ) -> WholeGroups:
+        """Return up to so many whole groups; `draw` gives further tasks."""
         ...
 
 
@@ -141,6 +189,10 @@ class StepParts:
     """A user's own maker, in place of the trainer's."""
     top_up: TopUp | None = None
     """What adds rollouts to groups."""
+    grower: GroupGrower | None = None
+    """What makes groups by a strategy, in place of plain rollouts."""
+    partial: GroupsInFlight | None = None
+    """Groups that stay in flight over several steps."""
     recompose: Recompose | None = None
     """What is trained now and what later."""
     greedy: bool = False
@@ -181,6 +233,8 @@ class StepSampler:
         self._hints = parts.hints
         self._make_groups = parts.make_groups
         self._top_up = parts.top_up
+        self._grower = parts.grower
+        self._partial = parts.partial
         self._recompose = parts.recompose
         self._greedy = parts.greedy
         self._past_shares = parts.past_shares
@@ -206,10 +260,10 @@ class StepSampler:
             ConfigError: the allocator gave nothing.
         """
         seed = derive_seed(self._config.run.seed, "step", step)
-        rolled = self._rounds(step, seed)
+        rolled = self._rounds(step, seed) if self._partial is None else self._resumed(step, seed)
         if self._recompose is not None:
             made = self._recompose.select(rolled.groups, step)
-            rolled.groups, rolled.replayed = made.groups, made.replayed
+            rolled.groups, rolled.replayed = made.groups, made.replayed | rolled.replayed
             rolled.figures |= made.figures
         if self._replay is not None:
             self._add_past(rolled, step)
@@ -225,13 +279,14 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups = self._made(draws, seed, tally)
+            groups = self._made(draws, seed, step, tally)
             if self._past_shares:
                 groups = [self._with_past(g) for g in groups]
             outcomes = self._share(draws, groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
-            further = {} if self._make_groups is not None else self._maker.beside
+            is_own = self._make_groups is None and self._grower is None
+            further = self._maker.beside if is_own else {}
             tally.beside += [g for t, beside in further.items() if t in kept for g in beside]
             tally.spent.add(self._maker.figures)
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
@@ -272,10 +327,35 @@ class StepSampler:
             return group
         return replace(group, metadata={**group.metadata, "past_share": past})
 
-    def _made(self, draws: Sequence[Draw], seed: int, tally: _Tally) -> list[RolloutGroup]:
+    def _resumed(self, step: int, seed: int) -> StepGroups:
+        """Return the groups that became whole in this step; others stay in flight."""
+        assert self._partial is not None
+        curriculum = self._curriculum
+        found = self._partial.step(curriculum.tasks_per_step, curriculum.draw, seed=seed, step=step)
+        groups = found.groups
+        draws = [Draw(g.task, len(g.rollouts)) for g in groups]
+        outcomes = self._share(draws, groups)
+        tally = _Tally()
+        tally.add(groups, outcomes, room=len(outcomes), keeps_all=True)
+        curriculum.note((o.task_id, o.unaided) for o in outcomes)
+        unscored = self._check(step, tally)
+        self._maker.figures = self._partial.figures
+        figures = {"unscored_share": unscored} | dict(found.figures)
+        graded = tally.is_graded
+        return StepGroups(groups, groups, found.resumed, is_graded=graded, figures=figures)
+
+    def _made(
+        self, draws: Sequence[Draw], seed: int, step: int, tally: _Tally
+    ) -> list[RolloutGroup]:
         """Return this process's groups of a round."""
+        mine = draws[self._rank :: self._world]
+        if self._grower is not None:
+            sizes = [d.size for d in mine]
+            groups = self._grower.make([d.task for d in mine], sizes, seed=seed, step=step)
+            self._maker.figures = self._grower.figures
+            return groups
         if self._top_up is None:
-            return self._make(draws[self._rank :: self._world], seed)
+            return self._make(mine, seed)
         spent = RolloutFigures()
 
         def make(tasks: Sequence[Task], sizes: GroupSizes) -> list[RolloutGroup]:

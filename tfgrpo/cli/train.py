@@ -20,7 +20,7 @@ from tfgrpo.runtime.import_string import add_module_folder, load_object
 
 if TYPE_CHECKING:
     from tfgrpo.rl import TrainResult
-    from tfgrpo.rl.config import CurriculumConfig
+    from tfgrpo.rl.config_sections import CurriculumConfig
 
 ALLOCATORS: Mapping[str, str] = {
     "posterior_gain": "tfgrpo.routing.allocation:PosteriorGain",
