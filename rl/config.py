@@ -84,7 +84,7 @@ class TrainConfig(Section):
         """
         path = Path(path)
         values = load_toml(path, overrides)
-        for key in ("path", "held_out"):
+        for key in ("path", "held_out", "groups"):
             given = values.get("tasks", {}).get(key)
             if isinstance(given, str) and given:
                 values["tasks"][key] = str(path.parent / given)
@@ -109,7 +109,7 @@ class TrainConfig(Section):
             columns=self.features,
             verifier=str(self.verifier.get("kind", "")),
             temperature=self.rollout.temperature,
-            is_multi_turn=played.is_on,
+            is_multi_turn=played.is_on or bool(self.tasks.groups),
             has_environment=bool(played.environment),
             hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
@@ -185,6 +185,8 @@ class TrainConfig(Section):
             )
         if self.hints:
             self._check_hints(method_of(self.hints))
+        if self.tasks.groups:
+            self._check_saved()
         self._check_strategy()
 
     def _check_reuse(self) -> None:
@@ -207,6 +209,25 @@ class TrainConfig(Section):
                 "samplers tell log-probs at temperature 1 only, which old rollouts are weighed "
                 "by; use 1"
             )
+
+    def _check_saved(self) -> None:
+        """Refuse saved groups together with what needs sampling."""
+        c, r = self.curriculum, self.rollout
+        clashes = {
+            "tasks.path": bool(self.tasks.path),
+            "[hints]": bool(self.hints),
+            "curriculum.profile": bool(c.profile),
+            "curriculum.allocate": bool(c.allocate),
+            "curriculum.top_up": bool(c.top_up),
+            f"rollout.strategy {r.strategy!r}": r.strategy != "plain",
+            f"loss.advantage {self.loss.advantage!r}": self.loss.advantage == "remax",
+        } | {f"curriculum.{n}": bool(getattr(c, n)) for n in ("replay", "refill", "select")}
+        for name, is_set in clashes.items():
+            if is_set:
+                raise ConfigError(
+                    f"tasks.groups with {name}: saved groups are trained as they are, and that "
+                    "needs rollouts of the weights; leave one of them out"
+                )
 
     def _check_strategy(self) -> None:
         """Refuse a strategy that other settings contradict."""

@@ -14,15 +14,19 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, TopUp, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
-from tfgrpo.rl.checkpoints.loaded_model import load_parts
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.config_sections import RunConfig
 from tfgrpo.rl.generation import engine_of
 from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.monitoring.metrics import Sink, tensorboard_sink, tracker_sink
+from tfgrpo.rl.rollouts.factory import prompter_of
 from tfgrpo.rl.rollouts.hint_setup import prepare
+from tfgrpo.rl.rollouts.turn_tools import TurnText
+from tfgrpo.rl.saved_groups import Reading, SavedGroups
 from tfgrpo.rl.trainer import StepReport, Trainer, TrainerParts
 from tfgrpo.rollout import Task
+from tfgrpo.store import read_groups
 from tfgrpo.tasks.files import read_tasks
 from tfgrpo.verifiers import make_verifier
 
@@ -75,7 +79,8 @@ def train(
             "curriculum.top_up is set: pass the rule as train(…, top_up=…), or use `tfgrpo train`, "
             "which makes it from the settings"
         )
-    tasks = _tasks(config.tasks.path) if tasks is None else tasks
+    if tasks is None:
+        tasks = [] if config.tasks.groups else _tasks(config.tasks.path)
     if held_out is None:
         held_out = read_tasks(config.tasks.held_out) if config.tasks.held_out else []
     with JudgeCalls(config) as judge:
@@ -93,6 +98,9 @@ def _train(
     on_step: Callable[[StepReport], None] | None,
 ) -> TrainResult:
     model = load_parts(config.model.lm, device=config.model.device, dtype=config.model.dtype)
+    if config.tasks.groups:
+        saved = saved_groups(config, model)
+        tasks, parts = saved.tasks, replace(parts, make_groups=saved)
     tasks, hints = prepare(config, tasks, model)
     parts = replace(parts, generator=engine_of(config, model), sinks=_sinks(config.run, config))
     trainer = Trainer(config, model, tasks, verifier, held_out=held_out, hints=hints, parts=parts)
@@ -103,6 +111,19 @@ def _train(
         trainer.export(folder)
         write_card(folder, base_model=model.name, config=config.to_json(), evaluation=evaluation)
     return TrainResult(trainer.step_number, folder, evaluation)
+
+
+def saved_groups(config: TrainConfig, model: LoadedModel) -> SavedGroups:
+    """Return the groups that `tasks.groups` names, as this model's tokens.
+
+    Raises:
+        ConfigError: none of them can be trained on.
+    """
+    prompter = prompter_of(config, model)
+    eos_ids = tuple(model.eos_ids)
+    turns = TurnText(prompter.tokenizer, template=config.model.template, eos_ids=eos_ids)
+    reading = Reading(prompter.tokenizer, turns, eos_ids[0] if eos_ids else None)
+    return SavedGroups(read_groups(config.tasks.groups), prompter, reading)
 
 
 def _tasks(path: str) -> list[Task]:
