@@ -141,15 +141,9 @@ def test_a_searchs_tree_trains_with_the_credits_of_trees(credit: str, tmp_path: 
             tuple(
                 replace(r, task_id=task.task_id)
                 for r in (
-                    path(
-                        0, [0, 1, 2], 1.0, (first["look"][0], "x"), (Message("assistant", "ef"), "")
-                    ),
-                    path(
-                        1, [0, 1, 3], 0.0, (first["look"][0], "x"), (Message("assistant", "gh"), "")
-                    ),
-                    path(
-                        2, [0, 4, 5], 0.0, (first["wait"][0], "y"), (Message("assistant", "ij"), "")
-                    ),
+                    path(0, [0, 1, 2], 1.0, said("ab", "x"), said("ef")),
+                    path(1, [0, 1, 3], 0.0, said("ab", "x"), said("gh")),
+                    path(2, [0, 4, 5], 0.0, said("cd", "y"), said("ij")),
                 )
             ),
         )
