@@ -35,6 +35,10 @@ def call(name: str, arguments: str = '{"a": 2}') -> Message:
     return Message("assistant", "", (ToolCall("c", name, arguments),))
 
 
+def said(text: str, told: str = "") -> tuple[Message, str]:
+    return Message("assistant", text), told
+
+
 def path(
     number: int, nodes: list[int], reward: float | None, *turns: tuple[Message, str]
 ) -> Rollout:
