@@ -1,6 +1,6 @@
 """Tells how well the start does what second tries ask of it, bare and with each kind of help.
 
-    python -m tests.benchmarks.rl.toy.look_at_start --device cuda
+python -m tests.benchmarks.rl.toy.look_at_start --device cuda
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ def figures(device: str, size: ModelSize, draws: int = 256) -> dict[str, object]
     began = time.perf_counter()
     parts, taught = start_model(size, device)
     took = time.perf_counter() - began
-    generator = GroupGenerator(
-        parts.decoder, eos_ids=(2,), detokenize=parts.text_of, max_rows=128
-    )
+    generator = GroupGenerator(parts.decoder, eos_ids=(2,), detokenize=parts.text_of, max_rows=128)
     prompter = Prompter(parts.tokenizer, context_tokens=512)
 
     def replies(prompts: list[tuple[int, ...]]) -> list[str]:

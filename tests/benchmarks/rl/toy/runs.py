@@ -11,6 +11,8 @@ import gc
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -70,7 +72,7 @@ class Size:
     rows: int = 128
     letters: str = ALL
     length: tuple[int, int] = (2, 4)
-    model: ModelSize = ModelSize()
+    model: ModelSize = field(default_factory=ModelSize)
 
 
 TINY = Size(
@@ -78,9 +80,9 @@ TINY = Size(
     held_out=3,
     draws=2,
     prompts=2,
-    group=4,
+    group=8,
     new=8,
-    rollouts=24,
+    rollouts=32,
     looks=1,
     rows=8,
     model=ModelSize(steps=20, rows=8),
@@ -117,7 +119,10 @@ class Bench:
         """The settings of an arm."""
         s = self.size
         base: dict[str, dict[str, Any]] = {
-            "verifier": {"kind": "function", "function": "tests.benchmarks.rl.toy.world:RightChain"},
+            "verifier": {
+                "kind": "function",
+                "function": "tests.benchmarks.rl.toy.world:RightChain",
+            },
             "rollout": {
                 "tasks_per_step": s.prompts,
                 "group_size": s.group,
@@ -232,15 +237,17 @@ def _train(trainer: Trainer, size: Size, look: Look) -> dict[str, Any]:
     lengths: list[float] = []
     steps = updates = 0
     scores: dict[str, list[float]] = {}
-    while sums["rollouts"] < size.rollouts:
+    spent = 0.0
+    while spent < size.rollouts:
         figures = trainer.step().figures
         steps += 1
         for name in COUNTED:
             sums[name] += figures.get(name, 0.0)
+        spent = sums["rollouts"] + sums["value_rollouts"]
         updates += figures["grad_norm"] > 0
         signal.append(figures["informative_share"])
         lengths.append(figures["length_mean"])
-        while sums["rollouts"] >= size.rollouts * (len(curve) + 1) / size.looks:
+        while spent >= size.rollouts * (len(curve) + 1) / size.looks:
             scores = look()
             curve.append(statistics.mean(statistics.mean(x) for x in scores.values()))
             if len(curve) == size.looks:
@@ -265,12 +272,17 @@ def options(text: str, default: Size, on_gpu: Size) -> tuple[argparse.Namespace,
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="rows are added to this file")
+    parser.add_argument("--have", type=Path, nargs="+", default=[], help="rows of earlier calls")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the arms")
+    parser.add_argument("--part", type=int, nargs=2, help="(this job's number, number of jobs)")
     parser.add_argument("--arms", nargs="+", default=[], help="some of the arms")
     parser.add_argument("--rollouts", type=int, help="budget of an arm")
     parser.add_argument("--seconds", type=float, default=460, help="no arm begins after")
     parser.add_argument("--tiny", action="store_true", help="a few rollouts, to try the code")
     parser.add_argument("--collect", type=Path, nargs="+", help="record the rows of these files")
     given = parser.parse_args()
+    if given.part and given.out:
+        given.out = given.out.with_name(f"{given.out.stem}-{given.part[0]}{given.out.suffix}")
     size = TINY if given.tiny else (on_gpu if given.device == "cuda" else default)
     if given.tiny and given.device == "cuda":
         size = replace(size, model=replace(ON_GPU, steps=20, rows=8))
@@ -288,19 +300,21 @@ def run_arms(given: argparse.Namespace, size: Size, arms: Mapping[str, Arm]) -> 
     unknown = sorted(set(given.arms) - set(arms))
     if unknown:
         raise SystemExit(f"no arm {unknown[0]!r}; known are {', '.join(arms)}")
-    have = {(r["arm"], r["seed"]) for r in _rows([given.out])} if given.out else set()
+    known = [*given.have, *([given.out] if given.out else [])]
+    have = {(r["arm"], r["seed"]) for r in _rows(known)}
+    todo = [n for n in arms if (not given.arms or n in given.arms) and (n, given.seed) not in have]
+    if given.part:
+        todo = todo[given.part[0] :: given.part[1]]
     end = time.monotonic() + given.seconds
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(size, given.device, Path(folder))
         print(json.dumps({"taught": bench.taught}), flush=True)
-        for name, arm in arms.items():
-            if (given.arms and name not in given.arms) or (name, given.seed) in have:
-                continue
+        for name in todo:
             if time.monotonic() > end:
                 print(f"not run for lack of time: {name}", flush=True)
                 continue
             began = time.perf_counter()
-            row = bench.run(name, arm, given.seed)
+            row = bench.run(name, arms[name], given.seed)
             row["wall_s"] = round(time.perf_counter() - began, 2)
             if given.out:
                 with given.out.open("a", encoding="utf-8") as file:
@@ -376,10 +390,41 @@ def collect(name: str, paths: Sequence[Path], arms: Mapping[str, Arm]) -> dict[s
     return figures
 
 
-def main(text: str, name: str, arms: Mapping[str, Arm], default: Size, on_gpu: Size) -> None:
-    """The command of a benchmark."""
+def main(
+    text: str,
+    name: str,
+    arms: Mapping[str, Arm],
+    default: Size,
+    on_gpu: Size,
+    further: Mapping[str, Arm] | None = None,
+) -> None:
+    """The command of a benchmark; `further` arms are run where they are named."""
     given, size = options(text, default, on_gpu)
     if given.collect:
-        collect(name, given.collect, arms)
+        collect(name, given.collect, {**arms, **(further or {})})
+        return
+    if given.arms:
+        arms = {**arms, **(further or {})}
+    if given.jobs > 1:
+        share(given.jobs, given.device, size)
         return
     run_arms(given, size, arms)
+
+
+def share(jobs: int, device: str, size: Size) -> None:
+    """Run this command in several processes, each with its share of the arms.
+
+    Raises:
+        SystemExit: a process failed.
+    """
+    start_model(size.model, device)  # once, before they ask for it
+    command = (
+        [sys.executable, "-m", spec.name] if (spec := sys.modules["__main__"].__spec__) else []
+    )
+    started = [
+        subprocess.Popen([*command, *sys.argv[1:], "--part", str(i), str(jobs), "--jobs", "1"])
+        for i in range(jobs)
+    ]
+    codes = [process.wait() for process in started]
+    if any(codes):
+        raise SystemExit(f"processes ended with {codes}")

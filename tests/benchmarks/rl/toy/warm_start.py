@@ -8,11 +8,11 @@ tell what a method does with such a model, not what real models can. Source: own
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from tfgrpo.prompts import render
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.canonical import digest
 
 Example = list[Message]
 """Turns; those of the assistant are taught."""
@@ -52,8 +53,8 @@ class ModelSize:
     layers: int = 3
     heads: int = 2
     head_size: int = 32
-    steps: int = 2400
-    rows: int = 96
+    steps: int = 3000
+    rows: int = 48
     lr: float = 3e-3
 
 
@@ -147,9 +148,7 @@ def led(draw: random.Random, text: str) -> Example:
     """A strategy in the prompt: its meaning is taken for every letter, mostly."""
     start, links = chain(text)
     lean = draw.choice(list(MEANINGS))
-    meanings = [
-        lean if draw.random() < 0.6 else draw.choice(list(MEANINGS)) for letter, _ in links
-    ]
+    meanings = [lean if draw.random() < 0.6 else draw.choice(list(MEANINGS)) for letter, _ in links]
     reply = written(lines_of(start, links, meanings))
     return [*asked(text, "strategy", f"Lean to {lean}."), said(dots(draw) + reply)]
 
@@ -264,15 +263,25 @@ def taught_ids(tokenizer: Pieces, example: Example) -> tuple[list[int], list[boo
     return ids, mask
 
 
-def batch_of(
+def batches(
     tokenizer: Pieces, draw: random.Random, rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield padded tokens and labels for ever; a batch holds examples of like length."""
+    while True:
+        forms = draw.choices(list(FORMS), list(FORMS.values()), k=8 * rows)
+        made = [taught_ids(tokenizer, form(draw, question(draw, ALL, (1, 5)))) for form in forms]
+        made.sort(key=lambda one: len(one[0]))
+        parts = [made[i * rows : (i + 1) * rows] for i in range(8)]
+        draw.shuffle(parts)
+        for part in parts:
+            yield padded(part)
+
+
+def padded(made: Sequence[tuple[list[int], list[bool]]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return padded tokens and labels (-100 where nothing is taught)."""
-    forms = draw.choices(list(FORMS), list(FORMS.values()), k=rows)
-    made = [taught_ids(tokenizer, form(draw, question(draw, ALL, (2, 5)))) for form in forms]
     width = max(len(ids) for ids, _ in made)
-    ids_BT = torch.zeros(rows, width, dtype=torch.long)
-    labels_BT = torch.full((rows, width), -100)
+    ids_BT = torch.zeros(len(made), width, dtype=torch.long)
+    labels_BT = torch.full((len(made), width), -100)
     for i, (ids, mask) in enumerate(made):
         ids_BT[i, : len(ids)] = torch.tensor(ids)
         kept = [t if m else -100 for t, m in zip(ids, mask, strict=True)]
@@ -305,26 +314,23 @@ def model_of(size: ModelSize, vocabulary: int) -> Any:
 def start_model(size: ModelSize, device: str) -> tuple[LoadedModel, dict[str, float]]:
     """Return the taught model, and its last losses; taught once a size.
 
-    The file is named by a digest of this module, so that another recipe is taught anew.
+    The file is named by a digest of the size and of examples, so that another recipe is taught
+    anew.
     """
+    from safetensors.torch import load_file, save_file
+
     tokenizer = Pieces()
-    source = b"".join(
-        (Path(__file__).parent / name).read_bytes()
-        for name in ("warm_start.py", "world.py", "pieces.py")
-    )
-    key = hashlib.sha256(source + repr(asdict(size)).encode()).hexdigest()[:16]
-    path = Path(tempfile.gettempdir()) / f"tfgrpo-toy-{key}.pt"
+    path = Path(tempfile.gettempdir()) / f"tfgrpo-toy-{recipe(tokenizer, size)}.safetensors"
     model = model_of(size, len(tokenizer)).to(device)
-    if path.exists():
-        kept = torch.load(path, weights_only=True, map_location=device)
-        model.load_state_dict(kept["weights"])
-        figures = kept["figures"]
-    else:
-        figures = _teach(model, tokenizer, size, device)
-        kept = {"weights": model.state_dict(), "figures": figures}
-        beside = path.with_suffix(".part")
-        torch.save(kept, beside)
+    if not path.exists():
+        loss = _teach(model, tokenizer, size, device)
+        kept = {k: v.contiguous() for k, v in model.state_dict().items() if k != TIED}
+        beside = path.with_suffix(f".{os.getpid()}")
+        save_file(kept | {"loss": torch.tensor(loss)}, beside)
         beside.rename(path)
+    kept = load_file(path, device=device)
+    figures = {"steps": float(size.steps), "loss": float(kept.pop("loss"))}
+    model.load_state_dict(kept | {TIED: kept["model.embed_tokens.weight"]})
     model = model.to(torch.bfloat16 if device == "cuda" else torch.float32).eval()
     parts = LoadedModel(
         decoder=decoder_from_hf(model),
@@ -336,7 +342,18 @@ def start_model(size: ModelSize, device: str) -> tuple[LoadedModel, dict[str, fl
     return parts, figures
 
 
-def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> dict[str, float]:
+TIED = "lm_head.weight"
+"""Stored with the embeddings, which it is."""
+
+
+def recipe(tokenizer: Pieces, size: ModelSize) -> str:
+    """Return a digest of a size and of what is taught."""
+    examples = batches(tokenizer, random.Random(1), 64)
+    some = [next(examples)[0].tolist() for _ in range(8)]
+    return digest([asdict(size), some], 16)
+
+
+def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> float:
     draw = random.Random(1)
     adam = torch.optim.AdamW(model.parameters(), lr=size.lr, weight_decay=0.01, betas=(0.9, 0.98))
     warm = size.steps // 20
@@ -346,8 +363,9 @@ def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> dict[
 
     plan = torch.optim.lr_scheduler.LambdaLR(adam, rate)
     losses: list[float] = []
+    examples = batches(tokenizer, draw, size.rows)
     for _ in range(size.steps):
-        ids_BT, labels_BT = batch_of(tokenizer, draw, size.rows)
+        ids_BT, labels_BT = next(examples)
         out = model(input_ids=ids_BT.to(device), labels=labels_BT.to(device))
         adam.zero_grad()
         out.loss.backward()
@@ -357,4 +375,4 @@ def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> dict[
         losses.append(float(out.loss.detach()))
         if len(losses) % 200 == 0:
             print(f"taught {len(losses)} steps, loss {sum(losses[-50:]) / 50:.3f}", flush=True)
-    return {"steps": float(size.steps), "loss": sum(losses[-50:]) / 50}
+    return sum(losses[-50:]) / 50
