@@ -113,6 +113,7 @@ class TrainConfig(Section):
             has_environment=bool(played.environment),
             hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
+            has_separator=bool(self.credit.separator),
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
@@ -133,6 +134,11 @@ class TrainConfig(Section):
                 "make the advantages: keep one of them"
             )
         requirements.check(self.formulas)
+        if self.credit.separator and (self.multi_turn.is_on or self.formulas.segments):
+            raise ConfigError(
+                "credit.separator cuts replies of one turn into steps, and [multi_turn] or "
+                "rollout.strategy gives steps already: leave one of them out"
+            )
         self._check_sections()
         _check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:

@@ -130,7 +130,9 @@ class CreditConfig(Section):
     """When two steps start from the same state: equal last observation, or all tokens so far equal.
     Empty takes what the entry means: `history` for trees, else `observation`."""
     phrases: tuple[str, ...] = ()
-    """Texts whose tokens count as planning (`hicra`)."""
+    """Texts whose tokens count as planning (`hicra`), or that begin a call (`call_entropy`)."""
+    separator: str = ""
+    """Ends a step of a reply of one turn, such as a line of a list; empty leaves replies whole."""
 
 
 class MultiTurnConfig(Section):

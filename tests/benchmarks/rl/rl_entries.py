@@ -35,6 +35,7 @@ COLUMNS = {
     "trigger_count_R": "part:content",
     "target_R": "task:target",
     "budget_R": "task:target",
+    "overlap_R": "part:content",
 }
 """Where a column of an entry comes from on the toy."""
 REUSED = {"epochs_per_batch": 2, "updates_per_epoch": 2}

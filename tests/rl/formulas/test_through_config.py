@@ -29,6 +29,7 @@ COLUMNS = {
     "trigger_count_R": "part:content",
     "target_R": "task:target",
     "budget_R": "task:target",
+    "overlap_R": "part:content",
 }
 """Columns that only the user can name."""
 OPTIONS = {
@@ -174,6 +175,7 @@ def test_a_need_without_its_setting_is_refused_in_one_line(
 ALWAYS = {
     "extra:prior_R",
     "extra:past_share_R",
+    "extra:prompt_confidence_R",
     "extra:sum_square_D",
     "extra:tempered_logp_D",
     "extra:score_norm_R",
