@@ -176,10 +176,11 @@ class TrainConfig(Section):
                 f"curriculum.top_up with {other}: both decide how many rollouts a task gets; leave "
                 "one of them out"
             )
-        if c.top_up and self.verifier.get("kind") == "arena":
+        kind = self.verifier.get("kind")
+        if c.top_up and kind in ("arena", "win_rate", "majority"):
             raise ConfigError(
-                "curriculum.top_up with a verifier of kind 'arena': a tournament judges a whole "
-                "group at once, and this adds rollouts after a first verdict; leave one of them out"
+                f"curriculum.top_up with a verifier of kind {kind!r}: that judges a whole group at "
+                "once, and this adds rollouts after a first verdict; leave one of them out"
             )
         if self.multi_turn.calls == "native" and self.model.template != "chat":
             raise ConfigError("multi_turn.calls 'native' needs model.template 'chat'")

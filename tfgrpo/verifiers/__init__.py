@@ -4,13 +4,14 @@ Each judges by `async score(rollout, task)` and checks references by `check_task
 is spent. What cannot be judged raises `VerifierError`: it is never a reward of 0.
 """
 
-from tfgrpo.verifiers.arena import Arena
+from tfgrpo.verifiers.arena import Arena, WinRate
 from tfgrpo.verifiers.code import Code
 from tfgrpo.verifiers.exact import Exact, Regex
 from tfgrpo.verifiers.factory import make_verifier
 from tfgrpo.verifiers.function import FunctionVerifier, Weighted
 from tfgrpo.verifiers.json_schema import JsonSchema
 from tfgrpo.verifiers.judge import Judge
+from tfgrpo.verifiers.majority import Majority
 from tfgrpo.verifiers.math import Math
 from tfgrpo.verifiers.numeric import Numeric
 from tfgrpo.verifiers.tool_calls import ToolCalls
@@ -22,10 +23,12 @@ __all__ = [
     "FunctionVerifier",
     "JsonSchema",
     "Judge",
+    "Majority",
     "Math",
     "Numeric",
     "Regex",
     "ToolCalls",
     "Weighted",
+    "WinRate",
     "make_verifier",
 ]
