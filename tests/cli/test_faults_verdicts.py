@@ -224,3 +224,28 @@ def test_the_report_of_an_eval_run_says_what_eval_said(
     assert {a["arm"] for a in found["arms"]} == {"empty", "final"}
     assert len(found["tasks"]) == len(row["empty"])
     assert row["verdict"]["text"] in here(capsys, "report", str(folder), "--format", "md").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["learn", "none.toml"], 2),
+        (["escalate", "none"], 6),
+        (["advise", "none"], 6),
+        (["eval", "none.toml", "nowhere", "--group-size", "0"], 2),
+        (["learn", "none.toml", "--no-such-option"], 2),
+        (["models", "--check", "scripted:nothing"], 2),
+    ],
+)
+def test_every_command_with_json_prints_an_object_where_it_fails(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    code: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = here(capsys, *arguments, "--json")
+    row = json.loads(ran.out)
+    assert ran.code == code and row["verdict"] is None and row["error"]["message"]
+    assert here(capsys, *arguments).out == ""

@@ -471,3 +471,93 @@ def test_an_error_in_any_place_is_no_reply(place: str) -> None:
 )  # fmt: skip
 def test_spellings_of_a_known_word_are_that_word(word: str, finish: str) -> None:
     assert finish_of(word) == finish
+
+
+# --- finish words, however they are written -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [("maxTokens", "length"), ("toolUse", "tool_calls"), ("endTurn", "stop"),
+     ("contentFilter", "content_filter"), ("FinishReason.MAX_TOKENS", "length"),
+     ("truncated", "length")],
+)  # fmt: skip
+def test_a_finish_word_in_another_writing_is_the_same_word(word: str, finish: str) -> None:
+    assert finish_of(word) == finish
+
+
+@given(
+    st.sampled_from(sorted({**FINISHES, **FAILED_FINISHES})),
+    st.sampled_from(["_", "-", " ", ""]),
+    st.sampled_from([str.lower, str.upper, str.title]),
+)
+def test_joining_and_case_change_no_finish_word(word: str, joint: str, case: Any) -> None:
+    written = case(word.replace("_", joint))
+    if word in FINISHES:
+        assert finish_of(written) == FINISHES[word]
+    else:
+        with pytest.raises(ProviderError) as caught:
+            finish_of(written)
+        assert caught.value.kind == FAILED_FINISHES[word]
+
+
+# --- calls in the forms of other servers ----------------------------------------------------------
+
+
+def named(index: Any, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    row = {"index": index, "id": call_id, "function": {"name": name, "arguments": arguments}}
+    return {"tool_calls": [row]}
+
+
+W, T = BOTH
+FORMS: dict[str, list[dict[str, Any]]] = {
+    "one id for both": [
+        named(0, "c", W[0], ""), named(0, "c", "", W[1]),
+        named(1, "c", T[0], ""), named(1, "c", "", T[1]),
+    ],
+    "a call outside a list": [
+        {"tool_calls": named(0, "a", *W)["tool_calls"][0]},
+        {"tool_calls": named(1, "b", *T)["tool_calls"][0]},
+    ],
+    "arguments so far": [
+        named(0, "a", W[0], W[1][:8]), named(0, "a", W[0], W[1]), named(1, "b", *T),
+    ],
+    "an empty object first": [named(0, "a", W[0], "{}"), named(0, "", "", W[1]), named(1, "b", *T)],
+    "input in place of arguments": [
+        {"tool_calls": [
+            {"index": 0, "id": "a", "function": {"name": W[0], "input": {"city": "Oslo"}}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "custom": {"name": T[0], "input": T[1]}}]},
+    ],
+    "parts of a content list": [
+        {"content": [{"type": "tool_use", "id": "a", "name": W[0], "input": {"city": "Oslo"}}]},
+        {"content": [{"type": "tool_use", "id": "b", "name": T[0], "input": {"tz": "CET"}}]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_in_another_form_are_two_calls_with_ids_of_their_own(form: str) -> None:
+    (reply,) = complete(events([*(chunk(d) for d in FORMS[form]), chunk({}, "tool_calls")]))
+    found = [(c.name, json.loads(c.arguments)) for c in reply.tool_calls]
+    assert found == [(n, json.loads(a)) for n, a in BOTH]
+    assert len({c.call_id for c in reply.tool_calls}) == 2
+
+
+def test_a_reply_that_announces_calls_and_has_none_is_no_answer() -> None:
+    with pytest.raises(ProviderError, match="announces tool calls"):
+        complete(say("", finish="tool_calls"), stream=False)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 99), min_size=1), st.integers(1, 9)
+)
+def test_arguments_that_are_said_again_with_each_piece_are_read_once(
+    value: dict[str, int], cut: int
+) -> None:
+    text = json.dumps(value)
+    parts = ChoiceParts()
+    for end in [*range(cut, len(text), cut), len(text)]:
+        delta = named(0, "a", "f", text[:end])
+        parts.add({"delta": delta}, delta)
+    (call,) = parts.tool_calls()
+    assert json.loads(call.arguments) == value

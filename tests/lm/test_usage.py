@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tfgrpo.lm.usage import normalise_usage, share_usage
+from tfgrpo.lm.usage import normalise_usage, share_usage, unseen_in
 from tfgrpo.rollout import Usage
 
 PRICES = {"uncached": 3.0, "write": 3.75, "read": 0.30, "out": 15.0}
@@ -108,3 +110,57 @@ def test_shares_sum_to_the_call(weights):
     for share in share_usage(whole, weights):
         total = total + share
     assert total == whole
+
+
+SHORT = {"prompt_chars": 40, "reply_chars": 8, "unseen": unseen_in(64)}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"prompt_tokens": 10_000_000, "completion_tokens": 2, "total_tokens": 10_000_002},
+        {"prompt_tokens": 10, "completion_tokens": 10_000_000, "total_tokens": 10_000_010},
+        {"input_tokens": 3, "cache_read_input_tokens": 9_000_000, "output_tokens": 2},
+        {"prompt_tokens": 10, "completion_tokens": 2,
+         "completion_tokens_details": {"reasoning_tokens": 5_000_000}},
+        {"prompt_tokens": 300_000, "completion_tokens": 2},
+    ],
+)  # fmt: skip
+def test_more_tokens_than_a_short_call_can_have_are_not_believed(report):
+    usage = normalise_usage(report, **SHORT)
+    assert usage.is_estimated
+    assert usage.prompt_tokens <= 10 and usage.completion_tokens <= 2
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"prompt_tokens": 30_000, "completion_tokens": 2, "total_tokens": 30_002},  # instructions
+        {"prompt_tokens": 10, "completion_tokens": 60_000, "total_tokens": 60_010,
+         "completion_tokens_details": {"reasoning_tokens": 59_990}},
+    ],
+)  # fmt: skip
+def test_what_servers_add_to_a_short_call_is_believed(report):
+    usage = normalise_usage(report, **SHORT)
+    assert not usage.is_estimated and usage.total_tokens == report["total_tokens"]
+
+
+counts = st.none() | st.integers(-5, 10**8) | st.floats(allow_nan=True)
+names = st.sampled_from(
+    ["prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "cached_tokens",
+     "cache_read_input_tokens", "cache_creation_input_tokens", "total_tokens", "reasoning_tokens"]
+)  # fmt: skip
+details = st.sampled_from(["prompt_tokens_details", "completion_tokens_details"])
+
+
+@given(
+    st.dictionaries(names, counts),
+    st.dictionaries(details, st.dictionaries(names, counts)),
+    st.integers(0, 10**6),
+)
+def test_no_report_counts_more_than_the_call_can_have_used(row, inner, size):
+    usage = normalise_usage({**row, **inner}, prompt_chars=size, reply_chars=size,
+                            unseen=unseen_in(100))  # fmt: skip
+    most_prompt, most_reply = size + 262_144, size + 131_472
+    assert max(usage.uncached_tokens, usage.cache_read_tokens) <= most_prompt
+    assert max(usage.text_tokens, usage.reasoning_tokens) <= most_reply

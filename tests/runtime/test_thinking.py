@@ -154,3 +154,52 @@ def test_a_verifier_and_a_function_policy_read_the_same_marks(pair):
 def test_more_spellings_of_the_marks_leave_the_answer(text):
     answer, thought = split_thinking(text)
     assert (answer, thought.strip()) == ("4", "a")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<analysis>5?</analysis>4", "4"),
+        ("<think/>4", "4"),
+        ("<think />\n4", "4"),
+        ("<reasoning-content>5</reasoning-content>4", "4"),
+        ("<rationale>5</rationale>\n\n4", "4"),
+        ("```thinking\n5\n```\n4", "4"),
+        ('<details type="reasoning" done="true">\n<summary>T</summary>\n5\n</details>\n4', "4"),
+        ("<|im_start|>think\n5\n<|im_start|>answer\n4", "4"),
+        ("<|inner_prefix|>5<|inner_suffix|>4", "4"),
+        ("&lt;think&gt;5&lt;/think&gt;4", "4"),
+        ("<think>5</think>4</think>", "4"),
+    ],
+)
+def test_further_marks_of_thinking_leave_the_answer(text, answer):
+    assert split_thinking(text)[0] == answer
+    assert not has_open_thinking(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<analysis>The whole answer.</analysis>",
+        "I add an <analysis>part</analysis> to it.",
+        "Answer: 4\n<rationale>since 2+2</rationale>",
+        "<details><summary>Steps</summary>5</details>4",
+        "[analysis] of 4",
+        "<analysis>open",
+        "```python\nthinking = 4\n```",
+    ],
+)
+def test_words_that_may_name_a_part_of_the_answer_stay_text(text):
+    assert split_thinking(text) == (text, "")
+
+
+SOFT = ["analysis", "rationale", "planning", "deliberation", "introspection", "reflect"]
+
+
+@given(st.sampled_from(SOFT), words, words, st.booleans())
+def test_a_soft_mark_is_thinking_exactly_where_an_answer_follows(word, thought, answer, square):
+    left, right = "[]" if square else "<>"
+    block = f"{left}{word}{right}{thought}{left}/{word}{right}"
+    assert split_thinking(block + answer) == (answer.lstrip(), thought.strip())
+    assert split_thinking(block) == (block, "")
+    assert split_thinking(f"First: {block}{answer}") == (f"First: {block}{answer}", "")

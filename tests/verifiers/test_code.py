@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError
@@ -367,3 +369,72 @@ async def test_whatever_a_cell_leaves_is_judged_and_removed(
     assert await reward(f"{leaves}\ndef f(x): return x * x", CASES) == 1.0
     assert await reward(f"{leaves}\ndef f(x): return 0", CASES) == 0.0
     assert list(tmp_path.iterdir()) == []
+
+
+D = "def f(x):\n    return x * x\n"
+FORMS = {
+    "prose before": f"Here is the code:\n\n{D}",
+    "prose around": f"The solution:\n\n{D}\nIt squares x.",
+    "import and prose": f"Sure!\n\nimport math\n\n{D}\nHope that helps!",
+    "indented": "Answer:\n\n    def f(x):\n        return x * x\n",
+    "session": "```python\n>>> def f(x):\n...     return x * x\n...\n>>> f(2)\n4\n```",
+    "session, no blank": "```\n>>> def f(x):\n...     return x * x\n>>> f(2)\n4\n```",
+    "notebook": "```python\nIn [1]: def f(x):\n   ...:     return x * x\n```",
+    "pycon": "```pycon\n>>> def f(x):\n...     return x * x\n```",
+    "magics": f"```python\n%matplotlib inline\n!pip install x\n{D}```",
+    "class": "```python\nclass Solution:\n    def f(self, x: List[int]) -> int:\n"
+    "        return x * x\n```",
+    "static": "```python\nclass Solution:\n    @staticmethod\n    def f(x):\n"
+    "        return x * x\n```",
+    "quoted": "> ```python\n> def f(x):\n>     return x * x\n> ```",
+    "element": "<pre><code>def f(x):\n    return x * x\n</code></pre>",
+    "marks": f"[PYTHON]\n{D}[/PYTHON]",
+    "label": f"python\n{D}",
+    "triple quotes": f"'''python\n{D}'''",
+    "json": '{"code": "def f(x):\\n    return x * x\\n"}',
+    "left open, then prose": f"```python\n{D}\nThis squares.",
+    "fence in a docstring": '```python\ndef f(x):\n    """\n    ```\n    f(2)\n    ```\n    """\n'
+    "    return x * x\n```",
+    "helper after": "```python\ndef f(x): return g(x)\n```\nwhere\n```python\n"
+    "def g(x): return x * x\n```",
+    "future twice": "```python\nfrom __future__ import annotations\ndef g(x): return x * x\n```\n"
+    "```python\nfrom __future__ import annotations\ndef f(x): return g(x)\n```",
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", FORMS)
+async def test_code_in_any_form_of_answer_is_run(name: str) -> None:
+    assert (await code().score(said(FORMS[name]), task(CASES_ONE))).reward == 1.0
+
+
+CASES_ONE = {"function": "f", "cases": [{"args": [2], "expected": 4}]}
+
+
+@pytest.mark.parametrize(
+    "text", ["I cannot.", "The answer is 4 (see f).", "Use f(x) as said.", "x squared is x times x"]
+)
+def test_sentences_are_no_code(text: str) -> None:
+    assert code_in(text, ["f"]) is None
+
+
+lines = st.sampled_from(["It squares x.", "Here it is:", "Note that 2*2 is 4.", "", "Done!"])
+
+
+@given(st.lists(lines, max_size=3), st.lists(lines, max_size=3))
+def test_sentences_around_bare_code_change_nothing(before: list[str], after: list[str]) -> None:
+    found = code_in("\n".join([*before, D, *after]), ["f"])
+    assert found is not None and found.strip() == D.strip()
+
+
+@pytest.mark.real
+async def test_a_program_whose_call_stands_in_another_block_and_a_faked_input() -> None:
+    runs = {"runs": [{"stdin": "2 3", "stdout": "5"}]}
+    split = "```python\ndef solve():\n    print(sum(map(int, input().split())))\n```\n"
+    fake = "```python\nimport io, sys\nsys.stdin = io.StringIO('1 1')\nprint(2)\n```"
+    judge = code()
+    whole = "```python\nprint(sum(map(int, input().split())))\n```\n"
+    assert (await judge.score(said(f"{split}```python\nsolve()\n```"), task(runs))).reward == 1.0
+    assert (await judge.score(said(f"{whole}Test:\n{fake}"), task(runs))).reward == 1.0
+    file = "```python\nimport os\nos.path.dirname(__file__)\nprint(5)\n```"
+    assert (await judge.score(said(file), task(runs))).reward == 1.0

@@ -136,3 +136,34 @@ def test_a_score_in_another_spelling_is_read(reply):
 @pytest.mark.parametrize("reply", ["Score: -85", "Score -85", '{"score": "high"}', "80 - 85"])
 def test_what_is_no_single_score_is_not_read(reply):
     assert read_score(reply, Scale())[0] is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["Feedback: well argued [RESULT] 85", "[RESULT] 85 [/RESULT]", "[[Rating: 85]]",
+     "Final Score: 85 (good)", "## Final Score: 85", "Score (0-100): 85", "Score: 85 points",
+     "$85$", r"Score: $\boxed{85}$", 'Score: "85"', "Score: 85,", "Overall: 85",
+     "I would give this a score of 85."],
+)  # fmt: skip
+def test_a_score_in_the_words_of_graders_is_read(reply):
+    assert read_score(reply, Scale()) == (0.85, "")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["Score (out of 5): 4", "Score: 85 (was 90)", "[RESULT] high", "I give it a score of 8 or 9",
+     "Score: 80 points 90"],
+)  # fmt: skip
+def test_a_score_on_another_scale_or_one_of_two_is_not_read(reply):
+    assert read_score(reply, Scale())[0] is None
+
+
+@given(
+    st.integers(0, 100),
+    st.sampled_from(["Score: {}", "{}", "Rating: [[{}]]", "[RESULT] {}", "**Grade:** {}",
+                     "Score (0 to 100): {}", "> Score: {}", "{}/100", "{} points"]),
+    st.sampled_from(["", ".", " ", "\n", " \u2b50"]),
+)  # fmt: skip
+def test_a_score_in_any_known_form_is_the_number_that_was_written(value, form, end):
+    assert read_score("Why: 3 of 4 steps.\n" + form.format(value) + end, Scale()) == (
+        pytest.approx(value / 100), "")  # fmt: skip

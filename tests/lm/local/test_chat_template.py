@@ -13,6 +13,9 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Request, Sampling, ToolSpec
+from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.turn_tools import TurnText
+from tfgrpo.rollout import Task
 from tfgrpo.runtime.surrogates import without_surrogates
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -144,3 +147,48 @@ def test_what_a_local_model_can_do_is_done():
     text = rendered(shows, USER, sampling=Sampling(extra=extra))
     assert text == "<user>hiFalseTrueFalse"
     assert rendered(PLAIN, USER, response_format={"type": "text"}) == "<user>hi"
+
+
+TRIMS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+
+
+def test_a_template_that_trims_a_system_turn_has_not_dropped_it():
+    text = rendered(TRIMS, Message("system", " be brief \n"), USER)
+    assert text == "<system>be brief<user>hi"
+
+
+class TrainingTokenizer(Tokenizer):
+    """As the trainer calls one."""
+
+    def apply_chat_template(self, rows, *, tokenize, **options):
+        return super().apply_chat_template(rows, tools=None, tokenize=tokenize, **options)
+
+    def __call__(self, text, add_special_tokens):
+        return {"input_ids": self.encode(text)}
+
+    def decode(self, ids, **options):
+        return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [(GEMMA, "<user>be brief\n\nhi \ufffd"), (DROPS, "<user>be brief\n\nhi \ufffd"),
+     (PLAIN, "<system>be brief<user>hi \ufffd")],
+)  # fmt: skip
+def test_the_trainers_prompts_fold_turns_and_carry_any_text(template, text):
+    prompter = Prompter(TrainingTokenizer(template), system="be brief", context_tokens=999)
+    assert "".join(map(chr, prompter.ids(Task("t", "hi \ud83d")))) == text
+
+
+def test_observations_of_a_tool_are_folded_and_carry_any_text():
+    turns = TurnText(TrainingTokenizer(GEMMA), template="chat", eos_ids=())
+    tail = "".join(map(chr, turns([Message("tool", "7 \ud83d"), Message("user", "so?")], ())))
+    assert tail == "<user><tool_response>7 \ufffd</tool_response>\n\nso?"
+
+
+def test_calls_are_found_between_text_and_unfinished_ones():
+    text = 'a<tool_call>{"name": "f"}</tool_call>b<tool_call>no</tool_call><tool_call>{"name": "g"}'
+    rest, calls = ChatFormat.tool_calls(text)
+    assert rest == "ab<tool_call>no</tool_call>" and [c.name for c in calls] == ["f", "g"]
+    deep = '<tool_call>{"name": "f", "arguments": ' + "[" * 100_000 + "}</tool_call>"
+    assert ChatFormat.tool_calls(deep) == (deep, ())

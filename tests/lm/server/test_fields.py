@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfgrpo.lm.server.replies import reply_json
-from tfgrpo.lm.server.requests import BadBody, read_request
+from tfgrpo.lm.server.requests import _SERVED, BadBody, read_request
+from tfgrpo.messages import ToolCall
 from tfgrpo.protocols import Completion
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -112,3 +113,53 @@ def test_token_ids_stand_there_only_where_they_are_asked_for():
     assert [t["token"] for t in content] == ["token_id:198", "token_id:7", "token_id:8"]
     row, content = tokens(return_token_ids=True)
     assert row["token_ids"] == [198, 7, 8] and content[0]["token"] == "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("stream", "false"), ("logprobs", 1), ("tools", {"a": 1}), ("tools", True),
+     ("parallel_tool_calls", "no"), ("return_token_ids", 0)],
+)  # fmt: skip
+def test_a_field_of_another_type_is_refused_by_name(name, value):
+    with pytest.raises(BadBody, match=name):
+        read(**{name: value})
+
+
+def test_tool_calls_of_a_turn_must_be_a_list_and_objects_become_json():
+    turn = {"role": "assistant", "content": None}
+    with pytest.raises(BadBody, match="tool_calls"):
+        read(messages=[{**turn, "tool_calls": 5}])
+    calls = [{"id": "c", "function": {"name": "f", "arguments": {"a": 1}}}]
+    (message,) = read(messages=[{**turn, "tool_calls": calls}]).request.messages
+    assert json.loads(message.tool_calls[0].arguments) == {"a": 1}
+
+
+TWO = Completion(
+    "",
+    "tool_calls",
+    "hm",
+    (ToolCall("a", "f", "{}"), ToolCall("b", "f", "{}")),
+)
+
+
+@pytest.mark.parametrize(("field", "calls"), [(None, 2), (True, 2), (False, 1)])
+def test_one_call_at_a_time_is_honoured(field, calls):
+    row = reply_json([TWO], read(parallel_tool_calls=field), "m")
+    assert len(row["choices"][0]["message"]["tool_calls"]) == calls
+
+
+def test_reasoning_is_hidden_where_that_is_asked_for():
+    shown, hidden = (reply_json([TWO], read(include_reasoning=v), "m") for v in (True, False))
+    assert shown["choices"][0]["message"]["reasoning_content"] == "hm"
+    assert "reasoning_content" not in hidden["choices"][0]["message"]
+
+
+values = st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just([]) | st.just({})
+
+
+@given(st.dictionaries(st.sampled_from(sorted(_SERVED - {"model"})), st.lists(values) | values))
+def test_any_body_is_served_or_refused_in_words(fields):
+    try:
+        read(**fields)
+    except BadBody as exc:
+        assert str(exc)
