@@ -26,7 +26,7 @@ from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW
 from tfgrpo.rl.optim.master_weights import FullWeights
-from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
 from tfgrpo.rollout import Step
 from tfgrpo.runtime.canonical import derive_seed

@@ -15,6 +15,8 @@ from pydantic import Field, ValidationError
 from tfgrpo.config.learn import BudgetConfig
 from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
 from tfgrpo.errors import ConfigError
+from tfgrpo.hints.sections import Common
+from tfgrpo.hints.settings import method_of
 from tfgrpo.rl.formulas import requirements
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
@@ -363,7 +365,7 @@ class TrainConfig(Section):
             temperature=self.rollout.temperature,
             is_multi_turn=played.is_on,
             has_environment=bool(played.environment),
-            has_hints=bool(self.hints),
+            hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
             group_size=self.rollout.group_size,
             steps=o.steps,
@@ -428,9 +430,34 @@ class TrainConfig(Section):
                 "every turn "
                 "itself, so keep one of them"
             )
-        if self.hints and self.multi_turn.is_on:
+        if self.hints:
+            self._check_hints(method_of(self.hints))
+
+    def _check_hints(self, method: Common) -> None:
+        if self.multi_turn.is_on and method.forces_prefix:
             raise ConfigError(
-                "[hints] with [multi_turn] is not supported: leave one of the sections out"
+                f"[hints] name {method.name!r} with [multi_turn]: it forces the start of a reply, "
+                "which rollouts of several turns cannot be given; leave one of the sections out"
+            )
+        if method.advantage and self.loss.advantage != method.advantage:
+            raise ConfigError(
+                f"[hints] name {method.name!r} is defined with the advantage "
+                f"{method.advantage!r}, and loss.advantage is {self.loss.advantage!r}: set "
+                f"loss.advantage = {method.advantage!r}"
+            )
+        if not method.needs_ratio:
+            return
+        if "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+            raise ConfigError(
+                f"[hints] name {method.name!r} trains rollouts under another prompt than their "
+                f"own, by the ratio to how they were sampled, which loss {self.loss.name!r} does "
+                "not have; use clip or another loss with a ratio"
+            )
+        if self.rollout.temperature != 1.0:
+            raise ConfigError(
+                f"[hints] name {method.name!r} with rollout.temperature "
+                f"{self.rollout.temperature}: samplers tell log-probs at temperature 1 only, which "
+                "these rollouts are weighed by; use 1"
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -31,8 +31,13 @@ def note_of(plan: HintPlan, *, n_prefix: int, bare_prompt: Sequence[int]) -> dic
         note |= {"weigh_prefix": True} if plan.weigh_prefix else {}
     elif plan.train_on == "none":
         note["train_on"] = plan.train_on
-    if plan.text and plan.condition == "original":
+    if plan.condition != "as_rolled" and (plan.text or plan.turns):
         note["bare_prompt"] = list(bare_prompt)
+        note |= {"corrected": True} if plan.condition == "corrected" else {}
+    if plan.distil:
+        note |= {"distil": plan.distil, "distil_prompt": list(bare_prompt)}
+    if plan.shaping:
+        note["shaping"] = plan.shaping
     if plan.weight != 1.0:
         note["weight"] = plan.weight
     if plan.group_key:

@@ -39,6 +39,16 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "tfgrpo advise runs/first": (0,),
     "tfgrpo escalate runs/first --dry-run": (0,),
     "tfgrpo escalate runs/first": "not here: trains for minutes; tests/escalate/test_example.py",
+    "tfgrpo init mine --template classification": (0,),
+    "tfgrpo config show mine/config.toml --section gate": (0,),
+    "tfgrpo learn mine/config.toml --dry-run": (0,),
+    "tfgrpo learn mine/config.toml": VERDICTS,
+    "tfgrpo library show runs/mine": (0,),
+    "tfgrpo report runs/mine": (0,),
+    "tfgrpo advise runs/mine": (0,),
+    "tfgrpo library export runs/mine out": (0,),
+    "tfgrpo eval mine/config.toml runs/mine --split test": VERDICTS,
+    "tfgrpo runs list": (0,),
     "tfgrpo serve-model local:smollm2-135m --port 8000": "not here: needs the extra serve; "
     "tests/extras/serve.py",
     **dict.fromkeys(

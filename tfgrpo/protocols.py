@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from tfgrpo.context import Context
-from tfgrpo.hint_plan import HintPlan, PlannedGroup
+from tfgrpo.hint_plan import Ask, HintPlan, PlannedGroup
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task, Usage
 
@@ -373,17 +373,19 @@ class HintScheduler(Protocol):
 
     Contract of a visit: `start` names the plans that are rolled at once (`BARE` is the task alone).
     When they are graded, `after` sees all that was made in this visit, in the order asked for, and
-    names further plans, or none when it is enough. `accept`, called once and last, gives the one
-    group to train on, merged where the method mixes; it may come early, where a hinted prompt was
-    longer than the model's context. Only `accept` and `epoch_end` change the state, which is JSON.
+    names further plans or texts to write, or none when it is enough. `accept`, called once, gives
+    the group to train on, merged where the method mixes; it may come early, where a hinted prompt
+    was longer than the model's context. Only `accept` and `epoch_end` change the state, as JSON.
+    A scheduler may also have `beside(task, made)`, called before `accept`: further groups to train
+    on, each with a baseline of its own, which count in no figure of the step's rewards.
     """
 
     def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
         """Return the first plans of this visit, at least one."""
         ...
 
-    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
-        """Return further plans; empty for enough."""
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[Ask]:
+        """Return further plans and texts to write; empty for enough."""
         ...
 
     def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:

@@ -59,7 +59,8 @@ class FormulaChoice:
     temperature: float = 1.0
     is_multi_turn: bool = False
     has_environment: bool = False
-    has_hints: bool = False
+    hints: str = ""
+    """Method of [hints]; empty for none."""
     has_phrases: bool = False
     group_size: int = 2
     steps: int = 1
@@ -86,7 +87,7 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found.add("extra:tool_calls_R")
     if choice.is_multi_turn and (choice.has_environment or kind == "function"):
         found.add("step_rewards")
-    if choice.has_hints:
+    if choice.hints:
         found.add("extra:context_R")
     else:
         found.add("baseline")
@@ -160,13 +161,14 @@ def remarks(choice: FormulaChoice) -> list[str]:
             "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
             "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
         )
-    found += [_PARTIAL[e.name] for _, e, _ in chosen(choice) if e.name in _PARTIAL]
+    names = [e.name for _, e, _ in chosen(choice)]
+    found += [_PARTIAL[n] for n in names if n in _PARTIAL and n != choice.hints]
     return found
 
 
 _PARTIAL = {
-    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its distillation into the bare "
-    "prompt is a plan of `tfgrpo escalate` (distil = 'nudge'), not of this run",
+    "nudge": "advantage 'nudge' is NudgeRL's advantage alone: its strategies and its distillation "
+    "into the bare prompt are those of [hints] name = 'nudge'",
     "a2tgpo": "credit 'a2tgpo' trains on the step rewards alone, since how the paper mixes in the "
     "outcome is unknown: the verifier's reward has no effect; credit 'mapo' has both",
 }

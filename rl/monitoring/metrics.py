@@ -21,7 +21,7 @@ from tfgrpo.rollout import RolloutGroup
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
     from tfgrpo.rl.generation.requests import Counters
-    from tfgrpo.rl.rollouts.single_turn import RolloutFigures
+    from tfgrpo.rl.rollouts.figures import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 
 from tfgrpo.runtime.text_lines import numbered_lines
@@ -135,11 +135,23 @@ def rollout_figures(
         "rollouts": made.rollouts,
         "hinted_rollouts": made.hinted_rollouts,
         "hints_too_long": made.hints_too_long,
+        **_write_figures(made),
         "decode_steps": counters.steps,
         "decode_row_steps": counters.row_steps,
         "verify_seconds": made.verify_seconds,
         **{f"groups_{level}": count for level, count in made.levels.items()},
         **{f"hints_{k}": v for k, v in (hints.figures() if hints else {}).items()},
+    }
+
+
+def _write_figures(made: RolloutFigures) -> dict[str, int]:
+    """Texts that the policy was asked for; nothing where there were none."""
+    if not made.writes:
+        return {}
+    return {
+        "writes": made.writes,
+        "writes_unread": made.writes_unread,
+        "write_tokens": made.write_tokens,
     }
 
 

@@ -18,7 +18,8 @@ from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.requests import Counters
 from tfgrpo.rl.rollouts import plugins as plug
 from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
-from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText
 from tfgrpo.rl.rollouts.turns import TurnLimits
 

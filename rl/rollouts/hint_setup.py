@@ -1,6 +1,6 @@
-"""Builds the hint scheduler of `[hints]`, and has a model write the hints where it says so.
+"""Builds the hint scheduler of `[hints]`, and has a model write the texts where it says so.
 
-Hints are written once, before training, and kept in `RUN/hints.json`, so that a resumed run has the
+Texts are written once, before training, and kept in `RUN/hints.json`, so that a resumed run has the
 same ones. Does not know schedulers or how a reply is read. Source: own.
 """
 
@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import StoreError
 from tfgrpo.hints.settings import Writer, make_scheduler, writer_of
-from tfgrpo.hints.writer import Written, with_hints, write_hints
+from tfgrpo.hints.writer import Asking, Written, write_form, write_hints
+from tfgrpo.hints.writer_forms import SCAFFOLD, strategies_form
 from tfgrpo.protocols import LM, HintScheduler, Sampling
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.config import TrainConfig
@@ -38,9 +40,9 @@ def prepare(
         return list(tasks), None
     writer = writer_of(config.hints)
     if writer is None:
-        return list(tasks), make_scheduler(config.hints)
+        return list(tasks), make_scheduler(config.hints, tasks=tasks)
     made, figures = _written(config, writer, tasks, parts)
-    return made, make_scheduler(config.hints, figures)
+    return made, make_scheduler(config.hints, figures, made)
 
 
 def policy_lm(parts: LoadedModel, *, max_rows: int = 64) -> LM:
@@ -72,14 +74,14 @@ def _written(
     kept = _read(path, key)
     if kept is None:
         written = asyncio.run(_ask(config, writer, tasks, parts))
-        kept = {"key": key, "figures": _figures(written), "hints": _rows(written.tasks)}
+        kept = {"key": key, "figures": _figures(written), "hints": _rows(tasks, written.tasks)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(canonical_json(kept) + "\n", encoding="utf-8")
         except OSError as exc:
             raise StoreError(f"hints cannot be kept in {str(path)!r}: {exc.strerror}") from exc
     rows = kept["hints"]
-    made = [with_hints(t, rows[t.task_id][0], rows[t.task_id][1]) for t in tasks]
+    made = [replace(t, metadata={**t.metadata, **rows[t.task_id]}) for t in tasks]
     return made, dict(kept["figures"])
 
 
@@ -90,16 +92,19 @@ async def _ask(
     from tfgrpo.lm.retry import RetryingLM
 
     lm = policy_lm(parts) if writer.is_policy else RetryingLM(open_lm(writer.lm))
+    asking = Asking(
+        "self" if writer.is_policy else "teacher",
+        writer.retries,
+        Sampling(temperature=1.0, max_tokens=writer.max_tokens),
+        config.run.seed,
+        writer.solution_key,
+    )
     try:
-        return await write_hints(
-            tasks,
-            lm,
-            source="self" if writer.is_policy else "teacher",
-            retries=writer.retries,
-            sampling=Sampling(temperature=1.0, max_tokens=writer.max_tokens),
-            seed=config.run.seed,
-            solution_key=writer.solution_key,
-        )
+        if writer.what == "hints":
+            return await write_hints(tasks, lm, **asking.options())
+        key = str(config.hints.get("strategies_key", "strategies"))
+        form = SCAFFOLD if writer.what == "scaffold" else strategies_form(writer.count, key)
+        return await write_form(tasks, lm, form, asking)
     finally:
         await lm.aclose()
 
@@ -116,8 +121,12 @@ def _figures(written: Written) -> dict[str, float]:
     return figures
 
 
-def _rows(tasks: Sequence[Task]) -> dict[str, list[Any]]:
-    return {t.task_id: [t.metadata["hints"], t.metadata["hints_source"]] for t in tasks}
+def _rows(before: Sequence[Task], after: Sequence[Task]) -> dict[str, dict[str, Any]]:
+    """What writing added to each task's metadata."""
+    return {
+        new.task_id: {k: v for k, v in new.metadata.items() if old.metadata.get(k) != v}
+        for old, new in zip(before, after, strict=True)
+    }
 
 
 def _read(path: Path, key: str) -> Mapping[str, Any] | None:

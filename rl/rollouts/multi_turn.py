@@ -12,67 +12,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tfgrpo.context import EMPTY_CONTEXT
+from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, PolicyError, boundary
+from tfgrpo.hint_plan import BARE, Ask, HintPlan, Write
 from tfgrpo.messages import Message
 from tfgrpo.policies.attempt import cause_of
-from tfgrpo.protocols import Generated, Generator, GroupVerifier, HintScheduler, Sampling, Verifier
-from tfgrpo.rl.rollouts.single_turn import Prompter, RolloutFigures, sizes_of
+from tfgrpo.protocols import Generator, GroupVerifier, HintScheduler, Sampling, Verifier
+from tfgrpo.rl.hint_notes import note_of
+from tfgrpo.rl.rollouts.figures import RolloutFigures
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import sizes_of
+from tfgrpo.rl.rollouts.turn_draws import Draws, Round
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
 from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, TurnModel, play
+from tfgrpo.rl.rollouts.visit import Accepted, TextDraw, Visit, begin_text
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 from tfgrpo.sampling import OnTruncated, judge_group
 
 MakeEnvironment = Callable[[Task], TurnEnvironment]
-
-
-@dataclass(slots=True)
-class _Draws:
-    """Turns that live rollouts wait for; drawn when nobody else can go on."""
-
-    generator: Generator
-    sampling: Sampling
-    live: int
-    waiting: list[tuple[Sequence[int], int, asyncio.Future[Generated]]] = field(
-        default_factory=list
-    )
-
-    async def sample(
-        self, ids: Sequence[int], seed: int
-    ) -> tuple[tuple[int, ...], tuple[float, ...], bool]:
-        """Return the next turn of one rollout."""
-        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
-        self.waiting.append((list(ids), seed, future))
-        self.draw_if_all_wait()
-        made = await future
-        return made.token_ids, made.logprobs, made.finish == "length"
-
-    def ended(self) -> None:
-        """One rollout asks for nothing more."""
-        self.live -= 1
-        self.draw_if_all_wait()
-
-    def draw_if_all_wait(self) -> None:
-        """Draw all waiting turns; errors go to those who wait."""
-        self.waiting = [w for w in self.waiting if not w[2].done()]  # cancelled ones are done
-        if not self.waiting or len(self.waiting) < self.live:
-            return
-        batch, self.waiting = self.waiting, []
-        try:
-            made = self.generator.generate(
-                [ids for ids, _, _ in batch], 1, self.sampling, [[seed] for _, seed, _ in batch]
-            )
-        except Exception as exc:
-            for _, _, future in batch:
-                future.set_exception(exc)
-            return
-        for (_, _, future), rows in zip(batch, made, strict=True):
-            future.set_result(rows[0])
 
 
 class _Guarded:
@@ -146,12 +108,14 @@ class MultiTurnMaker:
         policy_id: str,
     ) -> None:
         self._generator = generator
-        self._prompter = prompter
+        self.prompter = prompter
         self._judging = judging
         self._sampling = sampling
         self._turns = turns
-        self._policy_id = policy_id
+        self.policy_id = policy_id
         self.figures = RolloutFigures()
+        self.beside: dict[str, tuple[RolloutGroup, ...]] = {}
+        """Further groups of the last call's tasks, by task id."""
 
     def make(
         self,
@@ -162,51 +126,82 @@ class MultiTurnMaker:
         hints: HintScheduler | None = None,
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
-        """Return one group a task, in order; draws are fixed by (seed, task, sample, turn)."""
-        if hints is not None:
-            raise ConfigError(
-                "[hints] with [multi_turn] is not supported: leave one of the sections out"
-            )
+        """Return one group a task, in order; draws are fixed by (seed, task, sample, turn, plan's
+        place in the visit)."""
         self.figures = RolloutFigures()
         started = time.monotonic()
         if sampling is not None:  # the turns' own stop strings stay
             sampling = replace(sampling, stop=self._sampling.stop)
         sizes = sizes_of(tasks, group_size)
-        draws = _Draws(self._generator, sampling or self._sampling, sum(sizes.values()))
+        draws = Draws(self._generator, sampling or self._sampling, len(tasks))
+
+        async def visits() -> list[Accepted]:
+            each = (Visit(t, sizes[t.task_id], hints) for t in tasks)
+            return list(await asyncio.gather(*(self._visit(v, seed, draws) for v in each)))
+
         with asyncio.Runner() as runner:
-            groups = runner.run(self._groups(tasks, sizes, seed, draws))
+            found = runner.run(visits())
         self.figures.seconds = time.monotonic() - started
-        return groups
+        self.beside = {x.group.task.task_id: x.beside for x in found if x.beside}
+        return [x.group for x in found]
 
-    async def _groups(
-        self, tasks: Sequence[Task], sizes: Mapping[str, int], seed: int, draws: _Draws
-    ) -> list[RolloutGroup]:
-        async def group(task: Task) -> RolloutGroup:
-            group_id = group_id_of(task, EMPTY_CONTEXT, self._policy_id, seed=seed, scope="play")
-            prompt = self._prompter.ids(task)
-            played = await asyncio.gather(
-                *(
-                    self._one(task, prompt, f"{group_id}-{i}", i, seed, draws)
-                    for i in range(sizes[task.task_id])
-                )
+    async def _visit(self, visit: Visit, seed: int, draws: Draws) -> Accepted:
+        """Roll what the scheduler asks for, round by round."""
+        keeps = visit.hints is not None
+        asks: Sequence[Ask] = visit.first()
+        try:
+            while asks:
+                jobs = self._jobs(visit, asks) or ([] if visit.sets else self._jobs(visit, [BARE]))
+                if not jobs:
+                    break
+                current = Round(draws, sum(job.n for job in jobs), keeps=keeps)
+                await asyncio.gather(*(job.run(seed, draws, current) for job in jobs))
+                asks = visit.following()
+        finally:
+            if keeps:
+                draws.ended()
+        found = visit.accept()
+        if keeps:
+            levels = self.figures.levels
+            levels[found.label] = levels.get(found.label, 0) + 1
+        return found
+
+    def _jobs(self, visit: Visit, asks: Sequence[Ask]) -> list[_SetJob | _TextJob]:
+        jobs: list[_SetJob | _TextJob] = []
+        for ask in asks:
+            if isinstance(ask, Write):
+                text = begin_text(visit, ask, self.prompter)
+                jobs += [] if text is None else [_TextJob(self, text)]
+            else:
+                job = self._set_job(visit, ask)
+                jobs += [] if job is None else [job]
+        return jobs
+
+    def _set_job(self, visit: Visit, plan: HintPlan) -> _SetJob | None:
+        """Return how a plan is rolled, or None where its prompt fills the model's context."""
+        if plan.forces_prefix or plan.is_given:
+            raise ConfigError(
+                f"the hint plan {plan.label!r} forces the start of a reply, which rollouts of "
+                "several turns cannot be given: leave out [multi_turn], or take a method whose "
+                "help stands in the prompt"
             )
-            if isinstance(self._judging.verifier, GroupVerifier):
-                played = await self._judged(played, task)
-            return RolloutGroup(
-                group_id, task, tuple(played), policy_id=self._policy_id, metadata={"play": True}
-            )
+        part, task = plan.part(), visit.task
+        context = EMPTY_CONTEXT if part is None else EMPTY_CONTEXT.with_parts(part)
+        bare = self.prompter.ids(task)
+        prompt = bare if part is None else self.prompter.encode(task, context)
+        room = min(self.prompter.context_tokens, self._turns.limits.max_tokens)
+        if part is not None and len(prompt) >= room:
+            self.figures.hints_too_long += 1
+            return None
+        note = note_of(plan, n_prefix=0, bare_prompt=bare)
+        return _SetJob(self, visit, visit.begin_set(), plan, context, prompt, note)
 
-        return list(await asyncio.gather(*(group(t) for t in tasks)))
-
-    async def _one(
-        self,
-        task: Task,
-        prompt: tuple[int, ...],
-        rollout_id: str,
-        i: int,
-        seed: int,
-        draws: _Draws,
+    async def play_one(
+        self, job: _SetJob, i: int, seed: int, draws: Draws, current: Round
     ) -> Rollout:
+        """Play one rollout of a set and judge it, unless its siblings are needed for that."""
+        task, rollout_id = job.visit.task, f"{job.group_id(self.policy_id, seed)}-{i}"
+        place = (i, job.number) if job.number else (i,)
         try:
             with boundary(PolicyError, "multi_turn.environment"):
                 environment = _Guarded(
@@ -214,27 +209,36 @@ class MultiTurnMaker:
                 )
             made = await play(
                 task,
-                prompt,
+                job.prompt,
                 environment,
                 TurnModel(draws.sample, self._turns.text, self._text, self._turns.limits),
-                seed=derive_seed(seed, task.task_id, i),
+                seed=derive_seed(seed, task.task_id, *place),
                 rollout_id=rollout_id,
+                replay=job.plan.replay,
             )
         except (PolicyError, CallTimeout) as exc:
             return Rollout(rollout_id, task.task_id, sample_index=i).failed(
                 "policy_failed", cause_of(exc)
             )
         finally:
-            draws.ended()
-        made = replace(made, sample_index=i)
-        self.figures.rollouts += 1
-        self.figures.prompt_tokens += len(prompt)
-        self.figures.completion_tokens += sum(len(s.token_ids or ()) for s in made.steps)
-        if isinstance(self._judging.verifier, GroupVerifier):
+            current.ended()
+        note = {"hint": job.note} if job.note else {}
+        made = replace(made, sample_index=i, metadata={**made.metadata, **note})
+        figures, drawn = self.figures, made.steps[len(job.plan.replay) :]
+        figures.rollouts += 1
+        figures.hinted_rollouts += not job.plan.is_bare
+        figures.prompt_tokens += len(job.prompt)
+        figures.completion_tokens += sum(len(s.token_ids or ()) for s in drawn)
+        if self.judges_groups:
             return made  # judged beside its siblings
-        return (await self._judged([made], task))[0]
+        return (await self.judged([made], task))[0]
 
-    async def _judged(self, played: Sequence[Rollout], task: Task) -> list[Rollout]:
+    @property
+    def judges_groups(self) -> bool:
+        """True where a rollout's score depends on its siblings."""
+        return isinstance(self._judging.verifier, GroupVerifier)
+
+    async def judged(self, played: Sequence[Rollout], task: Task) -> list[Rollout]:
         started = time.monotonic()
         judged = await judge_group(
             played,
@@ -250,4 +254,66 @@ class MultiTurnMaker:
 
     def _text(self, ids: Sequence[int]) -> str:
         """The turn's text; a made-up observation at its end is no part of it."""
-        return self._prompter.text(ids).removesuffix(STOP)
+        return self.prompter.text(ids).removesuffix(STOP)
+
+
+@dataclass(frozen=True, slots=True)
+class _SetJob:
+    """The rollouts of one plan in a visit."""
+
+    maker: MultiTurnMaker
+    visit: Visit
+    number: int
+    """Place in the visit; with it every plan has draws of its own."""
+    plan: HintPlan
+    context: Context
+    prompt: tuple[int, ...]
+    note: dict[str, Any]
+    """The rollouts' `hint` metadata."""
+
+    @property
+    def n(self) -> int:
+        """Rollouts of the set."""
+        return self.plan.n or self.visit.size
+
+    def group_id(self, policy_id: str, seed: int) -> str:
+        """Return the id of its group."""
+        scope = f"play-{self.number}" if self.number else "play"
+        return group_id_of(self.visit.task, self.context, policy_id, seed=seed, scope=scope)
+
+    async def run(self, seed: int, draws: Draws, current: Round) -> None:
+        """Play and judge the set, and give it to its visit."""
+        maker, task = self.maker, self.visit.task
+        played = await asyncio.gather(
+            *(maker.play_one(self, i, seed, draws, current) for i in range(self.n))
+        )
+        if maker.judges_groups:
+            played = await maker.judged(played, task)
+        group = RolloutGroup(
+            self.group_id(maker.policy_id, seed),
+            task,
+            tuple(played),
+            self.context,
+            policy_id=maker.policy_id,
+            metadata={"play": True},
+        )
+        self.visit.end_set(self.number, self.plan, group)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextJob:
+    """A text that the policy writes."""
+
+    maker: MultiTurnMaker
+    text: TextDraw
+    n = 1
+
+    async def run(self, seed: int, draws: Draws, current: Round) -> None:
+        """Draw it until it can be read or the tries are used up."""
+        text, is_read = self.text, False
+        try:
+            while not is_read:
+                row = await draws.text(text.prompt_ids, text.seed(seed), text.ask.max_tokens)
+                is_read = text.read(row, self.maker.prompter, self.maker.figures)
+        finally:
+            current.ended()

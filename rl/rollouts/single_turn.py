@@ -1,9 +1,8 @@
 """Makes graded groups of single-turn rollouts: prompt, sample, verify, and hint where all failed.
 
-Prompts come from `render_messages`, the function that practice and deployment use too. A hint
-scheduler may ask for a task under several plans, and again under others while other tasks' rows
-still decode, so that extra rounds hide in the tail of the step. Each plan's rollouts have one
-context; what training must know of a plan stands in their metadata.
+A hint scheduler may ask for a task under several plans, and again under others (or for a text by
+the policy) while other tasks' rows still decode, so that extra rounds hide in the tail of the step.
+Each plan's rollouts have one context; what training must know of a plan stands in their metadata.
 
 Does not know losses or weights. Ideas: token-in/token-out (verifiers, prime-rl); escalation
 without a barrier (own; SAGE, arXiv 2602.03143, re-rolls whole batches).
@@ -13,26 +12,23 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tfgrpo.context import EMPTY_CONTEXT, Context, render_messages
-from tfgrpo.errors import ConfigError
-from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
-from tfgrpo.lm.local.chat_template import render_turns
+from tfgrpo.context import EMPTY_CONTEXT, Context
+from tfgrpo.hint_plan import BARE, Ask, HintPlan, Write
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
+from tfgrpo.rl.rollouts.figures import RolloutFigures
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.visit import TextDraw, Visit, begin_text
 from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.runtime.surrogates import without_surrogates
 from tfgrpo.sampling import OnTruncated, judge_group
-
-PROMPTS_KEPT = 8192
-"""Prompts whose token ids are remembered."""
 
 
 class QueueGenerator(Protocol):
@@ -43,108 +39,11 @@ class QueueGenerator(Protocol):
         ...
 
 
-class Prompter:
-    """Messages to token ids, by the tokenizer's chat template or as plain text.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        system: system text of every prompt.
-        template: `chat` or `plain`.
-        context_tokens: the model's window.
-
-    Raises:
-        ConfigError: `chat` with a tokenizer that has no chat template.
-    """
-
-    def __init__(
-        self, tokenizer: Any, *, system: str = "", template: str = "chat", context_tokens: int
-    ) -> None:
-        if template == "chat" and not getattr(tokenizer, "chat_template", None):
-            raise ConfigError(
-                "this tokenizer has no chat template; set model.template = 'plain' to join the "
-                "turns' texts, or use a model with one"
-            )
-        self.tokenizer = tokenizer
-        self._system = system
-        self._template = template
-        self.context_tokens = context_tokens
-        # templates are slow and a task comes again in each epoch
-        self._encode = lru_cache(maxsize=PROMPTS_KEPT)(self._encode_messages)
-
-    def ids(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
-        """Return the prompt's token ids.
-
-        Raises:
-            ConfigError: the prompt leaves no room for a reply in the model's context.
-        """
-        ids = self.encode(task, context)
-        if not 0 < len(ids) < self.context_tokens:
-            raise ConfigError(
-                f"task {task.task_id!r}: its prompt has {len(ids)} tokens and the model's context "
-                f"{self.context_tokens}; shorten the task or leave it out"
-            )
-        return ids
-
-    def encode(self, task: Task, context: Context = EMPTY_CONTEXT) -> tuple[int, ...]:
-        """Return the prompt's token ids, however many they are."""
-        return self._encode(render_messages(task.messages, context, system=self._system))
-
-    def _encode_messages(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        if self._template == "chat":
-            turns = [{"role": m.role, "content": m.content} for m in messages]
-            # As the model is asked elsewhere: what its template refuses is folded.
-            text, _ = render_turns(self.tokenizer, turns, add_generation_prompt=True)
-        else:
-            text = without_surrogates("\n\n".join(m.content for m in messages))
-        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def prefix_ids(self, text: str) -> tuple[int, ...]:
-        """Return the ids of a forced start of a reply; its last blanks belong to the next word."""
-        if not text:
-            return ()
-        return tuple(
-            self.tokenizer(without_surrogates(text.rstrip(" ")), add_special_tokens=False)[
-                "input_ids"
-            ]
-        )
-
-    def text(self, ids: Sequence[int]) -> str:
-        """Return a reply's text without special tokens."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-
-@dataclass(slots=True)
-class RolloutFigures:
-    """What making the groups cost."""
-
-    seconds: float = 0.0
-    verify_seconds: float = 0.0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    rollouts: int = 0
-    """All that were made, those of failed groups included."""
-    hinted_rollouts: int = 0
-    dropped_rollouts: int = 0
-    hints_too_long: int = 0
-    """Plans that were not rolled, since their prompt fills the model's context."""
-    levels: dict[str, int] = field(default_factory=dict)
-    """Accepted groups by their plan's label; `none` is the bare task, `mixed` several plans."""
-
-
-@dataclass(slots=True)
-class _Visit:
-    """A task in a call of `make`."""
-
-    task: Task
-    made: list[PlannedGroup | None] = field(default_factory=list)
-    """One entry a plan asked for, None while it is rolled."""
-
-
 @dataclass(slots=True)
 class _Set:
     """The rollouts of one plan in a visit."""
 
-    visit: _Visit
+    visit: Visit
     number: int
     """Place in the visit; with it every plan has draws of its own."""
     plan: HintPlan
@@ -178,13 +77,15 @@ class SingleTurnMaker:
         verifier_timeout_s: float = 120.0,
     ) -> None:
         self._generator = generator
-        self._prompter = prompter
+        self.prompter = prompter
         self._verifier = verifier
         self._sampling = sampling
         self._policy_id = policy_id
         self._on_truncated = on_truncated
         self._timeout_s = verifier_timeout_s
         self.figures = RolloutFigures()
+        self.beside: dict[str, tuple[RolloutGroup, ...]] = {}
+        """Further groups of the last call's tasks, by task id."""
 
     def make(
         self,
@@ -208,6 +109,7 @@ class SingleTurnMaker:
             requests = [r for task in tasks for r in call.first(task)]
             self._generator.run(requests, sampling, call.on_done)
         self.figures.seconds = time.monotonic() - started
+        self.beside = call.beside
         return [call.accepted[t.task_id] for t in tasks]
 
     def request(self, one: _Set, seeds: Sequence[int], max_tokens: int) -> GroupRequest | None:
@@ -218,18 +120,36 @@ class SingleTurnMaker:
         """
         task, plan = one.visit.task, one.plan
         if plan.is_bare:
-            ids = self._prompter.ids(task, one.context)
-            one.note = note_of(plan, n_prefix=0, bare_prompt=())
+            ids = self.prompter.ids(task, one.context)
+            one.note = note_of(plan, n_prefix=0, bare_prompt=ids)
         else:
-            prefix = self._prompter.prefix_ids(plan.response_prefix)
-            ids = self._prompter.encode(task, one.context) + prefix
-            if len(ids) >= self._prompter.context_tokens:
+            forced = self.kept(plan) + (() if plan.is_given else self.forced(plan))
+            ids = self.prompter.encode(task, one.context) + forced
+            given = self.forced(plan) if plan.is_given else ()
+            if len(ids) + len(given) >= self.prompter.context_tokens:
                 self.figures.hints_too_long += 1
                 return None
-            bare = self._prompter.encode(task) if plan.condition == "original" else ()
-            one.note = note_of(plan, n_prefix=len(prefix), bare_prompt=bare)
+            bare = self.prompter.encode(task)
+            one.note = note_of(plan, n_prefix=len(forced), bare_prompt=bare)
         self.figures.prompt_tokens += len(ids)
         return GroupRequest(one, ids, tuple(seeds), max_tokens)
+
+    def kept(self, plan: HintPlan) -> tuple[int, ...]:
+        """Return the own tokens that a plan keeps."""
+        ids, most = plan.prefix_ids, plan.prefix_chars
+        if most is None:
+            return ids
+        return ids[
+            : bisect_right(
+                range(len(ids)), most, key=lambda n: len(self.prompter.text(ids[: n + 1]))
+            )
+        ]
+
+    def forced(self, plan: HintPlan) -> tuple[int, ...]:
+        """Return the token ids of a plan's text of the response; a whole reply has its end."""
+        ids = self.prompter.prefix_ids(plan.response_prefix)
+        end = self.prompter.tokenizer.eos_token_id
+        return (*ids, int(end)) if plan.is_given and end is not None else ids
 
     def grade(
         self,
@@ -244,7 +164,8 @@ class SingleTurnMaker:
         group_id = group_id_of(task, one.context, self._policy_id, seed=seed, scope=scope)
         attempts = [self._attempt(group_id, one, request, i, row) for i, row in enumerate(rows)]
         figures = self.figures
-        figures.completion_tokens += sum(len(r.token_ids) for r in rows)
+        if not one.plan.is_given:
+            figures.completion_tokens += sum(len(r.token_ids) for r in rows)
         figures.rollouts += len(rows)
         figures.hinted_rollouts += 0 if one.plan.is_bare else len(rows)
         started = time.monotonic()
@@ -267,16 +188,18 @@ class SingleTurnMaker:
         n = len(request.prompt_ids)
         forced = request.prompt_ids[n - int(one.note.get("prefix_tokens", 0)) :]
         step = Step(
-            action=Message("assistant", self._prompter.text((*forced, *row.token_ids))),
+            action=Message("assistant", self.prompter.text((*forced, *row.token_ids))),
             token_ids=row.token_ids,
-            logprobs=row.logprobs,
+            logprobs=None if one.plan.is_given else row.logprobs,
             prompt_token_ids=request.prompt_ids,
         )
         return Rollout(
             rollout_id=f"{group_id}-{i}",
             task_id=one.visit.task.task_id,
             steps=(step,),
-            usage=Usage(uncached_tokens=n, text_tokens=len(row.token_ids), calls=1),
+            usage=Usage()
+            if one.plan.is_given
+            else Usage(uncached_tokens=n, text_tokens=len(row.token_ids), calls=1),
             sample_index=i,
             seed=request.seeds[i],
             is_truncated=row.finish == "length",
@@ -317,52 +240,81 @@ class _Call:
         self._max_tokens = sampling.max_tokens or 0
         self._run = run
         self.accepted: dict[str, RolloutGroup] = {}
+        self.beside: dict[str, tuple[RolloutGroup, ...]] = {}
 
     def first(self, task: Task) -> list[GroupRequest]:
         """Return a task's first requests; the bare task where no plan fits the context."""
-        visit = _Visit(task)
-        plans = (
-            [BARE] if self._hints is None else self._hints.start(task, self._sizes[task.task_id])
-        )
-        return self._ask(visit, plans) or self._ask(visit, [BARE])
+        visit = Visit(task, self._sizes[task.task_id], self._hints)
+        requests = self._ask(visit, visit.first())
+        if not visit.sets:
+            requests = self._ask(visit, [BARE])
+        return requests or self._go_on(visit)
 
     def on_done(self, request: GroupRequest, rows: list[Generated]) -> list[GroupRequest]:
-        """Grade a set; when its round is whole, ask for what follows or accept."""
-        one: _Set = request.key
-        visit = one.visit
-        group = self._maker.grade(request, rows, self._seed, self._run)
-        visit.made[one.number] = PlannedGroup(one.plan, group)
-        made = [x for x in visit.made if x is not None]
-        if len(made) < len(visit.made):
-            return []
-        following = self._hints.after(visit.task, made) if self._hints is not None else ()
-        requests = self._ask(visit, following)
-        if not requests:
-            self._accept(visit.task, made)
-        return requests
+        """Take a set or a text; when its round is whole, ask for what follows or accept."""
+        one: _Set | TextDraw = request.key
+        if isinstance(one, TextDraw):
+            if not one.read(rows[0], self._maker.prompter, self._maker.figures):
+                return [self._text_request(one)]
+        else:
+            self._end(one, request, rows)
+        return self._go_on(one.visit)
 
-    def _ask(self, visit: _Visit, plans: Sequence[HintPlan]) -> list[GroupRequest]:
+    def _go_on(self, visit: Visit) -> list[GroupRequest]:
+        """Return what follows once a round is whole; what needs no drawing is made at once."""
+        while not visit.open:
+            known = len(visit.sets), visit.texts
+            requests = self._ask(visit, visit.following())
+            if requests:
+                return requests
+            if known == (len(visit.sets), visit.texts):
+                self._accept(visit)
+                break
+        return []
+
+    def _ask(self, visit: Visit, asks: Sequence[Ask]) -> list[GroupRequest]:
         requests = []
-        for plan in plans:
-            part = plan.part()
-            context = self._context if part is None else self._context.with_parts(part)
-            one = _Set(visit, len(visit.made), plan, context, {})
-            seeds = [
-                derive_seed(self._seed, visit.task.task_id, i, one.number)
-                for i in range(plan.n or self._sizes[visit.task.task_id])
-            ]
-            request = self._maker.request(one, seeds, self._max_tokens)
-            if request is not None:
-                visit.made.append(None)
-                requests.append(request)
+        for ask in asks:
+            if isinstance(ask, Write):
+                draw = begin_text(visit, ask, self._maker.prompter)
+                requests += [] if draw is None else [self._text_request(draw)]
+            else:
+                requests += self._plan_requests(visit, ask)
         return requests
 
-    def _accept(self, task: Task, made: Sequence[PlannedGroup]) -> None:
-        group = made[0].group if self._hints is None else self._hints.accept(task, made)
-        label = next((x.plan.label for x in made if x.group is group), "mixed")
+    def _plan_requests(self, visit: Visit, plan: HintPlan) -> list[GroupRequest]:
+        part = plan.part()
+        context = self._context if part is None else self._context.with_parts(part)
+        one = _Set(visit, len(visit.sets), plan, context, {})
+        seeds = [
+            derive_seed(self._seed, visit.task.task_id, i, one.number)
+            for i in range(plan.n or visit.size)
+        ]
+        request = self._maker.request(one, seeds, self._max_tokens)
+        if request is None:
+            return []
+        visit.begin_set()
+        if not plan.is_given:
+            return [request]
+        given = self._maker.forced(plan)
+        self._end(one, request, [Generated(given, (), "stop") for _ in seeds])
+        return []
+
+    def _end(self, one: _Set, request: GroupRequest, rows: Sequence[Generated]) -> None:
+        group = self._maker.grade(request, rows, self._seed, self._run)
+        one.visit.end_set(one.number, one.plan, group)
+
+    def _text_request(self, draw: TextDraw) -> GroupRequest:
+        limit = draw.ask.max_tokens or self._max_tokens
+        return GroupRequest(draw, draw.prompt_ids, (draw.seed(self._seed),), limit)
+
+    def _accept(self, visit: Visit) -> None:
+        found = visit.accept()
         levels = self._maker.figures.levels
-        levels[label] = levels.get(label, 0) + 1
-        self.accepted[task.task_id] = group
+        levels[found.label] = levels.get(found.label, 0) + 1
+        self.accepted[visit.task.task_id] = found.group
+        if found.beside:
+            self.beside[visit.task.task_id] = found.beside
 
 
 def sizes_of(tasks: Sequence[Task], group_size: int | Sequence[int]) -> dict[str, int]:

@@ -21,8 +21,8 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
+from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.single_turn import RolloutFigures
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -37,6 +37,8 @@ class RolloutMaker(Protocol):
     """What makes one group per task: `SingleTurnMaker`, or `MultiTurnMaker` for several turns."""
 
     figures: RolloutFigures
+    beside: dict[str, tuple[RolloutGroup, ...]]
+    """Further groups to train on of the last call's tasks, by task id."""
 
     def make(
         self,
@@ -84,6 +86,8 @@ class _Tally:
     """The rounds of one step so far."""
 
     kept: list[RolloutGroup] = field(default_factory=list)
+    beside: list[RolloutGroup] = field(default_factory=list)
+    """Further groups of the kept ones' tasks."""
     made: list[RolloutGroup] = field(default_factory=list)
     taken: dict[str, bool] = field(default_factory=dict)
     """Task id to whether its group's rewards differ, of all processes."""
@@ -187,24 +191,28 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups, outcomes = self._rolled(draws, seed, tally)
+            groups, outcomes, beside = self._rolled(draws, seed, tally)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
+            kept = {g.task.task_id for g in tally.kept}
+            tally.beside += [g for g in beside if g.task.task_id in kept]
             self._curriculum.note((o.task_id, o.unaided) for o in outcomes)
         unscored = self._check(step, tally)
         self._maker.figures = tally.spent
         figures = {"unscored_share": unscored} | (tally.figures() if most > 1 else {})
-        return StepGroups(tally.kept, tally.made, is_graded=tally.is_graded, figures=figures)
+        groups = tally.kept + tally.beside
+        return StepGroups(groups, tally.made, is_graded=tally.is_graded, figures=figures)
 
     def _rolled(
         self, draws: Sequence[Draw], seed: int, tally: _Tally
-    ) -> tuple[list[RolloutGroup], list[_Outcome]]:
-        """Roll out a draw, then what an allocator that grows groups wants more of it.
+    ) -> tuple[list[RolloutGroup], list[_Outcome], list[RolloutGroup]]:
+        """Roll out a draw, then what an allocator that grows groups wants more of it; the third
+        part are groups beside those of the tasks, such as of rewritten ones.
 
         A group grows where it was begun; new ones are dealt out among the processes.
         """
         everyone = list(draws)
         mine = self._make(everyone[self._rank :: self._world], seed)
-        _add(tally.spent, self._maker.figures)
+        beside = self._noted(tally)
         outcomes = self._share(everyone, mine)
         turn = 0
         while self._make_groups is None and (
@@ -216,11 +224,17 @@ class StepSampler:
             held = {g.task.task_id for g in mine}
             own = [d for d in more if d.task.task_id in held] + new[self._rank :: self._world]
             grown = self._make(own, derive_seed(seed, "grow", turn))
-            _add(tally.spent, self._maker.figures)
+            beside += self._noted(tally)
             mine = _joined(mine, grown)
             everyone += new
             outcomes = self._share(everyone, mine)
-        return mine, outcomes
+        return mine, outcomes, beside
+
+    def _noted(self, tally: _Tally) -> list[RolloutGroup]:
+        """Count what was just made, and return what was made beside it."""
+        tally.spent.add(self._maker.figures)
+        further = {} if self._make_groups is not None else self._maker.beside
+        return [group for groups in further.values() for group in groups]
 
     def _check(self, step: int, tally: _Tally) -> float:
         """Return the share of rollouts without a score, cut ones apart; refuse one that is too
@@ -268,7 +282,7 @@ class StepSampler:
             seed=derive_seed(seed, "greedy"),
             sampling=replace(train_sampling(self._config), temperature=0.0),
         )
-        _add(kept, self._maker.figures)
+        kept.add(self._maker.figures)
         self._maker.figures = kept
         return {
             g.task.task_id: (b.rewards_G or (g.mean_reward or 0.0,))[0]
@@ -308,16 +322,3 @@ def _next_size(wanted: int, full: int, rolled: int) -> int:
     if not rolled:
         return wanted
     return min(wanted, math.ceil((wanted - full) / max(full / rolled, 0.25)))
-
-
-def _add(total: RolloutFigures, part: RolloutFigures) -> None:
-    """Add a call's figures to a step's."""
-    if total is part:
-        return
-    for name in RolloutFigures.__slots__:
-        value, more = getattr(total, name), getattr(part, name)
-        if isinstance(value, dict):
-            for key, n in more.items():
-                value[key] = value.get(key, 0) + n
-        else:
-            setattr(total, name, value + more)

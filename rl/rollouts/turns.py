@@ -72,6 +72,7 @@ async def play(
     *,
     seed: int,
     rollout_id: str,
+    replay: Sequence[Step] = (),
 ) -> Rollout:
     """Play one rollout to its end and return it ungraded, with token ids at every step.
 
@@ -82,13 +83,18 @@ async def play(
         model: takes the turns.
         seed: fixes the draws.
         rollout_id: of the result.
+        replay: turns that are taken again first, as they were; their tokens are kept.
     """
     sequence = list(prompt_ids)
     steps: list[Step] = []
     is_cut = False
     for turn in range(model.limits.max_turns):
-        ids, logps, is_cut = await model.sample(sequence, seed + turn)
-        action = Message("assistant", model.text_of(ids))
+        if turn < len(replay):
+            again, is_cut = replay[turn], False
+            ids, logps, action = again.token_ids or (), again.logprobs or (), again.action
+        else:
+            ids, logps, is_cut = await model.sample(sequence, seed + turn)
+            action = Message("assistant", model.text_of(ids))
         answer = None if is_cut else await environment.act(action)
         steps.append(Step(action, tuple(answer or ()), ids, logps, tuple(sequence)))
         sequence.extend(ids)

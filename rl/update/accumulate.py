@@ -67,6 +67,10 @@ class TrainRow:
     ref_logp: tuple[float, ...] | None = None
     engine_logp: tuple[float, ...] | None = None
     """As the generator reported it."""
+    token_weight: float | None = None
+    """Weight of each of its tokens as it is; such a row does not count in the aggregation."""
+    shaping: float = 0.0
+    """γ of the ratio r/(r + γ) in place of the loss; 0 keeps the loss."""
 
     @property
     def is_zero(self) -> bool:
@@ -95,10 +99,12 @@ class UpdateResult:
 def token_weights(rows: Sequence[TrainRow], settings: UpdateSettings) -> Floats:
     """Return the constant weight of each row's tokens, of the whole optimiser batch: R."""
     entry = lookup(AGGREGATIONS, "aggregation", settings.aggregation)
-    length_R = np.array([r.row.n_loss for r in rows], dtype=np.int64)
-    weight_R: Floats = entry.fn(length_R, max_tokens=settings.max_tokens)
-    scaled_R: Floats = weight_R * np.array([r.weight for r in rows])
-    return scaled_R
+    weight_R = np.array([r.token_weight or 0.0 for r in rows], dtype=np.float64)
+    counted = [i for i, r in enumerate(rows) if r.token_weight is None]
+    length_R = np.array([rows[i].row.n_loss for i in counted], dtype=np.int64)
+    found_R: Floats = entry.fn(length_R, max_tokens=settings.max_tokens)
+    weight_R[counted] = found_R * np.array([rows[i].weight for i in counted])
+    return weight_R
 
 
 def accumulate(
@@ -201,6 +207,8 @@ class _Tokens:
     engine_D: Tensor | None
     group_R: Tensor
     reward_R: Tensor
+    shaping_D: Tensor | None
+    """γ of tokens whose ratio is shaped, 0 elsewhere; None where there are none."""
 
 
 def _tokens(
@@ -240,6 +248,7 @@ def _tokens(
         engine_D=optional("engine_logp") if "behaviour" in needs else None,
         group_R=to_device(np.array([r.group for r, _ in rows], dtype=np.int64), device),
         reward_R=to_device(np.array([r.reward for r, _ in rows], dtype=kind), device),
+        shaping_D=spread([r.shaping for r, _ in rows]) if any(r.shaping for r, _ in rows) else None,
     )
 
 
@@ -264,6 +273,11 @@ def _loss_D(
         reward_R=tokens.reward_R,
     )
     loss_D: Tensor = entry.fn(batch, **settings.options)
+    if tokens.shaping_D is not None:
+        gamma_D = tokens.shaping_D[part]
+        ratio_D = (logp - batch.old_logp_D).exp()
+        shaped_D = ratio_D / (ratio_D + gamma_D)
+        loss_D = torch.where(gamma_D > 0, -batch.advantage_D * shaped_D, loss_D)
     if settings.kl:
         assert batch.ref_logp_D is not None
         gap_D = batch.ref_logp_D - logp

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from tfgrpo.hints.state import reliance
+from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import score_rows
@@ -42,7 +43,7 @@ def hint_reliance(
         (g.task, r.steps[0])
         for g in groups
         for r in g.rollouts
-        if "hint" in r.metadata and len(r.steps) == 1 and r.steps[0].logprobs
+        if is_hinted(r) and len(r.steps) == 1 and r.steps[0].logprobs
     ]
     hinted = hinted[:: -(-len(hinted) // MOST_ROWS)] if hinted else []
     rows = [

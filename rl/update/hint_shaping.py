@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.hints.adhint import consistency_weights_T
 from tfgrpo.rl.hint_notes import hint_note
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import TrainRow
+from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rollout import Rollout
 
 EntropyOf = Callable[[Sequence[Row]], Mapping[int, Sequence[float]]]
@@ -35,7 +35,7 @@ def shaped(
     Raises:
         ConfigError: an advantage a token on a rollout whose prefix is trained.
     """
-    made = [_shaped(row, hint_note(rollouts[row.row.index])) for row in rows]
+    made = [_shaped(row, rollouts[row.row.index]) for row in rows]
     kept = [row for row in made if row is not None]
     weighed = {
         row.row.index: int(note["prefix_tokens"])
@@ -58,7 +58,26 @@ def _generated(rollout: Rollout) -> int:
     return sum(len(s.token_ids or ()) for s in rollout.steps)
 
 
-def _shaped(row: TrainRow, note: Mapping[str, Any]) -> TrainRow | None:
+def distilled(rows: Sequence[TrainRow], rollouts: Mapping[int, Rollout]) -> list[TrainRow]:
+    """Return the further rows that raise good rollouts under the bare prompt, tasks together.
+
+    Their term is weight · mean over rollouts of −A · length-normalised log π; the mean runs over
+    all rows whose plan has the term.
+    """
+    notes = {r.row.index: hint_note(rollouts[r.row.index]) for r in rows}
+    wanted = [r for r in rows if notes[r.row.index].get("distil")]
+    first = max((r.row.index for r in rows), default=-1) + 1
+    made = []
+    for number, row in enumerate(sorted(wanted, key=lambda r: r.group)):
+        note = notes[row.row.index]
+        bare = replace(row.row, index=first + number, prompt_ids=tuple(note["distil_prompt"]))
+        weight = float(note["distil"]) / (len(wanted) * bare.n_loss)
+        made.append(replace(row, row=bare, engine_logp=None, token_weight=weight))
+    return made
+
+
+def _shaped(row: TrainRow, rollout: Rollout) -> TrainRow | None:
+    note = hint_note(rollout)
     if not note:
         return row
     if note.get("train_on") == "none":
@@ -67,15 +86,39 @@ def _shaped(row: TrainRow, note: Mapping[str, Any]) -> TrainRow | None:
         row = replace(row, advantage=float(note["advantage"]))
     if "weight" in note:
         row = replace(row, weight=row.weight * float(note["weight"]))
+    if "shaping" in note:
+        row = replace(row, shaping=float(note["shaping"]))
     n_prefix = int(note.get("prefix_tokens", 0))
     if "bare_prompt" in note:
         forced = row.row.prompt_ids[len(row.row.prompt_ids) - n_prefix :]
         prompt = (*note["bare_prompt"], *forced)
-        # what the sampler reported belongs to the other prompt
-        row = replace(row, row=replace(row.row, prompt_ids=prompt), engine_logp=None)
+        row = replace(row, row=replace(row.row, prompt_ids=prompt))
+        if not note.get("corrected"):
+            # what the sampler reported belongs to the other prompt
+            row = replace(row, engine_logp=None)
+    if note.get("first_step"):
+        return _from_step(row, rollout, int(note["first_step"]))
     if n_prefix and note.get("train_on") == "generated_and_prefix_if_positive":
         return _with_prefix(row, n_prefix)
     return row
+
+
+def _from_step(row: TrainRow, rollout: Rollout, first: int) -> TrainRow | None:
+    """Take the loss off the turns before `first`; None where none is left."""
+    kept = [i for i, step in enumerate(step_numbers(rollout)) if step >= first]
+    if not kept:
+        return None
+    places = row.row.loss_positions or tuple(range(len(row.row.suffix_ids)))
+    advantage = row.advantage
+    if isinstance(advantage, tuple):
+        advantage = tuple(advantage[i] for i in kept)
+    logp = row.engine_logp
+    return replace(
+        row,
+        row=replace(row.row, loss_positions=tuple(places[i] for i in kept)),
+        advantage=advantage,
+        engine_logp=None if logp is None else tuple(logp[i] for i in kept),
+    )
 
 
 def _with_prefix(row: TrainRow, n_prefix: int) -> TrainRow:

@@ -18,6 +18,7 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_calls import calls_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
+from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rl.update.token_stats import Measured
@@ -197,13 +198,13 @@ def _contexts(graded: Sequence[Graded]) -> dict[int, int]:
     """Number the prompts of each group, 0 and up; −1 is a rollout without any added context."""
     seen: dict[int, list[Any]] = {}
     found = {}
-    planned = {g.group for g in graded if "hint" in g.rollout.metadata}
+    planned = {g.group for g in graded if is_hinted(g.rollout)}
     for g in graded:
         prompt = g.row.prompt_ids
         known = seen.setdefault(g.group, [])
         if prompt not in known:
             known.append(prompt)
-        bare = "hint" not in g.rollout.metadata if g.group in planned else not g.of.context.parts
+        bare = not is_hinted(g.rollout) if g.group in planned else not g.of.context.parts
         found[g.row.index] = -1 if bare else known.index(prompt)
     return found
 

@@ -18,12 +18,12 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.requirements import FormulaChoice, chosen, filled, needs_of
-from tfgrpo.rl.hint_notes import by_baseline
+from tfgrpo.rl.hint_notes import by_baseline, hint_note
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import TrainRow, score_rows
 from tfgrpo.rl.update.formula_state import FormulaState
-from tfgrpo.rl.update.hint_shaping import shaped
+from tfgrpo.rl.update.hint_shaping import distilled, shaped
 from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rl.update.row_features import (
     FeatureSources,
@@ -92,7 +92,8 @@ class RowMaker:
         baselines: Mapping[str, float] | None = None,
         replayed: Collection[str] = (),
     ) -> tuple[list[TrainRow], frozenset[int]]:
-        """Return the rows that bear a loss and the indices of replayed ones.
+        """Return the rows that bear a loss, and the indices of those of which the sampler's
+        log-probs are log π_old: replayed ones, and those trained under another prompt.
 
         Args:
             groups: this process's groups; group ids need not be unique.
@@ -113,8 +114,14 @@ class RowMaker:
             for g, a, reward in zip(graded, advantages, rewards, strict=True)
             if g.row.n_loss
         ]
-        rows = shaped(rows, {g.row.index: g.rollout for g in graded}, self._entropy)
-        stale = frozenset(g.row.index for g in graded if g.rollout.rollout_id in replayed)
+        rollouts = {g.row.index: g.rollout for g in graded}
+        rows = shaped(rows, rollouts, self._entropy)
+        rows += distilled(rows, rollouts)
+        stale = frozenset(
+            g.row.index
+            for g in graded
+            if g.rollout.rollout_id in replayed or hint_note(g.rollout).get("corrected")
+        )
         return rows, stale
 
     def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> FeatureSources:

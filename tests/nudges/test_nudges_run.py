@@ -31,7 +31,7 @@ from tests.nudges.worlds import (
     settings,
     strategies_reply,
 )
-from tfgrpo.cli.learn import result_lines
+from tfgrpo.cli.result_lines import result_lines
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup

@@ -336,7 +336,7 @@ def test_a_hinted_group_has_one_context_and_is_trained_under_it(tmp_path) -> Non
         assert [p.text for p in group.context.of_kind("hint")] == ["use even ones"]
         prompts = {r.steps[0].prompt_token_ids for r in group.rollouts}
         assert len(prompts) == 1
-        bare = trainer._maker._prompter.ids(group.task)
+        bare = trainer._maker.prompter.ids(group.task)
         assert len(prompts.pop()) > len(bare)
     assert report.figures["hinted_rollouts"] == 3 * 4
     assert report.figures["groups_hint:teacher:1"] == 3

@@ -245,7 +245,9 @@ def calibrate(
     reading: Reading = READING,
     as_json: AsJson = False,
 ) -> None:
-    """Promise a bound on what routing loses, measured on outcomes kept apart from the fit.
+    """Promise a bound on what routing loses.
+
+    It is measured on outcomes kept apart from the fit.
 
     Says first what could be had at all. The router keeps the promise from then on.
     """
@@ -298,7 +300,9 @@ def serve(
     journal: Annotated[str, typer.Option(help="Folder of the journal.")] = "runs/gateway",
     listen: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1:8080",
 ) -> None:
-    """Serve the router's models behind one OpenAI-compatible name, `auto`.
+    """Serve the router's models as one model.
+
+    Its OpenAI-compatible name is `auto`.
 
     For keys, budgets, libraries and learning name the folder as `router` of a route instead
     (docs/serve.md).

@@ -59,7 +59,9 @@ def copy(
         str, typer.Argument(help="A folder without a run, or an address: postgresql://…#NAME.")
     ],
 ) -> None:
-    """Copy a run between a folder and a PostgreSQL server, and prove that the copy is equal.
+    """Copy a run to a server or from one.
+
+    Between a folder and a PostgreSQL server; the copy is proved to be equal.
 
     Rows are counted and hashed on both sides; where they differ nothing is kept.
     """
@@ -76,7 +78,10 @@ def copy(
 def migrate(
     address: Annotated[str, typer.Argument(help="A database: postgresql://USER@HOST/DATABASE.")],
 ) -> None:
-    """Bring the tables of a database up to this version; stop all writers first."""
+    """Bring a database up to this version.
+
+    Stop all writers first.
+    """
     database = parse_address(address)
     applied = migrate_database(database)
     what = f"applied {', '.join(map(str, applied))}" if applied else "nothing to do"

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.runtime.json_text import shown
 
 
 class Section(BaseModel):
@@ -115,7 +116,7 @@ def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
         if error["type"] == "extra_forbidden":
             lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
         else:
-            lines.append(f"{source}: {key} = {error['input']!r:.200}: {error['msg']}")
+            lines.append(f"{source}: {key} = {shown(error['input'], 200)}: {error['msg']}")
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from tfgrpo.escalate.run_data import Material
 from tfgrpo.escalate.settings import EscalateSettings
 from tfgrpo.escalate.student import ContextOf, Speed, Student, bare
 from tfgrpo.rl.model.shape import Shape
-from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.durations import duration_words
 

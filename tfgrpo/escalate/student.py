@@ -25,7 +25,8 @@ from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.distillation.fresh_groups import Draw, Wanted, drawer
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row, pack
-from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rollout import RolloutGroup, Task
 
 DEFAULT_REPLY = 512

@@ -15,6 +15,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.json_text import shown
 
 __all__ = [
     "answers_of",
@@ -112,7 +113,7 @@ def solution_of(task: Task, key: str = "solution") -> str:
     value = task.metadata.get(key, "")
     if not isinstance(value, str):
         raise ConfigError(
-            f"task {task.task_id!r}: metadata.{key} is {value!r:.80}; it must be a text"
+            f"task {task.task_id!r}: metadata.{key} is {shown(value)}; it must be a text"
         )
     return value.strip()
 

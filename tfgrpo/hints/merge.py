@@ -56,12 +56,18 @@ def with_advantages(group: RolloutGroup, values_G: Sequence[float]) -> RolloutGr
     return replace(
         group,
         rollouts=tuple(
-            r if r.score is None else _noted(r, advantage=next(values)) for r in group.rollouts
+            r if r.score is None else noted(r, advantage=next(values)) for r in group.rollouts
         ),
     )
 
 
-def _noted(rollout: Rollout, **notes: float) -> Rollout:
+def untrained(group: RolloutGroup) -> RolloutGroup:
+    """Return the group with no loss on any of its rollouts."""
+    return replace(group, rollouts=tuple(noted(r, train_on="none") for r in group.rollouts))
+
+
+def noted(rollout: Rollout, **notes: float | str | Sequence[int]) -> Rollout:
+    """Return a rollout with further notes for training beside those of its plan."""
     hint = {**rollout.metadata.get("hint", {}), **notes}
     return replace(rollout, metadata={**rollout.metadata, "hint": hint})
 

@@ -11,7 +11,7 @@ is own.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -22,6 +22,7 @@ from tfgrpo.hints.answer_leaks import cut_before_leak, leaks
 from tfgrpo.hints.answer_leaks import share_of as share_of
 from tfgrpo.hints.answer_leaks import solution_of as solution_of
 from tfgrpo.rollout import Task
+from tfgrpo.runtime.json_text import shown
 
 PlansOf = Callable[[Task], tuple[HintPlan, ...]]
 """Returns a task's plans, weakest first; empty when there is no help for it."""
@@ -58,17 +59,17 @@ class MetadataHints:
         # The share is of the whole solution: a leak early in it must not make level 1 stronger.
         cuts = [share_of(solution, share) for share in shares]
         texts = [cut if len(cut) <= len(safe) else safe for cut in cuts]
-        return _numbered(texts, "reference")
+        return numbered_plans(texts, "reference")
 
     def _written(self, task: Task, written: object) -> tuple[HintPlan, ...]:
         if not isinstance(written, list | tuple) or not all(isinstance(h, str) for h in written):
             raise ConfigError(
-                f"task {task.task_id!r}: metadata.{self.hints_key} is {written!r:.80}; it must be "
+                f"task {task.task_id!r}: metadata.{self.hints_key} is {shown(written)}; it must be "
                 "a list of texts, weakest first"
             )
         writer = task.metadata.get(f"{self.hints_key}_source", "given")
         source: HintSource = writer if writer in _WRITERS else "given"
-        return _numbered(
+        return numbered_plans(
             [h for h in written if h.strip() and not leaks(h, task)][: self.levels], source
         )
 
@@ -104,7 +105,7 @@ def steps_of(
         given = clauses if len(clauses) > 1 else re.findall(r"\S+\s*", solution)
     if not isinstance(given, list | tuple) or not all(isinstance(x, str) for x in given):
         raise ConfigError(
-            f"task {task.task_id!r}: metadata.{steps_key} is {given!r:.80}; it must be a list of "
+            f"task {task.task_id!r}: metadata.{steps_key} is {shown(given)}; it must be a list of "
             "texts, in order"
         )
     steps = [x for x in given if x]
@@ -125,7 +126,8 @@ def steps_of(
 _WRITERS = ("self", "teacher", "reference", "oracle")
 
 
-def _numbered(texts: list[str], source: HintSource) -> tuple[HintPlan, ...]:
+def numbered_plans(texts: Sequence[str], source: HintSource) -> tuple[HintPlan, ...]:
+    """Return one plan per distinct text, levels from 1 in the order given."""
     distinct = list(dict.fromkeys(t for t in texts if t))
     return tuple(
         HintPlan(text=t, level=level, source=source) for level, t in enumerate(distinct, 1)

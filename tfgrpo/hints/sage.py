@@ -1,8 +1,9 @@
 """SAGE: climb from the bare task until something succeeds; SAGE-light: move a level an epoch.
 
 SAGE rolls a failed task again, whole, under a stronger hint until a rollout succeeds or the levels
-are used up; the accepted group stands under one context. SAGE-light rolls each task once, at a
-level kept for it, and moves the level by one after an epoch. Neither knows who wrote the hints.
+are used up; the accepted group stands under one context. With a `Rewriter` the policy writes the
+hints anew at each visit that failed. SAGE-light rolls each task once, at a level kept for it, and
+moves the level by one after an epoch.
 
 Source: Self-Hinting Language Models Enhance Reinforcement Learning (arXiv 2602.03143) and its
 released code (BaohaoLiao/SAGE). The paper's equation 13 climbs from the stored level, its
@@ -18,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.hint_plan import BARE, HintPlan, PlannedGroup
+from tfgrpo.hint_plan import BARE, Ask, HintPlan, PlannedGroup
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
+from tfgrpo.hints.rewriting import Rewriter
 from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
 
@@ -36,7 +38,12 @@ class Sage(RecordedScheduler):
             is the same as without, since each level's draws are its own; a visit takes one round
             instead of several, and pays with the rollouts of levels that turn out not to be
             needed. Own.
+        rewriter: has the policy write a task's hints once its first level has failed; None takes
+            those of `plans_of`.
         success_above: a rollout with a larger reward is a success.
+
+    Raises:
+        ConfigError: `ahead` with a rewriter, whose hints are not there yet.
     """
 
     name = "sage"
@@ -48,9 +55,16 @@ class Sage(RecordedScheduler):
         max_level: int = 3,
         restart: bool = True,
         ahead: bool = False,
+        rewriter: Rewriter | None = None,
         success_above: float = 0.0,
     ) -> None:
+        if ahead and rewriter is not None:
+            raise ConfigError(
+                "hints.ahead rolls levels before any has failed, and with hints.rewrite = 'visit' "
+                "their hints are written only then: leave one of them out"
+            )
         self._plans_of = plans_of if plans_of is not None else MetadataHints(levels=max_level)
+        self._rewriter = rewriter
         self._max_level = max_level
         self._restart = restart
         self._ahead = ahead
@@ -58,7 +72,7 @@ class Sage(RecordedScheduler):
 
     def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
         """Return the first level's plan, and with `ahead` those that are expected to be needed."""
-        plans = [BARE, *(p for p in self._plans_of(task) if p.level <= self._max_level)]
+        plans = [BARE, *(p for p in self._plans(task, ()) if p.level <= self._max_level)]
         expected = self._expected(task)
         if not self._restart:
             return [p for p in plans if p.level == expected] or [BARE]
@@ -72,18 +86,41 @@ class Sage(RecordedScheduler):
         # A task was last seen an epoch ago; the run's last groups tell how far the policy is now.
         return min(state.level, round(recent)) if state.visits else round(recent)
 
-    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[HintPlan]:
-        """Return the next stronger hint where all failed."""
+    def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[Ask]:
+        """Return the next stronger hint where all failed, or the request to write the hints."""
         if not all(self.record.has_failed(one.group) for one in made):
             return ()
         tried = max(one.plan.level for one in made)
-        return [p for p in self._plans_of(task) if tried < p.level <= self._max_level][:1]
+        ask = None if self._rewriter is None else self._rewriter.ask(task, made)
+        if ask is not None and tried < self._max_level:
+            return [ask]
+        return [p for p in self._plans(task, made) if tried < p.level <= self._max_level][:1]
+
+    def _plans(self, task: Task, made: Sequence[PlannedGroup]) -> tuple[HintPlan, ...]:
+        return self._plans_of(task) if self._rewriter is None else self._rewriter.plans(task, made)
 
     def accept(self, task: Task, made: Sequence[PlannedGroup]) -> RolloutGroup:
         """Return the weakest level's group that did not fail, else the strongest one's."""
         chosen = next((one for one in made if not self.record.has_failed(one.group)), made[-1])
         self.record.close(made, chosen.plan, chosen.group).level = chosen.plan.level
+        if self._rewriter is not None:
+            self._rewriter.close(task, made)
         return chosen.group
+
+    def figures(self) -> dict[str, float]:
+        """Return the record's figures, and those of rewriting."""
+        return super().figures() | ({} if self._rewriter is None else self._rewriter.figures())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        own = {} if self._rewriter is None else {"rewriting": self._rewriter.state_dict()}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state, the written hints included."""
+        super().load_state_dict(state)
+        if self._rewriter is not None:
+            self._rewriter.load_state_dict(state["rewriting"])
 
 
 class SageLight(RecordedScheduler):

@@ -17,10 +17,11 @@ from dataclasses import replace
 from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, Condition, HintPlan, PlannedGroup
 from tfgrpo.hints.answer_leaks import leaks
-from tfgrpo.hints.merge import replace_k
+from tfgrpo.hints.merge import noted, replace_k
 from tfgrpo.hints.metadata import MetadataHints, PlansOf
 from tfgrpo.hints.state import Record, RecordedScheduler
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.json_text import shown
 
 
 def ladder(
@@ -64,7 +65,12 @@ class Scaf(RecordedScheduler):
         warmup_groups: groups accepted before the first ladder; the released configuration has 0,
             its recipe 50 steps.
         original_prompt: train the hinted success under the bare prompt (off-policy).
+        graft: a second failure is replaced by the same answer under the bare prompt, beside the
+            first one as rolled (the release's 6+1+1 for groups of 8).
         success_above: a rollout with a larger reward is a success.
+
+    Raises:
+        ConfigError: `graft` with `original_prompt` or several replacements.
     """
 
     name = "scaf"
@@ -77,9 +83,16 @@ class Scaf(RecordedScheduler):
         replacements: int = 1,
         warmup_groups: int = 0,
         original_prompt: bool = False,
+        graft: bool = False,
         success_above: float = 0.0,
     ) -> None:
+        if graft and (original_prompt or replacements > 1):
+            raise ConfigError(
+                "hints.graft puts one answer into the group twice, as rolled and under the bare "
+                "prompt: leave hints.original_prompt and hints.replacements out"
+            )
         self._plans_of = plans_of if plans_of is not None else MetadataHints(levels=4)
+        self._graft = graft
         self._key = scaffold_key
         self._replacements = replacements
         self._warmup = warmup_groups
@@ -107,6 +120,8 @@ class Scaf(RecordedScheduler):
             k=self._replacements,
             success_above=self.record.success_above,
         )
+        if self._graft:
+            group = _grafted(group, bare.group, self.record.success_above)
         levels = group.metadata.get("replaced_from_level", {}).values()
         lowest = min(levels, default=0)
         plan = next(one.plan for one in made if one.plan.level == lowest)
@@ -120,9 +135,22 @@ class Scaf(RecordedScheduler):
                 isinstance(t, list | tuple) and all(isinstance(p, str) for p in t) for t in tiers
             ):
                 raise ConfigError(
-                    f"task {task.task_id!r}: metadata.{self._key} is {tiers!r:.80}; it must be a "
+                    f"task {task.task_id!r}: metadata.{self._key} is {shown(tiers)}; it must be a "
                     "list of tiers, most abstract first, each a list of texts"
                 )
             return ladder(task, tiers, original_prompt=self._original_prompt)
         condition: Condition = "original" if self._original_prompt else "as_rolled"
         return tuple(replace(p, n=1, condition=condition) for p in self._plans_of(task))
+
+
+def _grafted(group: RolloutGroup, bare: RolloutGroup, above: float) -> RolloutGroup:
+    """Return the group with a second failure replaced by its hinted success, bare prompt."""
+    hinted = next((r for r in group.rollouts if (r.reward or 0.0) > above), None)
+    failed = [i for i, r in enumerate(group.rollouts) if r.reward is not None and r is not hinted]
+    prompt = next((r.steps[0].prompt_token_ids for r in bare.rollouts if r.steps), None)
+    if group is bare or hinted is None or not failed:
+        return group
+    rollouts = list(group.rollouts)
+    copy = replace(hinted, sample_index=rollouts[failed[0]].sample_index)
+    rollouts[failed[0]] = noted(copy, bare_prompt=list(prompt or ()))
+    return replace(group, rollouts=tuple(rollouts))

@@ -6,74 +6,65 @@ Does not know how schedulers work. Source: own.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from tfgrpo.config.sections import explain
 from tfgrpo.errors import ConfigError
 from tfgrpo.hints.adhint import AdHint, PrefixShare
 from tfgrpo.hints.bread import Bread
-from tfgrpo.hints.metadata import MetadataHints
 from tfgrpo.hints.pope import Pope
 from tfgrpo.hints.questa import Questa
+from tfgrpo.hints.rewriting import Rewriter
 from tfgrpo.hints.sage import Sage, SageLight
 from tfgrpo.hints.scaf import Scaf
-from tfgrpo.hints.state import Record
+from tfgrpo.hints.second_tries.contexts import Icpo
+from tfgrpo.hints.second_tries.sections import SECTIONS
+from tfgrpo.hints.sections import Common, Levels, Recorded, WriterKeys
 from tfgrpo.hints.stephint import StepHint
 from tfgrpo.protocols import HintScheduler
+from tfgrpo.rollout import Task
 
 
-class Recorded(HintScheduler, Protocol):
-    """A scheduler that keeps a `Record`."""
-
-    record: Record
-
-
-class _Common(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str
-    success_above: float = 0.0
-    solution_key: str = "solution"
-    missing: Literal["error", "plain"] = "error"
-
-
-class _Levels(_Common):
-    max_level: int = Field(default=3, ge=1)
-    hints_key: str = "hints"
-
-    def plans(self) -> MetadataHints:
-        """Where this section's hint texts come from."""
-        return MetadataHints(self.max_level, self.hints_key, self.solution_key, self.missing)
-
-
-class _Written(_Levels):
-    writer: str = "given"
-    """`given` reads the tasks' hints and solutions; `self` has the policy write hints before
-    training; else the spec of a teacher LM."""
-    retries: int = Field(default=3, ge=0)
-    writer_tokens: int = Field(default=512, ge=1)
-
-
-class _Sage(_Written):
+class _Sage(WriterKeys):
     restart: bool = True
     ahead: bool = False
+    rewrite: Literal["never", "visit"] = "never"
+    """`visit` has the policy write the hints anew once a visit's first level has failed."""
 
     def make(self) -> Recorded:
-        """Build the scheduler."""
+        """Build the scheduler.
+
+        Raises:
+            ConfigError: `rewrite` with a teacher, or with `ahead`.
+        """
+        plans, rewriter = self.plans(), None
+        if self.rewrite == "visit":
+            if self.writer not in ("given", "self"):
+                raise ConfigError(
+                    f"hints.rewrite = 'visit' has the policy write, and hints.writer is "
+                    f"{self.writer!r}: leave one of them out"
+                )
+            rewriter = Rewriter(
+                plans,
+                retries=self.retries,
+                max_tokens=self.writer_tokens,
+                solution_key=self.solution_key,
+            )
         return Sage(
-            self.plans(),
+            plans,
             max_level=self.max_level,
             restart=self.restart,
             ahead=self.ahead,
+            rewriter=rewriter,
             success_above=self.success_above,
         )
 
 
-class _SageLight(_Written):
+class _SageLight(WriterKeys):
     raise_at: float = Field(default=0.0, ge=0, le=1)
     lower_above: float | Literal["never"] = 0.35
 
@@ -88,7 +79,7 @@ class _SageLight(_Written):
         )
 
 
-class _Pope(_Levels):
+class _Pope(Levels):
     max_level: int = Field(default=4, ge=1)
     hints_key: str = "oracle_prefixes"
     guided_share: float = Field(default=0.5, gt=0, le=1)
@@ -105,7 +96,7 @@ class _Pope(_Levels):
         )
 
 
-class _Questa(_Common):
+class _Questa(Common):
     shares: tuple[float, ...] = (0.5, 0.25)
     epochs: tuple[int, ...] = (1,)
 
@@ -120,12 +111,15 @@ class _Questa(_Common):
         )
 
 
-class _Scaf(_Written):
+class _Scaf(WriterKeys):
     max_level: int = Field(default=4, ge=1)
     scaffold_key: str = "scaffold"
     replacements: int = Field(default=1, ge=1)
     warmup_groups: int = Field(default=0, ge=0)
     original_prompt: bool = False
+    graft: bool = False
+    tiers: bool = False
+    """The writer writes the scaffold: three tiers of four parts."""
 
     def make(self) -> Recorded:
         """Build the scheduler."""
@@ -135,11 +129,13 @@ class _Scaf(_Written):
             replacements=self.replacements,
             warmup_groups=self.warmup_groups,
             original_prompt=self.original_prompt,
+            graft=self.graft,
             success_above=self.success_above,
         )
 
 
-class _AdHint(_Common):
+class _AdHint(Common):
+    forces_prefix = True
     bare: int | None = Field(default=None, ge=1)
     hinted: int | None = Field(default=None, ge=1)
     w_min: float = Field(default=0.0, ge=0, le=1)
@@ -160,7 +156,8 @@ class _AdHint(_Common):
         )
 
 
-class _Steps(_Common):
+class _Steps(Common):
+    forces_prefix = True
     most_steps: int = Field(default=8, ge=2)
     steps_key: str = "steps"
 
@@ -193,8 +190,7 @@ class _Bread(_Steps):
         )
 
 
-_Section = _Sage | _SageLight | _Pope | _Questa | _Scaf | _AdHint | _StepHint | _Bread
-_SECTIONS: Mapping[str, type[_Section]] = {
+_SECTIONS: Mapping[str, type[Common]] = {
     "sage": _Sage,
     "sage_light": _SageLight,
     "pope": _Pope,
@@ -203,6 +199,7 @@ _SECTIONS: Mapping[str, type[_Section]] = {
     "adhint": _AdHint,
     "stephint": _StepHint,
     "bread": _Bread,
+    **SECTIONS,
 }
 
 
@@ -215,6 +212,9 @@ class Writer:
     retries: int
     max_tokens: int
     solution_key: str
+    what: Literal["hints", "scaffold", "strategies"] = "hints"
+    count: int = 3
+    """Texts asked for, of strategies."""
 
     @property
     def is_policy(self) -> bool:
@@ -236,19 +236,45 @@ def writer_of(config: Mapping[str, Any]) -> Writer | None:
     (True, None)
     """
     section = _section(config)
-    if not isinstance(section, _Written) or section.writer == "given":
+    lm = getattr(section, "writer", "given")
+    if lm == "given" or getattr(section, "rewrite", "never") == "visit":
         return None
-    return Writer(section.writer, section.retries, section.writer_tokens, section.solution_key)
+    what: Literal["hints", "scaffold", "strategies"] = "hints"
+    if isinstance(section, _Scaf) and section.tiers:
+        what = "scaffold"
+    elif not isinstance(section, WriterKeys):
+        what = "strategies"
+    options = section.model_dump()
+    return Writer(
+        lm, options["retries"], options["writer_tokens"], section.solution_key, what,
+        count=max(_STRATEGIES, options.get("contexts", 0)),
+    )  # fmt: skip
+
+
+_STRATEGIES = 5
+"""Strategies that an LM is asked for, as in NudgeRL's release."""
+
+
+def method_of(config: Mapping[str, Any]) -> Common:
+    """Return a checked `[hints]` section; its class says what a run must know of the method.
+
+    Raises:
+        ConfigError: no such method, or a wrong option.
+    """
+    return _section(config)
 
 
 def make_scheduler(
-    config: Mapping[str, Any], written: Mapping[str, float] | None = None
+    config: Mapping[str, Any],
+    written: Mapping[str, float] | None = None,
+    tasks: Sequence[Task] = (),
 ) -> HintScheduler:
     """Return the scheduler of a `[hints]` section.
 
     Args:
         config: `name` of the method and its options; see docs/hints.md.
         written: figures of writing the hints, kept beside the scheduler's own.
+        tasks: training tasks, for methods that show solved ones as examples.
 
     Raises:
         ConfigError: no such method, or a wrong option.
@@ -258,10 +284,12 @@ def make_scheduler(
     """
     made = _section(config).make()
     made.record.written = dict(written or {})
+    if isinstance(made, Icpo):
+        made.take_pool(tasks)
     return made
 
 
-def _section(config: Mapping[str, Any]) -> _Section:
+def _section(config: Mapping[str, Any]) -> Common:
     name = str(config.get("name", ""))
     if name not in _SECTIONS:
         near = difflib.get_close_matches(name, _SECTIONS, n=1)

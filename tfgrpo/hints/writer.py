@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tfgrpo.hint_plan import HintSource
@@ -141,6 +141,38 @@ def _numbered(reply: str) -> list[str]:
     return [re.sub(r"</?\w+>\s*$", "", part).strip().strip("*_") for part in parts]
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a model is asked to write for a task."""
+
+    prompt: Callable[[Task, str], str]
+    """(task, solution) to the request."""
+    read: Callable[[str], Any]
+    """A reply to what it says; None where it cannot be read."""
+    keep: Callable[[Task, Any, HintSource], tuple[Task, int]]
+    """(task, what was read, writer) to the task with it, texts that hold the answer dropped, and
+    how many those were; the task itself where none is left."""
+    needs_solution: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How an LM is asked for texts."""
+
+    source: HintSource = "self"
+    """Whether the writer is the policy (`self`) or a `teacher`."""
+    retries: int = 3
+    """Further calls after an unreadable reply."""
+    sampling: Sampling | None = None
+    """None is temperature 1 and 512 tokens."""
+    seed: int = 0
+    solution_key: str = "solution"
+
+    def options(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
 async def write_hints(
     tasks: Sequence[Task],
     lm: LM,
@@ -168,11 +200,29 @@ async def write_hints(
     Raises:
         ProviderError: a call failed; what was written before is lost unless `lm` journals it.
     """
-    draw = sampling or Sampling(temperature=1.0, max_tokens=512)
+    asking = Asking(source, retries, sampling, seed, solution_key)
+    written = await write_form(tasks, lm, HINTS, asking)
     cut = MetadataHints(levels=LEVELS, hints_key="", solution_key=solution_key, missing="plain")
-    calls = [
-        asyncio.ensure_future(_ask(task, lm, draw, retries, seed, solution_key)) for task in tasks
-    ]
+    found: list[Task] = []
+    fallbacks: list[str] = []
+    without: list[str] = []
+    for task in written.tasks:
+        if task.task_id in written.without:
+            kept = [p.text for p in cut(task)]
+            (fallbacks if kept else without).append(task.task_id)
+            found.append(with_hints(task, kept, "reference"))
+        else:
+            found.append(task)
+    return replace(written, tasks=tuple(found), fallbacks=tuple(fallbacks), without=tuple(without))
+
+
+async def write_form(tasks: Sequence[Task], lm: LM, form: Form, asking: Asking) -> Written:
+    """Return the tasks with what a model wrote for each; those without it are named.
+
+    Raises:
+        ProviderError: a call failed.
+    """
+    calls = [asyncio.ensure_future(_ask(task, lm, form, asking)) for task in tasks]
     try:
         replies = await asyncio.gather(*calls)
     finally:
@@ -180,22 +230,18 @@ async def write_hints(
             call.cancel()
     made: list[Task] = []
     leaked = 0
-    fallbacks: list[str] = []
     without: list[str] = []
-    for task, (_, hints) in zip(tasks, replies, strict=True):
-        kept = [h for h in hints or () if not leaks(h, task)]
-        leaked += len(hints or ()) - len(kept)
-        writer: HintSource = source
-        if not kept:
-            kept, writer = [p.text for p in cut(task)], "reference"
-            (fallbacks if kept else without).append(task.task_id)
-        made.append(with_hints(task, kept, writer))
+    for task, (_, value) in zip(tasks, replies, strict=True):
+        kept, n_leaks = (task, 0) if value is None else form.keep(task, value, asking.source)
+        leaked += n_leaks
+        if kept is task:
+            without.append(task.task_id)
+        made.append(kept)
     return Written(
         tasks=tuple(made),
         replies=sum(n for n, _ in replies),
-        parsed=sum(hints is not None for _, hints in replies),
+        parsed=sum(value is not None for _, value in replies),
         leaked=leaked,
-        fallbacks=tuple(fallbacks),
         without=tuple(without),
     )
 
@@ -206,20 +252,19 @@ def with_hints(task: Task, hints: Sequence[str], source: HintSource) -> Task:
     return replace(task, metadata={**task.metadata, **extra})
 
 
-async def _ask(
-    task: Task, lm: LM, sampling: Sampling, retries: int, seed: int, key: str
-) -> tuple[int, tuple[str, str, str] | None]:
-    solution = solution_of(task, key) or reference_text(task)
-    if not solution:
+async def _ask(task: Task, lm: LM, form: Form, asking: Asking) -> tuple[int, Any]:
+    solution = solution_of(task, asking.solution_key) or reference_text(task)
+    if form.needs_solution and not solution:
         return 0, None
-    prompt = render("hint_write", task=task.text, solution=solution)
-    request = Request((Message("user", prompt),), sampling=sampling)
-    for attempt in range(retries + 1):
-        drawn = await lm.complete(request, 1, [derive_seed(seed, task.task_id, "hint", attempt)])
-        hints = parse_levels(drawn[0].text)
-        if hints is not None:
-            return attempt + 1, hints
-    return retries + 1, None
+    sampling = asking.sampling or Sampling(temperature=1.0, max_tokens=512)
+    request = Request((Message("user", form.prompt(task, solution)),), sampling=sampling)
+    for attempt in range(asking.retries + 1):
+        seed = derive_seed(asking.seed, task.task_id, "hint", attempt)
+        drawn = await lm.complete(request, 1, [seed])
+        value = form.read(drawn[0].text)
+        if value is not None:
+            return attempt + 1, value
+    return asking.retries + 1, None
 
 
 def reference_text(task: Task) -> str:
@@ -227,3 +272,16 @@ def reference_text(task: Task) -> str:
     value = task.reference
     is_plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return str(value) if is_plain else ""
+
+
+def _keep_hints(task: Task, hints: Sequence[str], source: HintSource) -> tuple[Task, int]:
+    kept = [h for h in hints if not leaks(h, task)]
+    return with_hints(task, kept, source) if kept else task, len(hints) - len(kept)
+
+
+HINTS = Form(
+    lambda task, solution: render("hint_write", task=task.text, solution=solution),
+    parse_levels,
+    _keep_hints,
+)
+"""Three hints."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
 from tfgrpo.experience.critic.evidence import fitted_trajectory
+from tfgrpo.hints.second_tries.drafts import best_draft
 from tfgrpo.nudges.method import Nudge, StepView, has_failed
-from tfgrpo.rollout import Rollout, RolloutGroup
-from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.token_estimates import estimate_tokens
 
 DRAFT_TOKENS = 1500
@@ -54,17 +54,3 @@ class Drafts:
         if not whole and estimate_tokens(text) > DRAFT_TOKENS:
             text = fitted_trajectory(draft, DRAFT_TOKENS, estimate_tokens)
         return Nudge((ContextPart("draft", text, source=f"draft:{draft.rollout_id}"),))
-
-
-def best_draft(tried: Sequence[RolloutGroup], seed: int = 0) -> Rollout | None:
-    """Return the graded rollout of the highest reward; of equal ones a later round's, then chance.
-
-    None where no graded rollout says anything.
-    """
-    found = [
-        (rollout.reward or 0.0, number, derive_seed("draft", seed, rollout.rollout_id), rollout)
-        for number, group in enumerate(tried)
-        for rollout in group.graded
-        if rollout.steps and rollout.answer.strip()
-    ]
-    return max(found, key=lambda row: row[:3])[3] if found else None

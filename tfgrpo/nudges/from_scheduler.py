@@ -64,7 +64,7 @@ class Scheduled:
         """Return the scheduler's next plan.
 
         Raises:
-            ConfigError: it wants to force the start of a response.
+            ConfigError: it wants to force the start of a response, or a text of the policy.
         """
         task, rounds = tried[0].task, self._config.most_rounds
         if len(tried) == 1:
@@ -78,7 +78,7 @@ class Scheduled:
             self._accept(visit)
             return None
         part = plan.part()
-        if plan.response_prefix or part is None:
+        if plan.forces_prefix or plan.replay or part is None:
             raise ConfigError(
                 f"the scheduler's plan for task {task.task_id!r} ({plan.label}) forces the start "
                 "of a response: over an API help can only stand in the prompt, so take a scheduler "
@@ -95,7 +95,14 @@ class Scheduled:
                 if not plan.is_bare:
                     return plan
                 visit.made.append(PlannedGroup(plan, visit.bare))
-            more = list(self._scheduler.after(visit.bare.task, tuple(visit.made)))
+            asked = self._scheduler.after(visit.bare.task, tuple(visit.made))
+            more = [plan for plan in asked if isinstance(plan, HintPlan)]
+            if len(more) < len(asked):
+                raise ConfigError(
+                    f"the scheduler asks the policy for a text on task {visit.bare.task.task_id!r} "
+                    "within a visit, which only the trainer's sampler can give: take a scheduler "
+                    "whose hints are written beforehand"
+                )
             if all(plan.is_bare for plan in more):  # the same group again would say nothing new
                 return None
             visit.waiting = more

@@ -21,6 +21,7 @@ from tfgrpo.hints.answer_leaks import cut_before_leak, leaks, share_of, solution
 from tfgrpo.nudges.method import Nudge, StepView, has_failed
 from tfgrpo.nudges.writing import TextWriter
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.runtime.json_text import shown
 
 
 class Hints:
@@ -93,7 +94,7 @@ def hints_of(task: Task, key: str = "hints") -> tuple[HintSource, tuple[str, ...
         return None
     if not isinstance(value, list | tuple) or not all(isinstance(h, str) for h in value):
         raise ConfigError(
-            f"task {task.task_id!r}: metadata.{key} is {value!r:.80}; it must be a list of texts, "
+            f"task {task.task_id!r}: metadata.{key} is {shown(value)}; it must be a list of texts, "
             "weakest first"
         )
     told = task.metadata.get(f"{key}_source")

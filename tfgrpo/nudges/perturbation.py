@@ -11,25 +11,15 @@ is no importance correction, since nothing is trained.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 
 from tfgrpo.config.nudge import NudgeConfig
 from tfgrpo.context import ContextPart
-from tfgrpo.hints.answer_leaks import leaks
+from tfgrpo.hints.second_tries.perturbed import lorem
 from tfgrpo.nudges.method import Nudge, StepView
-from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
-
-_TEXT = """
-lorem ipsum dolor sit amet consectetur adipiscing elit sed do eiusmod tempor incididunt ut labore
-et dolore magna aliqua enim ad minim veniam quis nostrud exercitation ullamco laboris nisi aliquip
-ex ea commodo consequat duis aute irure in reprehenderit voluptate velit esse cillum eu fugiat nulla
-pariatur excepteur sint occaecat cupidatat non proident sunt culpa qui officia deserunt mollit anim
-id est laborum
-"""
-_LOREM = _TEXT.split()
 
 
 class Perturb:
@@ -60,21 +50,3 @@ class Perturb:
         if not text:
             return None
         return Nudge((ContextPart("perturbation", text, source=f"perturbation:{number}"),), 1)
-
-
-def lorem(task: Task, words: tuple[int, int], seed: int) -> str:
-    """Return sentences of so many to so many words that hold no answer of the task.
-
-    >>> lorem(Task("a", "?"), (3, 3), 1) == lorem(Task("a", "?"), (3, 3), 1)
-    True
-    """
-    rng = random.Random(seed)
-    allowed = [w for w in _LOREM if not leaks(w, task)]
-    left = rng.randint(*words)
-    sentences = []
-    while left > 0 and allowed:
-        size = min(left, rng.randint(5, 12))
-        sentences.append(" ".join(rng.choice(allowed) for _ in range(size)).capitalize() + ".")
-        left -= size
-    text = " ".join(sentences)
-    return "" if leaks(text, task) else text

@@ -19,7 +19,7 @@ from typing import Any
 from tfgrpo.runtime.canonical import integer_of
 from tfgrpo.runtime.json_schema import load_json
 
-__all__ = ["FoundJson", "best_json", "fenced_blocks", "json_in", "shape_match"]
+__all__ = ["FoundJson", "best_json", "fenced_blocks", "json_in", "shape_match", "shown"]
 
 Reader = Callable[[str, int], tuple[Any, int]]
 """Reads the value that begins at a place and tells where it ends; raises ValueError."""
@@ -215,3 +215,16 @@ def _kind(value: Any) -> str:
     if isinstance(value, Mapping):
         return "object"
     return "array" if isinstance(value, (list, tuple)) else type(value).__name__
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """Return a foreign value for a message, cut to `limit` characters; never fails.
+
+    >>> shown("a"), shown(10**5000)
+    ("'a'", 'a value of type int that is too long to show')
+    """
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too long to show"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

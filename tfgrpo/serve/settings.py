@@ -248,7 +248,7 @@ class GatewaySettings(Section):
 
     serve: ServeSettings = ServeSettings()
     fleets: dict[Name, dict[str, Any]] = {}
-    """Servers of one model by the name that `fleet:NAME` gives them: `servers`, `model`, …"""
+    """Servers of one model by the name that `fleet:NAME` gives them: `servers`, `model`."""
     upstreams: dict[Name, UpstreamSettings] = {}
     """Models by name."""
     routes: dict[Name, RouteSettings] = {}

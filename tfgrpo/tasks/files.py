@@ -16,6 +16,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message, Role
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import integer_of
+from tfgrpo.runtime.json_text import shown
 
 PROMPT_KEYS = ("prompt", "messages", "question", "input")
 """Names under which a row may hold its prompt; the first that is there counts."""
@@ -58,20 +59,20 @@ def read_tasks(path: Path | str) -> list[Task]:
 def _task(row: Mapping[str, Any], number: int, where: str) -> Task:
     task_id = next((row[k] for k in _ID_KEYS if k in row), f"task-{number}")
     if not isinstance(task_id, (str, int)) or isinstance(task_id, bool) or task_id == "":
-        raise ConfigError(f"{where}: task_id is {task_id!r}: a non-empty text is needed")
+        raise ConfigError(f"{where}: task_id is {shown(task_id)}: a non-empty text is needed")
     key = next((k for k in PROMPT_KEYS if k in row), None)
     prompt = row[key] if key else None
     if isinstance(prompt, list):
         prompt = tuple(_turn(turn, where) for turn in prompt)
     if not prompt or not isinstance(prompt, (str, tuple)):
-        told = f"{key} is {prompt!r:.80}" if key else f"no prompt; keys are {', '.join(row)}"
+        told = f"{key} is {shown(prompt)}" if key else f"no prompt; keys are {', '.join(row)}"
         raise ConfigError(
             f"{where}: {told}: a text or a list of turns is needed under one of "
             f"{', '.join(PROMPT_KEYS)}"
         )
     metadata = row.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise ConfigError(f"{where}: metadata is {metadata!r:.80}: an object is needed")
+        raise ConfigError(f"{where}: metadata is {shown(metadata)}: an object is needed")
     reference = next((row[k] for k in REFERENCE_KEYS if k in row and k != key), None)
     return Task(str(task_id), prompt, reference, metadata)
 
@@ -81,13 +82,14 @@ def _turn(value: Any, where: str) -> Message:
     content = value.get("content") if isinstance(value, dict) else None
     if role not in get_args(Role) or not isinstance(content, (str, type(None))):
         raise ConfigError(
-            f"{where}: turn {value!r:.100} is not an object with a role "
+            f"{where}: turn {shown(value, 100)} is not an object with a role "
             f"({', '.join(get_args(Role))}) and a text as content"
         )
     try:
         return Message.from_dict(value)
     except (KeyError, TypeError, AttributeError) as exc:
-        raise ConfigError(f"{where}: turn {value!r:.100}: {type(exc).__name__}: {exc}") from exc
+        why = f"{type(exc).__name__}: {exc}"
+        raise ConfigError(f"{where}: turn {shown(value, 100)}: {why}") from exc
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -118,7 +120,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(row, dict):
-        raise ConfigError(f"{str(path)!r} line {number} is not a JSON object: {row!r:.100}")
+        raise ConfigError(f"{str(path)!r} line {number} is not a JSON object: {shown(row, 100)}")
     return row
 
 

@@ -11,10 +11,11 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, ProviderError, VerifierError
-from tfgrpo.hint_plan import HintPlan, PlannedGroup
+from tfgrpo.hint_plan import Ask, HintPlan, PlannedGroup, Write, WriteResult
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Completion, HintScheduler, Policy, Request, Verifier
 from tfgrpo.rollout import OUTCOMES, Rollout, RolloutGroup, Score, Task
@@ -207,6 +208,7 @@ def check_scheduler(
     task: Task,
     *,
     rewards_of: Callable[[HintPlan], Sequence[float]] | None = None,
+    replies: Callable[[Write], str] = lambda ask: "",
     group_size: int = 4,
     visits: int = 3,
 ) -> None:
@@ -217,6 +219,7 @@ def check_scheduler(
         task: with whatever help the scheduler looks for.
         rewards_of: a plan to the rewards of its rollouts, at least as many as it asks for; None
             fails the bare task throughout and then succeeds once.
+        replies: what the policy answers where it is asked for a text; nothing by default.
         group_size: rollouts of a plan that names no number.
         visits: visits of the task, an epoch each.
 
@@ -226,7 +229,7 @@ def check_scheduler(
     rewards_of = rewards_of or (lambda plan: [float(not plan.is_bare), *[0.0] * (group_size - 1)])
     for visit in range(visits):
         before = canonical_json(scheduler.state_dict())
-        made = _visit(scheduler, task, rewards_of, group_size)
+        made = _visit(scheduler, task, rewards_of, replies, group_size)
         _require(
             canonical_json(scheduler.state_dict()) == before, "start or after changed the state"
         )
@@ -253,13 +256,18 @@ def _visit(
     scheduler: HintScheduler,
     task: Task,
     rewards_of: Callable[[HintPlan], Sequence[float]],
+    replies: Callable[[Write], str],
     group_size: int,
 ) -> list[PlannedGroup]:
-    plans = list(scheduler.start(task, group_size))
+    plans: list[Ask] = list(scheduler.start(task, group_size))
     _require(bool(plans), "start gave no plan: the bare task is a plan too")
     made: list[PlannedGroup] = []
     for _ in range(100):
+        written: list[WriteResult] = []
         for plan in plans:
+            if isinstance(plan, Write):
+                written.append(WriteResult(plan.key, plan.read(replies(plan)), 1))
+                continue
             part = plan.part()
             context = EMPTY_CONTEXT if part is None else EMPTY_CONTEXT.with_parts(part)
             rewards = rewards_of(plan)[: plan.n or group_size]
@@ -268,6 +276,8 @@ def _visit(
                 for i, r in enumerate(rewards)
             )
             made.append(PlannedGroup(plan, RolloutGroup(f"{len(made)}", task, rollouts, context)))
+        if written:
+            made[-1] = replace(made[-1], written=(*made[-1].written, *written))
         plans = list(scheduler.after(task, made))
         if not plans:
             return made

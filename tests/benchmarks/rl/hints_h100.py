@@ -43,7 +43,8 @@ from tfgrpo.prompts import render
 from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.trainer import LoadedModel, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.statistics import paired_difference, seeds_difference

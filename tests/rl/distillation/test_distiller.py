@@ -23,7 +23,7 @@ from tfgrpo.rl.distillation.rows import (
     verified,
 )
 from tfgrpo.rl.model.packing import Row, pack
-from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 
 LIBRARY = Context((ContextPart("lesson", "answer z"),))

@@ -28,7 +28,8 @@ from tfgrpo.rl.formulas.advantages.group import grpo
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
 
 PASSES = PassSettings()

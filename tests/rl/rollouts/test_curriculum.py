@@ -345,8 +345,8 @@ def test_a_resumed_curriculum_goes_on_to_the_same_bits(tmp_path: Path, sections:
         ({"multi_turn": {"calls": "native"}, "model": {"template": "plain"}}, "template 'chat'"),
         ({"multi_turn": {"tools": ["a:b"], "environment": "a:c"}}, "keep one of them"),
         (
-            {"hints": {"name": "sage"}, "multi_turn": {"environment": "a:b"}},
-            r"\[hints\] with \[multi_turn\]",
+            {"hints": {"name": "bread"}, "multi_turn": {"environment": "a:b"}},
+            r"\[hints\] name 'bread' with \[multi_turn\]",
         ),
     ],
 )

@@ -24,7 +24,8 @@ from tfgrpo.hints.sage import Sage
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
-from tfgrpo.rl.rollouts.single_turn import Prompter, SingleTurnMaker
+from tfgrpo.rl.rollouts.prompter import Prompter
+from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.update.accumulate import score_rows
 from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
@@ -109,7 +110,7 @@ def test_every_accepted_group_has_one_context_and_one_prompt() -> None:
     groups, _, maker = roll(Sage(), TASKS)
     for group, level in zip(groups, (0, 1, 3, 3), strict=True):
         prompts = {r.steps[0].prompt_token_ids for r in group.rollouts}
-        assert prompts == {maker._prompter.ids(group.task, group.context)}
+        assert prompts == {maker.prompter.ids(group.task, group.context)}
         parts = group.context.of_kind("hint")
         assert [level_of(p) for p in parts] == ([level] if level else [])
         assert not any(leaks(p.text, group.task) for p in parts)
@@ -126,7 +127,7 @@ def test_a_success_on_the_bare_task_leaves_the_group_as_without_hints() -> None:
 
 def test_only_failed_tasks_are_rolled_again_and_before_the_others_end() -> None:
     _, generator, maker = roll(Sage(), TASKS)
-    bare = [maker._prompter.ids(t) for t in TASKS]
+    bare = [maker.prompter.ids(t) for t in TASKS]
     assert generator.prompts[:4] == bare
     assert not set(bare) & set(generator.prompts[4:])
 
@@ -236,12 +237,12 @@ def test_a_forced_start_is_part_of_the_text_and_of_the_prompts_tokens() -> None:
     group, _, maker, _ = roll_plans([plan])
     (rollout,) = group.rollouts
     step = rollout.steps[0]
-    bare = maker._prompter.ids(task())
-    forced = maker._prompter.prefix_ids("So it ")
-    assert forced == maker._prompter.prefix_ids("So it")  # the blank belongs to the next word
+    bare = maker.prompter.ids(task())
+    forced = maker.prompter.prefix_ids("So it ")
+    assert forced == maker.prompter.prefix_ids("So it")  # the blank belongs to the next word
     assert step.prompt_token_ids == bare + forced
     assert step.token_ids is not None
-    assert rollout.answer == maker._prompter.text((*forced, *step.token_ids))
+    assert rollout.answer == maker.prompter.text((*forced, *step.token_ids))
     assert rollout.metadata["hint"] == {
         "label": "prefix:oracle:1",
         "level": 1,
@@ -253,7 +254,7 @@ def test_a_forced_start_is_part_of_the_text_and_of_the_prompts_tokens() -> None:
 def test_the_bare_prompt_is_kept_where_training_shall_use_it() -> None:
     plan = HintPlan(text="carry", n=1, level=1, source="teacher", condition="original")
     group, _, maker, _ = roll_plans([plan])
-    bare = maker._prompter.ids(task())
+    bare = maker.prompter.ids(task())
     assert group.rollouts[0].metadata["hint"]["bare_prompt"] == list(bare)
     assert group.rollouts[0].steps[0].prompt_token_ids != bare
 
@@ -319,7 +320,7 @@ def test_log_probs_stand_under_the_prompt_as_rolled_and_not_under_the_bare_one()
     plans = Plans([HintPlan(text="x", response_prefix="y", n=3, level=1, source="oracle")])
     (group,) = maker.make([task()], G, seed=5, hints=plans)
     rows = [row_of(r, index=i) for i, r in enumerate(group.rollouts)]
-    bare = maker._prompter.ids(task())
+    bare = maker.prompter.ids(task())
     decoder = maker._generator.decoder  # type: ignore[attr-defined]
     as_rolled = score_rows(decoder, rows, temperature=1.0, max_tokens=512)
     without = score_rows(

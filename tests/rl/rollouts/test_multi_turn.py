@@ -21,7 +21,7 @@ from tfgrpo.rl.monitoring.metrics import group_figures
 from tfgrpo.rl.rollouts.factory import CountingGenerator, maker_of, own_generator
 from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
 from tfgrpo.rl.rollouts.plugins import tools_of
-from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText, TurnTools
 from tfgrpo.rl.rollouts.turns import TurnLimits
 from tfgrpo.rl.trainer import Trainer
@@ -202,7 +202,7 @@ def test_native_calls_go_through_the_models_own_template() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": %d}}</tool_call>'
     said = "I add." + call % 3 + call % 4 + END
     maker = player(Script(said, ANSWER))
-    maker._prompter = Prompter(tokenizer, context_tokens=5000)
+    maker.prompter = Prompter(tokenizer, context_tokens=5000)
     maker._turns = TurnSetup(
         lambda task: TurnTools(tools, native=True, timeout_s=1.0, max_chars=100),
         TurnText(tokenizer, template="chat", eos_ids=(2,)),
@@ -378,7 +378,7 @@ def test_tools_stand_in_the_prompt_and_end_turns(tmp_path: Path) -> None:
         config, parts, EvenTokens(), CountingGenerator(own_generator(config, parts)), None
     )
     assert isinstance(maker, MultiTurnMaker)
-    assert "echo: Say it again." in maker._prompter._system
+    assert "echo: Say it again." in maker.prompter._system
     assert maker._sampling.stop == (STOP,)
 
 

@@ -177,7 +177,7 @@ def test_the_greedy_baseline_is_the_greedy_rollouts_reward(tmp_path: Path) -> No
     )
     rolled = trainer._roller.roll(0)
     rows, _ = trainer._row_maker.rows(rolled.groups, 0, baselines=rolled.baselines)
-    prompter = trainer._maker._prompter
+    prompter = trainer._maker.prompter
     greedy = {}
     for g in rolled.groups:
         ids = list(prompter.ids(g.task))

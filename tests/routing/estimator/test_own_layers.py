@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.routing.worlds import make_world
 from tfgrpo.routing import SuccessCount, fit
 from tfgrpo.routing.backtest.baselines import RIVALS
 from tfgrpo.routing.estimator.layers import Evidence, Query
 from tfgrpo.routing.estimator.own_layers import NEIGHBOURS, Near, Ridge, weighted_rates
 from tfgrpo.routing.estimator.reference_pool import ReferencePool
 from tfgrpo.routing.estimator.ridge import fit_ridge
+from tfgrpo.routing.estimator.value_model import LAYERS, ValueModel
 
 
 def rows(n, width, seed=0):
@@ -97,3 +99,29 @@ def test_a_ridge_layer_keeps_probabilities_inside():
     layer = Ridge(seen)
     p = layer.predict(Query(5 * X, pool.covariates(X))).mean
     assert np.all(np.abs(p) <= np.log(0.98 / 0.02) + 1e-9)
+
+
+def test_own_layers_wait_for_enough_labels_and_the_level_answers_where_nothing_else_can():
+    world = make_world(300, 4)
+    whole = ReferencePool.fit(
+        world.table.of_models([1, 2, 3]), world.vectors, embedder_id=world.embedder.embedder_id
+    )
+
+    def state(n, pool, layers=LAYERS):
+        rows = np.arange(n)
+        return ValueModel(world.embedder, pool, layers=layers).state_of_counts(
+            world.vectors[rows], world.table.successes[rows, 0], world.table.trials[rows, 0],
+            keys=[world.table.keys[i] for i in rows],
+        )  # fmt: skip
+
+    for n, pool, has in (
+        (127, whole, False),
+        (128, whole, True),
+        (15, None, False),
+        (16, None, True),
+    ):
+        assert ({"ridge", "near"} <= set(state(n, pool).weights)) == has
+    alone = state(5, None, layers=("ridge",))
+    assert alone.weights == {"level": 1.0}
+    mean = alone.predict_vectors(world.vectors[:3]).mean
+    assert np.ptp(mean) == 0 and 0 < mean[0] < 1

@@ -183,7 +183,7 @@ def test_reference_models_help_a_new_model_with_few_labels():
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_stands_alone(layer):
     world, pool, train, test = _parts()
-    e = _state(world, pool, train[:64], layers=[layer]).predict_vectors(world.vectors[test])
+    e = _state(world, pool, train[:150], layers=[layer]).predict_vectors(world.vectors[test])
     assert list(e.weights) == [layer]
     assert np.isfinite(e.mean).all()
     assert brier(e.mean, world.table.rates[test, 0]) < 0.26

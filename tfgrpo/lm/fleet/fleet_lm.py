@@ -21,7 +21,7 @@ from tfgrpo.lm.fleet.members import Members
 from tfgrpo.lm.fleet.placement import affinity_key
 from tfgrpo.lm.fleet.settings import FleetSettings
 from tfgrpo.lm.fleet.watch import Watch
-from tfgrpo.lm.openai import OpenAILM, find_secret
+from tfgrpo.lm.openai import OpenAILM, ServerRules, find_secret
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.call_scope import current_scope
@@ -103,7 +103,11 @@ class FleetLM:
 
     def _lm_of(self, url: str) -> OpenAILM:
         if url not in self._lms:
-            self._lms[url] = OpenAILM(self._settings.model, base_url=url, **self._options)
+            given = dict(self._options)
+            rules = {f.name: given.pop(f.name) for f in fields(ServerRules) if f.name in given}
+            self._lms[url] = OpenAILM(
+                self._settings.model, base_url=url, rules=ServerRules(**rules), **given
+            )
         return self._lms[url]
 
     def _drop(self, urls: list[str]) -> None:

@@ -19,6 +19,7 @@ from tfgrpo.lm.wire import loads, message_json
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Request
+from tfgrpo.runtime.json_text import shown
 from tfgrpo.runtime.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,7 @@ def template_options(request: Request) -> dict[str, Any]:
     if wanted:
         name, value = next(iter(wanted.items()))
         raise ProviderError(
-            f"{name} = {value!r:.80} is not supported by models that run here; leave it out",
+            f"{name} = {shown(value)} is not supported by models that run here; leave it out",
             kind="bad_request",
         )
     if going_on:

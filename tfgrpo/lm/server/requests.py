@@ -16,6 +16,7 @@ from typing import Any
 
 from tfgrpo.messages import Message, Role, ToolCall
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec
+from tfgrpo.runtime.json_text import shown
 from tfgrpo.runtime.surrogates import without_surrogates
 
 MAX_N = 256
@@ -123,7 +124,7 @@ def _refuse_unserved(body: Mapping[str, Any]) -> None:
             continue
         if value not in _NEUTRAL.get(name, ()):
             raise BadBody(
-                f"{name} = {value!r:.80} is not served; leave the field out",
+                f"{name} = {shown(value)} is not served; leave the field out",
                 code="unsupported_parameter",
             )
 
@@ -144,7 +145,7 @@ def _flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise BadBody(f"{name} {value!r:.80} must be true or false")
+        raise BadBody(f"{name} {shown(value)} must be true or false")
     return value
 
 
@@ -153,7 +154,7 @@ def _list(body: Mapping[str, Any], name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadBody(f"{name} {value!r:.80} must be a list")
+        raise BadBody(f"{name} {shown(value)} must be a list")
     return value
 
 
@@ -272,7 +273,7 @@ def _tool_choice(body: Mapping[str, Any]) -> str | None:
     choice = body.get("tool_choice")
     if choice not in (None, "auto", "none"):
         raise BadBody(
-            f"tool_choice {choice!r:.80} is not served: a call cannot be forced; use 'auto' or "
+            f"tool_choice {shown(choice)} is not served: a call cannot be forced; use 'auto' or "
             "'none'",
             code="unsupported_parameter",
         )
