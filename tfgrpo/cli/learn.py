@@ -143,14 +143,16 @@ def evaluate(
     from tfgrpo.experience import load_artefact
     from tfgrpo.learning.evaluate import evaluate_async
     from tfgrpo.sampling import Stop
+    from tfgrpo.store.postgres.places import place_of
 
     nothing: dict[str, Any] = {"empty": None, "library": None, "verdict": None, "notes": []}
     with json_of_failures(as_json, nothing):
         settings = Config.from_toml(config, set_ or ())
         add_module_folder(config.parent)
-        artefact = load_artefact(library)
+        where = place_of(library).folder
+        artefact = load_artefact(where)
     if not artefact.library.shown:
-        _nothing_to_compare(artefact, library, nothing if as_json else None)
+        _nothing_to_compare(artefact, where, nothing if as_json else None)
     suffix = "-eval" if split is Split.untaught else f"-eval-{split.value}"
     place = str(folder) if folder is not None else settings.run.folder + suffix
     settings = settings.model_copy(

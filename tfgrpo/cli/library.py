@@ -34,9 +34,8 @@ from tfgrpo.report.reflection import claim_words
 from tfgrpo.runtime.import_string import noted_config
 from tfgrpo.runtime.terminal import one_line, printable
 from tfgrpo.store import Journal
-from tfgrpo.store.journal import FILE
 from tfgrpo.store.postgres.address import is_address
-from tfgrpo.store.postgres.places import place_of, shown
+from tfgrpo.store.postgres.places import is_run, place_of, shown
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
@@ -83,7 +82,7 @@ class Source:
                 store.record_library(library.version_id, library.to_dict())
             return
         folder = self.path if self.path.is_dir() else self.path.parent
-        if (folder / FILE).is_file():  # so that report, escalate and a rerun know of it
+        if is_run(folder):  # so that report, escalate and a rerun know of it
             with Journal.open(folder) as store:
                 store.record_library(library.version_id, library.to_dict())
                 row = {"from": self.library.version_id, "to": library.version_id}
@@ -100,7 +99,7 @@ def find(where: str) -> Source:
     """
     path = Path(where)
     if path.is_file() or (path / "library.json").is_file():
-        found = _run_of(path) if (path / FILE).is_file() else None
+        found = _run_of(path) if is_run(path) else None
         outcome, versions = (None, ()) if found is None else (found.outcome, found.versions)
         return Source(path, load_artefact(path), False, outcome, versions)
     folder, _, version = _split_version(where)
@@ -210,9 +209,10 @@ def _state_lines(source: Source, where: str) -> list[str]:
     if source.outcome is None:
         return []
     lines = [source.state]
-    run = str(source.path)
+    run = shown(source.path)
     if source.outcome.state == "not ended":
-        lines.append(f"the run has not ended: tfgrpo learn {noted_config(source.path)} goes on")
+        config = noted_config(place_of(source.path).folder)
+        lines.append(f"the run has not ended: tfgrpo learn {config} goes on")
     elif not source.library.shown and source.versions:
         lines.append("candidates: " + ", ".join(f"{run}@{v}" for v in source.versions))
     if not source.outcome.is_kept and source.outcome.state != "not ended":

@@ -206,7 +206,8 @@ def load_artefact(path: Path | str, *, quarantine: bool = False) -> Artefact:
         StoreError: it cannot be read.
     """
     path = Path(path)
-    if (path / "run.db").is_file() and not (path / "library.json").is_file():
+    is_run = any((path / name).is_file() for name in ("run.db", "store.json"))
+    if is_run and not (path / "library.json").is_file():
         raise ConfigError(
             f"run {str(path)!r} holds no library.json: it has not ended, and the same `tfgrpo "
             f"learn` goes on. `tfgrpo library show {path}` says what it proposed so far"

@@ -106,7 +106,7 @@ class RunView:
     damaged: tuple[str, ...] = ()
     """Rows of the journal that were set aside, in words."""
     folder: str = ""
-    """The run's folder as it was given."""
+    """The run's folder or address as it was given, without password."""
     config_path: str = "CONFIG.toml"
     """Where its settings lay, for commands that go on from it."""
 
@@ -251,6 +251,7 @@ def load_view(
         StoreError: there is no journal, or it cannot be read.
     """
     from tfgrpo.store.journal import Journal
+    from tfgrpo.store.postgres.places import shown as shown_place
 
     def read_tasks(stages: tuple[str, ...]) -> Iterator[Task]:
         with Journal.open(folder, readonly=True) as again:
@@ -274,8 +275,8 @@ def load_view(
             spend=tuple(store.spend()),
             config=store.config or {},
             damaged=tuple(store.damaged),
-            folder=str(folder),
-            config_path=noted_config(Path(folder)),
+            folder=shown_place(folder),
+            config_path=noted_config(store.folder),
         )
 
 

@@ -324,9 +324,9 @@ class GroupJournal:
         at a time: neither all of them lie in memory, nor is a reading held open."""
         self._writer.flush()
         numbers = self._writer.read(
-            "SELECT max(grp) FROM groups WHERE (? IS NULL OR stage = ?) GROUP BY group_id,"
-            " verifier_id ORDER BY min(grp)",
-            (stage, None if stage is None else column_text(stage)),
+            f"SELECT max(grp) FROM groups{'' if stage is None else ' WHERE stage = ?'}"
+            " GROUP BY group_id, verifier_id ORDER BY min(grp)",
+            () if stage is None else (column_text(stage),),
         )
         for start in range(0, len(numbers), _AT_ONCE):
             part = [number for (number,) in numbers[start : start + _AT_ONCE]]
