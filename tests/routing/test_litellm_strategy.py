@@ -9,7 +9,8 @@ import pytest
 from tests.routing.test_router import EASY, HARD, history
 from tfgrpo.routing.estimator.value_model import ValueModel
 from tfgrpo.routing.records import ModelInfo, SuccessCount
-from tfgrpo.routing.router import Router, TradeOff
+from tfgrpo.routing.router import Router
+from tfgrpo.routing.rules import TradeOff
 from tfgrpo.runtime.embedders import HashedNgrams
 
 pytestmark = [

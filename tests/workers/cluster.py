@@ -21,6 +21,8 @@ def start_cluster(nodes: int, *, at_exit: bool = True) -> Any:
     import ray
     from ray.cluster_utils import Cluster
 
+    from tfgrpo.workers.ray_cluster import log_node_errors
+
     for left in reversed(range(_TRIES)):
         cluster = Cluster(shutdown_at_exit=at_exit)
         try:
@@ -28,6 +30,7 @@ def start_cluster(nodes: int, *, at_exit: bool = True) -> Any:
             for _ in range(nodes):
                 cluster.add_node(num_cpus=1, object_store_memory=SMALL["object_store_memory"])
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+            log_node_errors()
             return cluster
         except Exception:  # Ray raises nothing more special
             stop_cluster(cluster)

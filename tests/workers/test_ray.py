@@ -122,3 +122,17 @@ def test_an_old_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="too old"):
         cluster.connect()
     assert os.environ["RAY_AUTH_MODE"]
+
+
+def test_what_ray_prints_of_lost_nodes_goes_to_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    worker = pytest.importorskip("ray._private.worker")
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)  # put back later
+    connecting.log_node_errors()
+    lost = {"lines": ["The node has been marked dead"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(lost, ignore_prefix=False)
+    assert capsys.readouterr().out == ""
+    assert "marked dead" in caplog.text

@@ -31,7 +31,7 @@ from tfgrpo.workers.work import software
 
 log = logging.getLogger(__name__)
 
-__all__ = ["RayCluster", "RaySettings"]
+__all__ = ["RayCluster", "RaySettings", "log_node_errors"]
 
 OLDEST = (2, 59)
 """The first Ray whose own clusters want a token by themselves."""
@@ -127,6 +127,7 @@ class RayCluster:
         try:
             with boundary(ConfigError, hint):
                 ray.init(**options)
+            log_node_errors()
         finally:
             if is_main:  # ray.init takes TERM for itself; stopping is the run's to handle
                 signal.signal(signal.SIGTERM, on_term)
@@ -156,6 +157,19 @@ class RayCluster:
         if self._is_ours and self._ray is not None:
             self._ray.shutdown()
         self._ray, self._is_ours = None, False
+
+
+def log_node_errors() -> None:
+    """Send what Ray prints of lost nodes to the log.
+
+    Ray writes it to standard output whatever `log_to_driver` says; there stands a command's result.
+    """
+    from ray._private import worker
+
+    def to_log(data: dict[str, Any], ignore_prefix: bool) -> None:
+        log.warning("Ray: %s", redact(" ".join(map(str, data.get("lines", [])))))
+
+    worker.print_to_stdstream = to_log
 
 
 def _refuse_open_cluster(address: str) -> None:
