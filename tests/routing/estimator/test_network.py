@@ -66,7 +66,7 @@ def test_hiding_a_row_equals_leaving_it_out():
 @pytest.mark.real
 def test_numpy_and_torch_compute_the_same():
     torch = pytest.importorskip("torch")
-    from tfgrpo.routing.estimator.train_network import _forward
+    from tfgrpo.routing.estimator.train_network import NetworkTask, _forward
 
     context, queries, cosines = _inputs(40, 9)
     zero = np.zeros(9, np.float32)
