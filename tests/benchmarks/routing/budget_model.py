@@ -1,8 +1,8 @@
 """A small model of known success rates, made here, and the tasks that it answers.
 
-A task is a family's letter and two digits, its answer their sum modulo 10. The model is taught on
-labels that are right as often as its family says, so that at temperature 1 its success rates run
-from never to always; training by reward then raises them. Does not know training by reward.
+A task is a family's letter and a number of two digits, its answer their sum modulo 10. The model is
+taught on labels that are right as often as the family says, so that at temperature 1 its success
+rates run from never to always; training by reward then raises them. Does not know that training.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tfgrpo.rollout import Task
 
 RIGHT = {"A": 0.0, "B": 0.0, "C": 0.02, "D": 0.1, "E": 0.35, "F": 0.7, "G": 0.95, "H": 1.0}
 """Share of right labels by family."""
-STEPS, BATCH, LR = 1000, 200, 2e-3
+STEPS, BATCH, LR = 300, 256, 2e-3
 
 
 def draw_tasks() -> list[Task]:
     """Return all 800 tasks in a random order."""
     found = [
-        Task(f"{family}-{x}{y}", f"{family} {x} {y}", (x + y) % 10)
+        Task(f"{family}-{x}{y}", f"{family} {x}{y}", (x + y) % 10)
         for family in RIGHT
         for x in range(10)
         for y in range(10)
@@ -39,8 +39,8 @@ def make_model(folder: Path, seed: int = 0) -> Path:
 
     tokenizer = _tokenizer()
     config = transformers.LlamaConfig(
-        vocab_size=128, hidden_size=192, intermediate_size=384, num_hidden_layers=2,
-        num_attention_heads=3, num_key_value_heads=1, max_position_embeddings=128,
+        vocab_size=128, hidden_size=192, intermediate_size=384, num_hidden_layers=2, head_dim=64,
+        num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
         tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(seed)
@@ -80,15 +80,16 @@ def _ids(tokenizer: Any, text: str) -> Sequence[int]:
 
 
 def _tokenizer() -> Any:
-    """One token a character."""
+    """One token a word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = ["<pad>", "<s>", "</s>", "<unk>", "\n", *(chr(i) for i in range(32, 127))]
+    numbers = [f"{n:02d}" for n in range(100)]
+    words = ["<pad>", "<s>", "</s>", "<unk>", "?", *RIGHT, *numbers, *map(str, range(10))]
     core = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
-    made.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    made.chat_template = "{% for m in messages %}{{ m['content'] }} ? {% endfor %}"
     return made

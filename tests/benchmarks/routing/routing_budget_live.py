@@ -144,14 +144,15 @@ class Still:
         return {"gradient_variance": variance, "gradient_signal": mean - variance / n}
 
 
-def gradient_noise(trainer: Trainer, steps: int) -> dict[str, float]:
-    """Measure the noise of further steps at the present weights, which stay as they are."""
+def gradient_noise(trainer: Trainer, steps: int) -> dict[str, float | None]:
+    """Measure the noise of further steps at the present weights, which stay as they are; None
+    where it drowns the signal."""
     still = Still(trainer.updater.weights)
     trainer.updater.optimiser = still  # type: ignore[assignment]  # only `step` is called
     rollouts = [float(trainer.step().figures["rollouts"]) for _ in range(steps)]
     found, paid = still.figures(), statistics.mean(rollouts)
     signal = found["gradient_signal"]
-    noise = found["gradient_variance"] * paid / signal if signal > 0 else float("nan")
+    noise = found["gradient_variance"] * paid / signal if signal > 0 else None
     return found | {"noise_step_rollouts": paid, "gradient_noise": noise}
 
 
@@ -326,7 +327,7 @@ def collect(paths: Sequence[Path]) -> None:
 
 
 def _mean(values: Any) -> float | None:
-    found = [v for v in values if v == v]
+    found = [v for v in values if v is not None]
     return round(statistics.mean(found), 4) if found else None
 
 
@@ -337,15 +338,17 @@ def against(rows: Sequence[Mapping[str, Any]], other: str) -> dict[str, Any]:
     seeds = sorted(base)
     found: dict[str, Any] = {"seeds": len(seeds)}
     for name, key in (("saved", "rollouts_per_full_mixed_group"), ("noise", "gradient_noise")):
-        ratios = [mine[s][key] / base[s][key] for s in seeds]
-        changes = [1 - x for x in ratios] if name == "saved" else [x - 1 for x in ratios]
+        pairs = [(mine[s][key], base[s][key]) for s in seeds]
+        ratios = [a / b - 1 for a, b in pairs if a is not None and b is not None]
+        changes = [-x for x in ratios] if name == "saved" else ratios
         found[name] = [round(x, 4) for x in changes]
         found[f"{name}_mean"] = _mean(changes)
         found[f"{name}_ci"] = _interval(changes)
     found["variance"] = [round(mine[s]["variance"] / base[s]["variance"] - 1, 4) for s in seeds]
     found["heldout_at_equal_rollouts"] = [_at_equal_rollouts(mine[s], base[s]) for s in seeds]
     if len(seeds) > 1:
-        gap = seeds_difference([(base[s]["scores"], mine[s]["scores"]) for s in seeds])
+        pairs = [(_scores(base[s]), _scores(mine[s])) for s in seeds]
+        gap = seeds_difference(pairs)
         found["heldout_at_equal_groups"] = round(gap.estimate, 4)
         found["heldout_ci"] = [round(gap.low, 4), round(gap.high, 4)]
     return found
@@ -355,12 +358,16 @@ def _interval(values: Sequence[float]) -> list[float] | None:
     """95 % of the mean over seeds, by Student's t."""
     from scipy.stats import t as student
 
-    if len(values) < 2 or any(v != v for v in values):
+    if len(values) < 2:
         return None
     half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values)
     half /= len(values) ** 0.5
     mean = statistics.mean(values)
     return [round(mean - half, 4), round(mean + half, 4)]
+
+
+def _scores(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {task_id: [value] for task_id, value in row["scores"].items()}
 
 
 def _at_equal_rollouts(mine: Mapping[str, Any], base: Mapping[str, Any]) -> float:
