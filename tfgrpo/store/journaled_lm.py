@@ -261,7 +261,7 @@ class JournaledLM(LMWrapper):
 
         def one_more(is_reported: bool, failure: ProviderError | None) -> None:
             nonlocal extra
-            ask_outer(True, failure)  # what is sent here is counted in the reply's usage
+            ask_outer(is_reported, failure)
             reservation.extend(calls=1)
             extra += 1
 
