@@ -18,9 +18,9 @@ from tfgrpo.diagnosis import outcome_of
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.store.disk.lock import RunLock
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
-from tfgrpo.store.lock import RunLock
 from tfgrpo.store.postgres.address import is_address, parse_address
 from tfgrpo.store.postgres.copying import copy_run
 from tfgrpo.store.postgres.opening import list_runs as runs_of_server

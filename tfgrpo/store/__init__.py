@@ -11,7 +11,7 @@ from tfgrpo.runtime.import_string import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.store.budget import Budget, Ledger
-    from tfgrpo.store.cache import CallCache
+    from tfgrpo.store.disk.cache import CallCache
     from tfgrpo.store.export import read_groups, write_groups
     from tfgrpo.store.fold import RunState, SpendRow
     from tfgrpo.store.journal import Journal
@@ -33,7 +33,7 @@ __all__ = [
 
 _HOME = {
     "Budget": "budget",
-    "CallCache": "cache",
+    "CallCache": "disk.cache",
     "JournaledLM": "journaled_lm",
     "Ledger": "budget",
     "RunState": "fold",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.database import store_errors
+from tfgrpo.store.disk.files import store_errors
 from tfgrpo.store.journal import FILE, Journal
 from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.opening import list_runs

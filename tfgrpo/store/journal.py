@@ -32,8 +32,8 @@ from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
-from tfgrpo.store.database import DatabaseWriter, Statement
-from tfgrpo.store.file_run import open_file
+from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.disk.opening import open_file
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.postgres.address import is_address
@@ -46,7 +46,7 @@ from tfgrpo.store.postgres.opening import (
 from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
 from tfgrpo.store.postgres.seat import Terms
 from tfgrpo.store.postgres.tranches import Refusal, SharedLedger
-from tfgrpo.store.rows import OpenRun
+from tfgrpo.store.rows import OpenRun, Statement
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Journal:
     """
 
     def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
-        writer, ledger, self.is_resumed, self._lock = opened
+        writer, ledger, self.is_resumed, self._lock, damage = opened
         self.place = place
         """Where it is."""
         self.folder = place.folder
@@ -91,7 +91,7 @@ class Journal:
             ledger.start(writer.draw)
         if can_write:
             writer.commit_now([self._session_row("open")])
-        self._values = Values(writer, can_write=self._can_write)
+        self._values = Values(writer, can_write=self._can_write, damage=damage)
         self.calls = CallJournal(writer, self._values, self._elapsed_s)
         """The calls of the run, for `JournaledLM`."""
         self._groups = GroupJournal(writer, self._values, self.calls.hit_rows)

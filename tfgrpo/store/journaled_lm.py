@@ -40,8 +40,8 @@ from tfgrpo.store.booking import (
     worst_case,
 )
 from tfgrpo.store.budget import Reservation
-from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, Flight
+from tfgrpo.store.disk.cache import CallCache
 from tfgrpo.store.journal import Journal
 from tfgrpo.store.keys import KeyMaker, RequestKey
 from tfgrpo.store.prices import Price, PriceTable
