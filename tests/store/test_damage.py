@@ -25,6 +25,7 @@ from tests.learning.worlds import HELPFUL, World
 from tests.learning.worlds import settings as run_settings
 from tests.patience import PATIENCE_S
 from tfgrpo.errors import StoreError
+from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
 from tfgrpo.store.disk.files import connect
 from tfgrpo.store.disk.log_frames import Header, log_of, read_log
@@ -238,6 +239,7 @@ def test_a_journal_that_another_program_wrote_is_taken_as_it_is_and_told(
 
 _WRITER = """
 import sys
+from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
 from tfgrpo.store.disk import database
 database.CHECKPOINT_EVERY = int(sys.argv[2])
@@ -333,6 +335,38 @@ def test_a_run_folder_on_a_full_disk_keeps_its_damaged_journal(
             Journal.open(run)
     assert (run / "run.db").read_bytes() == before
     everything(run, readonly=False)
+
+
+def test_a_gateways_tables_are_read_out_of_a_file_without_its_first_page(run: Path) -> None:
+    with Journal.open(run) as journal:
+        add_tables(journal)
+        names = [(f"r{i:04}",) for i in range(300)]
+        rest = (0.5, "e", "route", *"abcdefgh", 0.25, None, *"lcmd", b"p" * 50)
+        journal.writer.commit_now([(REQUEST, (name, *rest)) for (name,) in names])
+        journal.writer.commit_now([(NOTE, (1.5, "kind", name, "body")) for (name,) in names])
+    raw = bytearray((run / "run.db").read_bytes())
+    raw[:4096] = os.urandom(4096)
+    (run / "run.db").write_bytes(raw)
+    with Journal.open(run) as journal:
+        read = journal.writer.read
+        assert read("SELECT response_id FROM requests ORDER BY 1") == names
+        assert read("SELECT name FROM notes ORDER BY note") == names
+        assert read("SELECT DISTINCT at, share, prompt FROM requests") == [(0.5, 0.25, b"p" * 50)]
+        assert read("PRAGMA user_version") == [(2,)]
+        add_tables(journal)
+
+
+def test_checksums_that_somebody_else_wrote_run_nothing(run: Path) -> None:
+    wanted = everything(run)[0]
+    found = PageSums.read(run / "run.db")
+    assert found is not None
+    found.schema = [f"ATTACH DATABASE '{run / 'other.db'}' AS x"]
+    found._is_new = True
+    found.write()
+    flip(run / "run.db", 90_000)
+    everything(run)
+    assert not (run / "other.db").exists()
+    assert set(everything(run, readonly=False)[0]) <= set(wanted)
 
 
 VALUES = st.one_of(

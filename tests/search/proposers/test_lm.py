@@ -80,6 +80,8 @@ async def test_a_child_s_prompt_is_its_parent_s_prompt_and_one_step_more() -> No
 
 async def test_a_short_answer_is_asked_again_and_a_late_failure_keeps_what_came() -> None:
     class Short(ScriptedLM):
+        prefers_n = True
+
         async def complete(self, request: Request, n: int, seeds: Any) -> list[Completion]:
             scopes.append((current_scope().stage, current_scope().sample_index, n, len(seeds)))
             if len(scopes) == 3:
@@ -92,6 +94,27 @@ async def test_a_short_answer_is_asked_again_and_a_late_failure_keeps_what_came(
     found = await expander.propose(ctx, ctx.tree.root, 6)
     assert len(found) == 4
     assert scopes == [("search", 8, 6, 6), ("search", 10, 4, 4), ("search", 12, 2, 2)]
+    assert [f.kind for f in ctx.failed] == ["timeout"]
+
+
+async def test_each_draw_of_a_model_that_takes_one_at_a_time_fails_by_itself() -> None:
+    class Single(ScriptedLM):
+        async def complete(self, request: Request, n: int, seeds: Any) -> list[Completion]:
+            places.append((current_scope().sample_index, n))
+            if current_scope().sample_index in (8, 11):
+                raise ProviderError("lost", kind="connection")
+            return await super().complete(request, n, seeds)
+
+    places: list[tuple[int, int]] = []
+    expander = LMExpander(Single('Action: go {"place": "x"}'), (SPEC,), form="text")
+    ctx = context(first_sample=8)
+    found = await expander.propose(ctx, ctx.tree.root, 5)
+    assert len(found) == 3 and places == [(8 + i, 1) for i in range(5)]
+    assert ctx.spent["propose"].calls == 3
+    assert [f.kind for f in ctx.failed] == ["connection", "connection"]
+    places.clear()
+    with pytest.raises(ProviderError, match="lost"):
+        await expander.propose(ctx, ctx.tree.root, 1)
 
 
 async def test_a_search_with_a_model_over_tools_is_the_same_twice_and_counts_its_calls() -> None:

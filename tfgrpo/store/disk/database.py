@@ -325,6 +325,7 @@ class DatabaseWriter:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
+            self._seal()  # the new tables' definitions
 
     def close(self) -> None:
         """Write what is left, move the log into the file and close it."""

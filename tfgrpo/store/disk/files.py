@@ -119,6 +119,7 @@ def connect(path: Path, *, readonly: bool = False, durable: bool = False) -> sql
         connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA wal_autocheckpoint=0")
+        connection.execute("PRAGMA secure_delete=ON")  # what is deleted is in no free page either
     return connection
 
 

@@ -75,6 +75,8 @@ def look_over(file: Path, *, is_alone: bool) -> Looked:
         if not looked.why:
             break
         looked = _look(file)
+    if looked.why and _is_another(file, looked):
+        return Looked(None, Log())
     if looked.why and _is_foreign(file, looked):
         log.warning(
             "%s was written by another program, or replaced by a copy (%s): it is taken as it is",
@@ -113,6 +115,22 @@ def _mark(handle: int, file: Path) -> tuple[int, ...]:
             at = path.stat()
             found += [at.st_ino, at.st_size, at.st_mtime_ns]
     return tuple(found)
+
+
+def _is_another(file: Path, looked: Looked) -> bool:
+    """Tell whether a file is a database that is not of this journal's kind, or of another version,
+    and not a damaged one: then it is refused and left alone."""
+    sums = looked.sums
+    if sums is None or 1 not in looked.wrong:
+        return False
+    with open(file, "rb") as source:
+        head = source.read(sums.page_size)
+    if not head.startswith(b"SQLite format 3\0") or len(head) < 100:
+        return False
+    kind = int.from_bytes(head[68:72], "big"), int.from_bytes(head[60:64], "big")
+    if kind == (APPLICATION_ID, sums.version):
+        return False
+    return sums.with_a_bit_turned(1, head) is None
 
 
 def _is_foreign(file: Path, looked: Looked) -> bool:

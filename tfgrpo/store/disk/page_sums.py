@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sqlite3
 import sys
 import threading
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"tfgrpo page sums 1\n"
 _PAGES_A_READ = 256
+_MAKES = re.compile(r"\s*CREATE\s+(TABLE|INDEX|UNIQUE\s+INDEX)\s", re.IGNORECASE)
 
 
 class PageSums:
@@ -71,6 +73,8 @@ class PageSums:
             line, _, rest = raw[len(_MAGIC) :].partition(b"\n")
             row: dict[str, Any] = json.loads(line)
             found = cls(file, int(row["page_size"]), int(row["version"]), list(row["schema"]))
+            if found.page_size < 512 or not all(map(_MAKES.match, found.schema)):
+                raise ValueError("it says what no journal has")
             found.sums.frombytes(rest[:-4])
         except (ValueError, KeyError, TypeError) as exc:
             log.warning("%s is damaged (%s); it is made anew", sums_of(file), exc)

@@ -155,6 +155,7 @@ def tables_of(schema: Collection[str]) -> list[Table]:
         return [
             _table(connection, name, has_rowid="WITHOUT ROWID" not in sql.upper())
             for name, sql in made
+            if name.isidentifier()
         ]
 
 
