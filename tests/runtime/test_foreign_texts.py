@@ -208,7 +208,7 @@ def test_a_stream_whose_choices_are_no_list_is_a_bad_reply(choices: object) -> N
 
 @pytest.mark.parametrize(
     "schema",
-    [{"type": "string"}, {"enum": [1, 2]}, {"maximum": 5}, {"const": 3}, {"multipleOf": 7}],
+    [{"type": "string"}, {"enum": [1, 2]}, {"maximum": 5}, {"multipleOf": 10}],
 )
 def test_an_argument_of_thousands_of_digits_that_does_not_fit_is_told_without_it(
     schema: dict[str, Any],
