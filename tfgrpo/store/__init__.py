@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tfgrpo.store.disk.cache import CallCache
     from tfgrpo.store.export import read_groups, write_groups
     from tfgrpo.store.fold import RunState, SpendRow
-    from tfgrpo.store.journal import Journal
+    from tfgrpo.store.journal import Journal, OpenOptions
     from tfgrpo.store.journaled_lm import JournaledLM
     from tfgrpo.store.tracing import TracedLM
 
@@ -25,6 +25,7 @@ __all__ = [
     "Ledger",
     "RunState",
     "Journal",
+    "OpenOptions",
     "SpendRow",
     "TracedLM",
     "read_groups",
@@ -38,6 +39,7 @@ _HOME = {
     "Ledger": "budget",
     "RunState": "fold",
     "Journal": "journal",
+    "OpenOptions": "journal",
     "SpendRow": "fold",
     "TracedLM": "tracing",
     "read_groups": "export",

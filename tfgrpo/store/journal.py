@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -50,9 +51,8 @@ from tfgrpo.store.rows import OpenRun, Statement
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FILE", "Journal"]
+__all__ = ["FILE", "Journal", "OpenOptions"]
 
-_AS_IT_WAS = ResumeRule()
 Role = Literal["learner", "writer"]
 _NUMBERED = {
     "calls": "call",
@@ -63,6 +63,25 @@ _NUMBERED = {
 }
 _ASK_AGAIN_S = 0.25
 """How long to wait for what other writers may give back, before asking again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a journal is opened, where it is not as usual."""
+
+    store: str = ""
+    """The address of the database that keeps the folder's run; empty takes the one that the folder
+    names, else the folder itself."""
+    durable: bool = False
+    """Survive the loss of power, at 150 µs instead of 25 µs a transaction; a server's always
+    does."""
+    resume: ResumeRule = field(default_factory=ResumeRule)
+    """How the settings may differ from the kept ones."""
+    terms: Terms | None = None
+    """Of a writer's seat on a server."""
+
+
+_DEFAULTS = OpenOptions()
 
 
 class Journal:
@@ -101,55 +120,52 @@ class Journal:
         cls,
         folder: Path | str,
         *,
-        store: str = "",
         role: Role = "learner",
         create: bool = False,
         config: Mapping[str, Any] | None = None,
         readonly: bool = False,
         budget: Budget | Ledger | None = None,
-        durable: bool = False,
-        resume: ResumeRule = _AS_IT_WAS,
-        terms: Terms | None = None,
+        options: OpenOptions = _DEFAULTS,
     ) -> Journal:
         """Open a run's journal, or make one.
 
         Args:
             folder: the run's folder, made with access for its owner only; or the address of a run
                 on a server, `postgresql://…#NAME`.
-            store: the address of the database that keeps the folder's run; empty takes the one
-                that the folder names, else the folder itself.
             role: on a server, `writer` stands beside others; a run has one `learner`.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
-                must equal the kept ones, except for what `resume` allows; a run without a single
-                reply or graded rollout takes any settings.
+                must equal the kept ones, except for what `options.resume` allows; a run without a
+                single reply or graded rollout takes any settings.
             readonly: look only; takes no lock, so it works beside a running process.
             budget: the limits of the ledger, or a fresh ledger; spend of earlier sessions counts
                 against them. On a server the limits of the run as a whole.
-            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction; a
-                server's always does.
-            resume: how the settings may differ from the kept ones.
-            terms: of a writer's seat on a server.
+            options: what few callers change.
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
-        place = place_of(folder, store)
+        place = place_of(folder, options.store)
         limits = budget.budget if isinstance(budget, Ledger) else budget
         clock = budget.clock if isinstance(budget, Ledger) else time.monotonic
         if place.address is None:
             ledger = budget if isinstance(budget, Ledger) else Ledger(limits or Budget())
             opened = open_file(
-                place.folder, ledger, create=create, readonly=readonly, durable=durable
+                place.folder, ledger, create=create, readonly=readonly, durable=options.durable
             )
         elif readonly:
             opened = look_at_run(place.address, budget=limits, clock=clock)
         else:
-            if store:
+            if options.store:
                 refuse_a_left_behind_file(place, create=create)
             opened = open_run(
-                place.address, create=create, role=role, budget=limits, terms=terms, clock=clock
+                place.address,
+                create=create,
+                role=role,
+                budget=limits,
+                terms=options.terms,
+                clock=clock,
             )
         try:
             journal = cls(place, opened, can_write=not readonly)
@@ -161,7 +177,7 @@ class Journal:
         if readonly:
             return journal
         try:
-            changed = journal._changes(config, resume)
+            changed = journal._changes(config, options.resume)
             if changed:
                 raise ChangedSettingsError(
                     f"run {str(place)!r} was made with other settings:\n  "
