@@ -166,6 +166,7 @@ def _summary(run: Path | str) -> dict[str, Any]:
             finals, results = (
                 [payload for _, payload in store.decisions(kind)] for kind in ("final", "result")
             )
+            damaged = list(store.damaged)
     except StoreError as exc:
         return {"run": shown(run), "error": str(exc)}
     settled, booked = Usage(), Usage()
@@ -196,6 +197,7 @@ def _summary(run: Path | str) -> dict[str, Any]:
         "interruptions": state.interruptions,
         "seconds": round(state.seconds, 3),
         "bytes": size,
+        "damaged": damaged,
     }
 
 
@@ -232,6 +234,7 @@ def _line(row: dict[str, Any]) -> str:
         money += f" (+ at most {worst} for calls cut off)"
     cut = f", interrupted {row['interruptions']}x" if row["interruptions"] else ""
     size = "on a server" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
+    cut += f"; {printable(row['damaged'][0])}" if row["damaged"] else ""
     state = f", {row['state']}" if row["state"] else ""
     if row["gain"] is not None:
         state += f", gain {row['gain']:+.3f}"

@@ -95,9 +95,9 @@ def _look(file: Path) -> Looked:
         handle = os.open(file, os.O_RDONLY | NO_FOLLOW)
     try:
         mark = _mark(handle, file)
-        if _SEEN.get(str(file)) == mark:
-            return Looked(sums, Log())
         found = read_log(file)
+        if _SEEN.get(str(file)) == mark:
+            return Looked(sums, found)
         wrong = frozenset(sums.wrong_pages(handle, found.pages))
         if not (wrong or found.why) and mark == _mark(handle, file):
             _SEEN[str(file)] = mark
@@ -107,14 +107,11 @@ def _look(file: Path) -> Looked:
 
 
 def _mark(handle: int, file: Path) -> tuple[int, ...]:
-    found: list[int] = []
-    at = os.fstat(handle)
-    found += [at.st_ino, at.st_size, at.st_mtime_ns]
-    for path in (log_of(file), sums_of(file)):
-        with contextlib.suppress(OSError):
-            at = path.stat()
-            found += [at.st_ino, at.st_size, at.st_mtime_ns]
-    return tuple(found)
+    """Return what the system says of a file and its checksums."""
+    at = [os.fstat(handle)]
+    with contextlib.suppress(OSError):
+        at.append(sums_of(file).stat())
+    return tuple(part for s in at for part in (s.st_ino, s.st_size, s.st_mtime_ns))
 
 
 def _is_another(file: Path, looked: Looked) -> bool:
