@@ -196,8 +196,16 @@ def reserve_space(folder: Path) -> Path:
     return path
 
 
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 """Flags of every file that is opened in a run's folder: a link there is never followed."""
+
+
+def read_at(handle: int, size: int, at: int) -> bytes:
+    """Return bytes of an open file from a place on; fewer where it ends before."""
+    if hasattr(os, "pread"):
+        return os.pread(handle, size, at)
+    os.lseek(handle, at, os.SEEK_SET)
+    return os.read(handle, size)
 
 
 def refuse_links(folder: Path, *names: str) -> None:

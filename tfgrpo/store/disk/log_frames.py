@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tfgrpo.store.disk.files import NO_FOLLOW, connect
+from tfgrpo.store.disk.files import NO_FOLLOW, connect, read_at
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
@@ -78,7 +78,7 @@ def read_log(file: Path) -> Log:
 
 
 def _read(file: Path, handle: int) -> Log:
-    raw = os.pread(handle, HEADER_BYTES, 0)
+    raw = read_at(handle, HEADER_BYTES, 0)
     head = Header.parse(raw)
     if head is None:
         has_frames = any(raw) and os.fstat(handle).st_size > HEADER_BYTES + FRAME_HEADER_BYTES
@@ -147,7 +147,7 @@ def _checked(
     """
     stored = computed = head.sums if before is None else before
     for frame in frames:
-        raw = os.pread(handle, FRAME_HEADER_BYTES + head.page_size, frame.at)
+        raw = read_at(handle, FRAME_HEADER_BYTES + head.page_size, frame.at)
         data = raw[:8] + raw[FRAME_HEADER_BYTES:]
         sums = head.checksum(data, stored)
         if frame.sums != sums and stored != computed:
@@ -235,7 +235,7 @@ class Header:
         end = os.fstat(handle).st_size
         at = HEADER_BYTES + start * step
         while at + step <= end:
-            raw = os.pread(handle, FRAME_HEADER_BYTES, at)
+            raw = read_at(handle, FRAME_HEADER_BYTES, at)
             if len(raw) < FRAME_HEADER_BYTES:
                 return
             page, size, first, second = struct.unpack(">II8xII", raw)

@@ -26,6 +26,7 @@ from tfgrpo.store.disk.files import (
     check_file,
     connect,
     create_file,
+    read_at,
     store_errors,
 )
 from tfgrpo.store.disk.log_frames import Log, log_of, read_log
@@ -224,7 +225,7 @@ def _pages(file: Path, looked: Looked, sums: PageSums) -> Iterator[Pages]:
         count = max(looked.log.size or len(sums.sums), *looked.log.pages, 1)
         mended = dict(looked.log.mended)
         for page in looked.wrong:
-            content = os.pread(handle, sums.page_size, (page - 1) * sums.page_size)
+            content = read_at(handle, sums.page_size, (page - 1) * sums.page_size)
             whole = sums.with_a_bit_turned(page, content)
             if whole is not None:
                 mended[page] = whole

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.store.disk.files import NO_FOLLOW
+from tfgrpo.store.disk.files import NO_FOLLOW, read_at
 from tfgrpo.store.disk.log_frames import FRAME_HEADER_BYTES, HEADER_BYTES, Header, log_of
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class PageSums:
                 os.close(handle)
 
     def _take(self, handle: int) -> None:
-        head = Header.parse(os.pread(handle, HEADER_BYTES, 0))
+        head = Header.parse(read_at(handle, HEADER_BYTES, 0))
         if head is None or head.is_mended or head.page_size != self.page_size:
             return
         if head.salts != self._salts:
@@ -125,7 +125,7 @@ class PageSums:
         for number, frame in enumerate(head.frames(handle, self._frames), self._frames + 1):
             if frame.salts != head.salts:
                 return
-            content = os.pread(handle, self.page_size, frame.at + FRAME_HEADER_BYTES)
+            content = read_at(handle, self.page_size, frame.at + FRAME_HEADER_BYTES)
             waiting.append((frame.page, zlib.crc32(content)))
             if frame.size:
                 self._keep(waiting, frame.size)
@@ -190,7 +190,7 @@ class PageSums:
         step = self.page_size * _PAGES_A_READ
         sums = self.sums
         for first in range(0, len(sums), _PAGES_A_READ):
-            chunk = os.pread(handle, step, first * self.page_size)
+            chunk = read_at(handle, step, first * self.page_size)
             whole = len(chunk) - len(chunk) % self.page_size
             found = array("I", _crcs(chunk[:whole], self.page_size))
             wanted = sums[first : first + _PAGES_A_READ]

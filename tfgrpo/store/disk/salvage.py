@@ -10,7 +10,6 @@ Does not know what rows mean. Source: SQLite's file format documentation; own.
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 import struct
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tfgrpo.store.codec import DamagedValue, unpack
+from tfgrpo.store.disk.files import read_at
 
 __all__ = ["Pages", "Table", "rows_of", "tables_of"]
 
@@ -61,8 +61,8 @@ class Pages:
             return self._mended[page]
         at = self._in_log.get(page)
         if at is not None and self._log is not None:
-            return os.pread(self._log, self.page_size, at)
-        return os.pread(self._file, self.page_size, (page - 1) * self.page_size)
+            return read_at(self._log, self.page_size, at)
+        return read_at(self._file, self.page_size, (page - 1) * self.page_size)
 
     def is_wrong(self, page: int) -> bool:
         """Tell whether a page is damaged."""
