@@ -134,7 +134,7 @@ class Snapped(World):
 
 
 def of_result(result: Result) -> dict[str, Any]:
-    """Return what a run came to, apart from what it spent, which a lost result of a call changes."""
+    """Return what a run came to, apart from its spend, which a lost result of a call changes."""
     return {name: value for name, value in comparable(result).items() if name != "spend"}
 
 
