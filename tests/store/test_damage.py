@@ -319,6 +319,27 @@ def test_a_damaged_frame_of_the_log_costs_its_page_and_no_later_commit(tmp_path:
     assert 59 in kept and len(kept) >= 55 and kept == sorted(kept)
 
 
+def test_a_log_that_is_cut_or_missing_is_told(
+    killed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with copied(killed) as folder:
+        everything(folder)
+        assert caplog.text == ""
+        with open(folder / "run.db-wal", "r+b") as opened:
+            opened.truncate(123_456)
+        seen, told = everything(folder)
+        assert "run.db-wal ends within a write" in caplog.text and told == []
+        assert everything(folder, readonly=False)[0] == seen
+    with copied(killed) as folder:
+        (folder / "run.db-wal").unlink()
+        caplog.clear()
+        everything(folder)
+        assert "the newest rows are lost" in caplog.text
+        caplog.clear()
+        everything(folder, readonly=False)
+        assert "the newest rows are lost" in caplog.text
+
+
 def test_a_run_folder_on_a_full_disk_keeps_its_damaged_journal(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,8 @@ class Log:
     """What is damaged; empty where nothing is."""
     lost: int = 0
     """Frames that cannot be read."""
+    is_torn: bool = False
+    """True where it ends within a write: the process was killed then, or the file is cut."""
 
 
 def log_of(file: Path) -> Path:
@@ -92,6 +94,7 @@ def _read(file: Path, handle: int) -> Log:
         beyond = _beyond(frames, accepted, head)
         before = frames[accepted - 1].sums if accepted else head.sums
         if all(is_good for is_good, _ in _checked(handle, head, beyond, before)):
+            log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
             _take_frames(log, [(f, None) for f in frames[:accepted]])
             return log
     last = max(last, (accepted or 0) + len(_beyond(frames, accepted or 0, head)))
@@ -228,6 +231,11 @@ class Header:
     @property
     def _order(self) -> Literal["big", "little"]:
         return "big" if self.is_big_endian else "little"
+
+    def ends_within(self, handle: int, frames: int) -> bool:
+        """Tell whether a part of a frame follows so many whole ones."""
+        rest = read_at(handle, 16, HEADER_BYTES + frames * (FRAME_HEADER_BYTES + self.page_size))
+        return bool(rest) and rest[8:] == self.salts[: max(0, len(rest) - 8)]
 
     def frames(self, handle: int, start: int = 0) -> Iterator[Frame]:
         """Yield the whole frames in the file, from the one of that number on."""

@@ -73,9 +73,15 @@ def look_over(file: Path, *, is_alone: bool) -> Looked:
     """
     looked = _look(file)
     for _ in range(0 if is_alone else _LOOKS - 1):
-        if not looked.why:
+        if not (looked.why or looked.log.is_torn):
             break
         looked = _look(file)
+    if looked.log.is_torn:
+        log.warning(
+            "%s ends within a write: the process that wrote it was killed then, or the file was "
+            "cut and what came after is lost",
+            log_of(file),
+        )
     if looked.why and _is_another(file, looked):
         return Looked(None, Log())
     if looked.why and _is_foreign(file, looked):

@@ -5,6 +5,7 @@ Does not know what a run holds. Source: own.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from tfgrpo.store.disk.files import (
     store_errors,
 )
 from tfgrpo.store.disk.lock import RunLock
-from tfgrpo.store.disk.log_frames import Log
+from tfgrpo.store.disk.log_frames import Log, log_of
 from tfgrpo.store.disk.mending import Looked, look_at_damaged, look_over, mend
 from tfgrpo.store.disk.page_sums import PageSums, sums_of
 from tfgrpo.store.rows import FILE, OpenRun
 
 __all__ = ["open_file"]
+
+log = logging.getLogger(__name__)
 
 _FILES = (
     *(FILE + end for end in ("", "-wal", "-shm", "-sums", "-sums.part", ".part", ".new")),
@@ -59,6 +62,8 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
     try:
         existed = file.exists()
         reserve = reserve_space(folder)
+        if existed and lock.was_killed:
+            _tell_of_a_missing_log(file)
         looked = _sound(file) if existed else Looked(None, Log())
         if not existed:
             sums_of(file).unlink(missing_ok=True)
@@ -85,6 +90,18 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
         raise
 
 
+def _tell_of_a_missing_log(file: Path) -> None:
+    """Warn where the process that wrote a journal was killed and left no log: it always has one,
+    but in the moment of its end."""
+    if not log_of(file).exists() and sums_of(file).exists():
+        log.warning(
+            "%s is not there, although the process that wrote it was killed: unless another "
+            "program has moved it into %s, the newest rows are lost",
+            log_of(file),
+            file.name,
+        )
+
+
 def _sound(file: Path) -> Looked:
     """Return what is found of a journal's file, mended where it was damaged."""
     looked = look_over(file, is_alone=True)
@@ -99,6 +116,8 @@ def _look(folder: Path, ledger: Ledger) -> OpenRun:
     damage = ""
     with store_errors(file, "open"):
         refuse_links(folder, *_FILES)
+        if (folder / "lock").exists() and (folder / "lock").stat().st_size:
+            _tell_of_a_missing_log(file)
         looked = look_over(file, is_alone=False)
         if looked.why:
             connection, damage = look_at_damaged(file, looked)
