@@ -193,6 +193,20 @@ class Bench:
         logger.addHandler(self.told)
         logger.propagate = False
 
+    def take(self, kept: Path | None) -> int:
+        """Go on with what was kept; return how many cases that is."""
+        if kept is None or not kept.exists():
+            return 0
+        row = json.loads(kept.read_text())
+        self.counts, self.readable = Counter(row["counts"]), row["readable"]
+        return int(row["done"])
+
+    def keep(self, kept: Path | None, done: int) -> None:
+        """Keep the counts so far."""
+        if kept is not None:
+            row = {"counts": self.counts, "readable": self.readable, "done": done}
+            kept.write_text(json.dumps(row))
+
     def judge(self, what: str, state: State, found: Items, *, is_told: bool) -> None:
         """Count what differs from what was written."""
         wrong = [
@@ -274,23 +288,28 @@ class Bench:
                 print("other result", what, file=sys.stderr)
 
 
-def measure(flips: int, cuts: int, whole_runs: int) -> dict[str, Any]:
-    """Damage copies and count what becomes of them."""
+def measure(flips: int, cuts: int, whole_runs: int, kept: Path | None = None) -> dict[str, Any]:
+    """Damage copies and count what becomes of them.
+
+    Args:
+        kept: where the counts so far are kept, so that a run that was stopped goes on.
+    """
     bench = Bench()
+    done = bench.take(kept)
     with scratch() as root:
         every = database.CHECKPOINT_EVERY
         found = states(Path(root))
         database.CHECKPOINT_EVERY = every
-        for number in range(flips + cuts):
+        wanted = of_result(World(lesson=HELPFUL).learn(run_settings(Path(root) / "closed")))
+        for number in range(done, flips + cuts + whole_runs):
             rng = random.Random(SEED + number)
             kind, harm = ("flips", flip) if number < flips else ("cuts", cut)
-            weights = [len(found) - 1.0] + [1.0] * (len(found) - 1)
-            state = rng.choices(found, weights)[0]
-            bench.case(kind, state, harm, rng)
-        wanted = of_result(World(lesson=HELPFUL).learn(run_settings(Path(root) / "closed")))
-        for number in range(whole_runs):
-            rng = random.Random(SEED - number)
-            bench.whole_run(Path(root), cut if number % 3 == 2 else flip, rng, wanted)
+            if number < flips + cuts:
+                weights = [len(found) - 1.0] + [1.0] * (len(found) - 1)
+                bench.case(kind, rng.choices(found, weights)[0], harm, rng)
+            else:
+                bench.whole_run(Path(root), cut if number % 3 == 2 else flip, rng, wanted)
+            bench.keep(kept, number + 1)
     counts = bench.counts
     shares = {kind: round(sum(s) / len(s), 4) if s else None for kind, s in bench.readable.items()}
     bad = ("silent", "wrong", "raw", "locked", "refused", "other_result")
@@ -307,6 +326,16 @@ def measure(flips: int, cuts: int, whole_runs: int) -> dict[str, Any]:
     }
 
 
+def main(arguments: list[str]) -> None:
+    """Measure and record."""
+    kept = Path(arguments.pop()) if arguments and not arguments[-1].isdecimal() else None
+    asked = [int(a) for a in arguments] or [FLIPS, CUTS, WHOLE_RUNS]
+    record(
+        "journal_damage",
+        measure(asked[0], asked[1], asked[2], kept),
+        "python -m tests.benchmarks.faults.journal_damage",
+    )
+
+
 if __name__ == "__main__":
-    asked = [int(a) for a in sys.argv[1:]] or [FLIPS, CUTS, WHOLE_RUNS]
-    record("journal_damage", measure(*asked), "python -m tests.benchmarks.faults.journal_damage")
+    main(sys.argv[1:])
