@@ -33,7 +33,7 @@ from tests.benchmarks.record import record
 from tests.learning.worlds import HELPFUL, World, comparable
 from tests.learning.worlds import settings as run_settings
 from tests.store.driver import scratch
-from tfgrpo.cli.main import main
+from tfgrpo.cli.main import main as command_line
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.learning.result import Result
 from tfgrpo.runtime.canonical import canonical_json
@@ -164,7 +164,7 @@ def shell(arguments: list[str]) -> tuple[int, str]:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main(arguments)
+            command_line(arguments)
         except SystemExit as ended:
             return (ended.code if isinstance(ended.code, int) else 0), err.getvalue()
     return 0, err.getvalue()
