@@ -300,7 +300,8 @@ def measure(flips: int, cuts: int, whole_runs: int, kept: Path | None = None) ->
         every = database.CHECKPOINT_EVERY
         found = states(Path(root))
         database.CHECKPOINT_EVERY = every
-        wanted = of_result(World(lesson=HELPFUL).learn(run_settings(Path(root) / "closed")))
+        with copied(found[0].folder) as copy:
+            wanted = of_result(World(lesson=HELPFUL).learn(run_settings(copy.parent)))
         for number in range(done, flips + cuts + whole_runs):
             rng = random.Random(SEED + number)
             kind, harm = ("flips", flip) if number < flips else ("cuts", cut)
