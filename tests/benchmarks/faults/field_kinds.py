@@ -188,17 +188,18 @@ def capped(seed: int) -> str:
 def damaged(number: int) -> str:
     """Flip a bit of a journal, or cut it; return what went wrong."""
     bench = journal_damage.Bench()
-    with tempfile.TemporaryDirectory() as root:
-        (state, *_) = STATES or STATES.append(journal_damage.states(Path(root))[0]) or STATES
-        rng = random.Random(f"field {number}")
-        harm = journal_damage.cut if number % 4 == 3 else journal_damage.flip
-        with tempfile.TemporaryDirectory():
-            bench.case("flips", state, harm, rng)
+    if not STATES:
+        ROOTS.append(tempfile.TemporaryDirectory())
+        STATES.extend(journal_damage.states(Path(ROOTS[0].name)))
+    rng = random.Random(f"field {number}")
+    harm = journal_damage.cut if number % 4 == 3 else journal_damage.flip
+    bench.case("flips", STATES[number % len(STATES)], harm, rng)
     bad = ("silent", "wrong", "raw", "locked", "refused")
     return ", ".join(name for name in bad if bench.counts[name])
 
 
 STATES: list[journal_damage.State] = []
+ROOTS: list[tempfile.TemporaryDirectory[str]] = []
 ADDING = {"function": "add3", "cases": [{"args": [4], "expected": 7}]}
 REFERRED = {
     "$defs": {"a": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}},
