@@ -34,6 +34,7 @@ from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
 from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.disk.listing import totals_row
 from tfgrpo.store.disk.opening import open_file
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
@@ -54,13 +55,8 @@ log = logging.getLogger(__name__)
 __all__ = ["FILE", "Journal", "OpenOptions"]
 
 Role = Literal["learner", "writer"]
-_NUMBERED = {
-    "calls": "call",
-    "completions": "completion",
-    "rollouts": "rollout",
-    "groups": "grp",
-    "decisions": "decision",
-}
+_LARGE = 20_000
+"""Rollouts from which a run keeps what it adds up to."""
 _ASK_AGAIN_S = 0.25
 """How long to wait for what other writers may give back, before asking again."""
 
@@ -419,10 +415,7 @@ class Journal:
 
     def change_mark(self) -> str:
         """Return a text that changes when calls, rollouts, groups or decisions are added."""
-        newest = " UNION ALL ".join(
-            f"SELECT max({column}) FROM {table}" for table, column in _NUMBERED.items()
-        )
-        return "-".join(str(number or 0) for (number,) in self._writer.read(newest))
+        return folding.newest_numbers(self._writer)
 
     def spend(self) -> list[SpendRow]:
         """Return what was spent by stage and model, earlier sessions included."""
@@ -437,6 +430,16 @@ class Journal:
     def _flush_hits(self) -> None:
         if self._can_write:
             self._writer.commit_now(self.calls.hit_rows())
+
+    def _totals(self) -> list[Statement]:
+        """Return the row that keeps what a large run adds up to, so that it is listed at once."""
+        newest = self._writer.read("SELECT max(rollout) FROM rollouts")[0][0]
+        if not isinstance(self._writer, DatabaseWriter) or int(newest or 0) < _LARGE:
+            return []
+        try:
+            return [totals_row(self._writer, self.state())]
+        except StoreError:
+            return []  # the close that follows tells it
 
     def take_over(self, source: Place, copies: Iterable[str]) -> None:
         """Run copying statements against another journal of the same kind, which they call `old`,
@@ -454,8 +457,9 @@ class Journal:
         """
         try:
             if self._can_write:
+                totals = self._totals()
                 self._can_write = False
-                self._writer.put([*self.calls.hit_rows(), self._session_row("close")])
+                self._writer.put([*self.calls.hit_rows(), *totals, self._session_row("close")])
             self._writer.close()
         finally:
             if self._lock is not None:

@@ -345,6 +345,8 @@ class DatabaseWriter:
                 self._seal()
                 with store_errors(self.path, "close"):
                     self.connection.close()
+                if self._sums is not None:
+                    self._sums.touch()
 
     def abandon(self) -> None:
         """Forget what was not written and close the file, as a killed process does."""

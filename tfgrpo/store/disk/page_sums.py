@@ -173,6 +173,11 @@ class PageSums:
             os.fsync(target.fileno())
         os.replace(part, self.path)
 
+    def touch(self) -> None:
+        """Make the file newer than the journal's, which has been written for the last time."""
+        with suppress(OSError):
+            os.utime(self.path)
+
     def seal(self, connection: sqlite3.Connection | None = None) -> None:
         """Write the checksums of all that is committed: then the log may begin anew."""
         self.take_log()
