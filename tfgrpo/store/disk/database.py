@@ -405,7 +405,8 @@ class DatabaseWriter:
                 self._try_flush()
             if self.rows >= self._checkpoint_at or self._log_bytes() >= LOG_BYTES:
                 self._checkpoint_at = self.rows + CHECKPOINT_EVERY
-                self._fold_log()
+                with contextlib.suppress(sqlite3.Error):  # the log stays as it is
+                    self._fold_log()
                 if self._log_bytes() >= max(LOG_BYTES, self._empty_again_at):
                     self._empty_log()
 

@@ -92,7 +92,7 @@ def _read(file: Path, handle: int) -> Log:
     log = Log()
     if accepted is not None and accepted >= last:
         beyond = _beyond(frames, accepted, head)
-        before = frames[accepted - 1].sums if accepted else head.sums
+        before = frames[accepted - 1].sums if 0 < accepted <= len(frames) else head.sums
         if all(is_good for is_good, _ in _checked(handle, head, beyond, before)):
             log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
             _take_frames(log, [(f, None) for f in frames[:accepted]])
@@ -151,6 +151,9 @@ def _checked(
     stored = computed = head.sums if before is None else before
     for frame in frames:
         raw = read_at(handle, FRAME_HEADER_BYTES + head.page_size, frame.at)
+        if len(raw) < FRAME_HEADER_BYTES + head.page_size:  # emptied meanwhile
+            yield False, None
+            continue
         data = raw[:8] + raw[FRAME_HEADER_BYTES:]
         sums = head.checksum(data, stored)
         if frame.sums != sums and stored != computed:

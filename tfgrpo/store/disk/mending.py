@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,9 @@ __all__ = ["Looked", "look_at_damaged", "look_over", "mend"]
 
 log = logging.getLogger(__name__)
 
-_LOOKS = 5
-"""How often what looks damaged is looked at where another process may be writing."""
+_LOOKS = 4
+"""How often what looks damaged is looked at again where another process may be writing."""
+_PAUSE_S = 0.01
 _FOREIGN_PAGES = 2
 """From so many pages on that differ in a file without a fault, another program has written them."""
 _SEEN: dict[str, tuple[int, ...]] = {}
@@ -72,10 +74,12 @@ def look_over(file: Path, *, is_alone: bool) -> Looked:
         is_alone: no other process writes to it.
     """
     looked = _look(file)
-    for _ in range(0 if is_alone else _LOOKS - 1):
+    for _ in range(0 if is_alone else _LOOKS):
         if not (looked.why or looked.log.is_torn):
             break
-        looked = _look(file)
+        time.sleep(_PAUSE_S)
+        with _log_held(file):
+            looked = _look(file)
     if looked.log.is_torn:
         log.warning(
             "%s ends within a write: the process that wrote it was killed then, or the file was "
@@ -119,6 +123,18 @@ def _mark(handle: int, file: Path) -> tuple[int, ...]:
     with contextlib.suppress(OSError):
         at.append(sums_of(file).stat())
     return tuple(part for s in at for part in (s.st_ino, s.st_size, s.st_mtime_ns))
+
+
+@contextlib.contextmanager
+def _log_held(file: Path) -> Iterator[None]:
+    """Keep a living writer's log from beginning anew: while a reader is in the middle of a
+    transaction, what the file lacks stays in the log."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(sqlite3.Error):  # of a damaged file there may be no reader
+            reader = stack.enter_context(contextlib.closing(connect(file, readonly=True)))
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        yield
 
 
 def _is_another(file: Path, looked: Looked) -> bool:
