@@ -79,28 +79,29 @@ class OpenCall:
         """Seconds since it began."""
         return self._book.clock() - self._began
 
-    def cost_of(self, usage: Usage) -> float | None:
-        """Return what a usage costs at the model's price; None where that is unknown."""
-        return with_cost(self._checked(usage), self.planned.price).cost_usd
+    def priced(self, usage: Usage) -> Usage:
+        """Return what is believed of a usage, with its cost at the model's price."""
+        planned = self.planned
+        checked = checked_usage(usage, planned.prompt_tokens, planned.max_tokens)
+        return with_cost(checked, planned.price)
 
-    async def end(
-        self, usage: Usage, model: str, n: int, rows: Iterable[Statement] = ()
-    ) -> float | None:
-        """Book a reply with the request's last rows; return its cost.
+    async def end(self, priced: Usage, model: str, n: int, rows: Iterable[Statement] = ()) -> None:
+        """Book a reply with the request's last rows.
 
-        The cost is the price of the tokens that the provider told. A reply that cannot be written
-        yet was paid all the same: it goes out, and its rows are tried again with the next write.
+        A reply that cannot be written yet was paid all the same: it goes out, and its rows are
+        tried again with the next write.
+
+        Args:
+            priced: what `priced` returned for the usage that the provider told.
+            model: the model's name as the server reported it.
+            n: draws returned.
+            rows: the request's own, committed with the result.
         """
-        priced = with_cost(self._checked(usage), self.planned.price)
         end = book_replies(
             (priced,), duration_s=self.duration_s, model=model, extra_calls=self._extra
-        )
-        self._settle(end._replace(n=n))
-        await self._write(end._replace(n=n), rows)
-        return end.usage.cost_usd
-
-    def _checked(self, usage: Usage) -> Usage:
-        return checked_usage(usage, self.planned.prompt_tokens, self.planned.max_tokens)
+        )._replace(n=n)
+        self._settle(end)
+        await self._write(end, rows)
 
     async def fail(self, error: ProviderError, rows: Iterable[Statement] = ()) -> bool:
         """Book a failure by what it can have cost; return whether it may have been billed."""

@@ -102,11 +102,18 @@ class _Presence:
     def __enter__(self) -> Self:
         if self._watches:
             self._task = asyncio.current_task()
-            self._watcher = asyncio.ensure_future(self._watch())
+            leaving = self._http.leaving
+            if leaving is None:
+                self._watcher = asyncio.ensure_future(self._watch())
+            else:
+                leaving.watch(self._left)
         return self
 
     async def _watch(self) -> None:
         await self._http.until_gone()
+        self._left()
+
+    def _left(self) -> None:
         self.is_gone = True
         if self._task is not None:
             self._task.cancel()
@@ -116,6 +123,8 @@ class _Presence:
         if self._watcher is not None:
             self._watcher.cancel()
             self._watcher = None
+        elif self._watches and (leaving := self._http.leaving) is not None:
+            leaving.unwatch(self._left)
 
     def __exit__(
         self,
@@ -254,7 +263,8 @@ class _Asking:
             self._abandon(attempt)
             raise
         reply = self._dialect.read(raw, self._public_id, exchange.size, model.upstream.spec)
-        cost = attempt.call.cost_of(reply.usage)
+        priced = attempt.call.priced(reply.usage)
+        cost = priced.cost_usd
         extra = self._extra(cost)
         if "feedback_token" in extra:
             reply.row["tfgrpo"] = extra
@@ -265,7 +275,7 @@ class _Asking:
         if self._key is not None:
             kept = Kept(exchange.response_id, 200, headers, data)
             rows += self._gateway.idempotency.rows(self._key, self._digest, kept)
-        await attempt.call.end(reply.usage, reply.model, max(1, len(reply.choices)), rows)
+        await attempt.call.end(priced, reply.model, max(1, len(reply.choices)), rows)
         return data, headers
 
     def _extra(self, cost: float | None) -> dict[str, Any]:
@@ -384,7 +394,8 @@ class _Asking:
         usage: Usage = normalise_usage(
             events.usage, prompt_chars=exchange.size, reply_chars=events.reply_chars
         )
-        cost = attempt.call.cost_of(usage)
+        priced = attempt.call.priced(usage)
+        cost = priced.cost_usd
         tail = last + (events.tail(self._extra(cost)) if isinstance(events, ChatEvents) else b"")
         rows = exchange.choice_rows(_kept_choices(events))
         rows += exchange.end_rows(Ended(200, "ok", events.model, events.upstream_id, cost))
@@ -393,7 +404,7 @@ class _Asking:
             kept = Kept(exchange.response_id, 200, exchange.headers(self._public_id, cost), body)
             rows += self._gateway.idempotency.rows(self._key, self._digest, kept)
         n = len(events.finishes) if isinstance(events, ChatEvents) else 1
-        await attempt.call.end(usage, events.model, max(1, n), rows)
+        await attempt.call.end(priced, events.model, max(1, n), rows)
         self._presence.stop()
         if not self._is_deaf:
             await self._http.send(tail)

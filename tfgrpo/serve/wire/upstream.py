@@ -119,6 +119,8 @@ class HttpUpstream(_OneHost):
             self._headers["authorization"] = f"Bearer {secret.value}"
         self._key_source = f"from {secret.source}" if secret else "none was sent"
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, Any] = {}
+        """Where each endpoint is, read once the session is open."""
 
     @property
     def model(self) -> str:
@@ -172,9 +174,8 @@ class HttpUpstream(_OneHost):
             async with (
                 asyncio.timeout(timeout_s),
                 self._get_session().post(
-                    self._base + endpoint,
+                    self._urls[endpoint],
                     data=data if len(data) < _LARGE else io.BytesIO(data),
-                    headers=self._headers,
                     allow_redirects=False,
                 ) as response,
             ):
@@ -214,7 +215,10 @@ class HttpUpstream(_OneHost):
                 import aiohttp
             except ImportError as exc:
                 raise MissingExtraError.of("serve", "the gateway", "aiohttp") from exc
+            from yarl import URL
+
             written = urlsplit(self._base).hostname or ""
+            self._urls = {e: URL(self._base + e) for e in self.endpoints()}
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, resolver=_resolver(), use_dns_cache=True, keepalive_timeout=60.0
@@ -222,6 +226,7 @@ class HttpUpstream(_OneHost):
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
                 trust_env=False,
                 auto_decompress=False,
+                headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("user-agent",),
             )
