@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from tfgrpo.store.prices import Price, PriceTable
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Gateway", "Model", "embedded_settings", "split_address"]
+__all__ = ["Gateway", "Model", "check_listen", "check_prices", "embedded_settings", "split_address"]
 
 _OPEN_KEY = KeySettings(hash="scrypt:")
 """What anybody may do where no keys are set."""
@@ -76,13 +76,13 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        _check_listen(settings)
+        check_listen(settings)
         self.settings = settings
         self.folder = Path(settings.serve.folder)
         self.models = {
             name: Model(name, row, settings.fleets) for name, row in settings.upstreams.items()
         }
-        _check_prices(settings, self.models)
+        check_prices(settings, self.models)
         artefacts = {n: _load(r) for n, r in settings.routes.items()}
         self.journal = Journal.open(self.folder, create=True)
         try:
@@ -109,12 +109,22 @@ class Gateway:
             if row.router:
                 specs = {u: self.models[u].upstream.spec for u in row.upstreams}
                 self.routes[name].chooser = open_chooser(row.router, row.rule, specs)
+        self._names: dict[str, Route] = {}
+        self.name_routes()
+        self._retired: list[Model] = []
+        self.is_draining = False
+
+    def name_routes(self) -> None:
+        """Read which names lead to which route."""
         self._names = {
             alias: route
             for name, route in self.routes.items()
             for alias in (name, *route.settings.aliases)
         }
-        self.is_draining = False
+
+    def retire(self, models: Sequence[Model]) -> None:
+        """Keep models that the settings name no more until the requests that use them have ended."""
+        self._retired += models
 
     def key(self, name: str) -> KeySettings:
         """Return the settings of a key."""
@@ -193,7 +203,7 @@ class Gateway:
 
     async def aclose(self) -> None:
         """Close upstreams and journal."""
-        for model in self.models.values():
+        for model in (*self.models.values(), *self._retired):
             await model.upstream.aclose()
         self.journal.close()
 
@@ -235,7 +245,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_listen(settings: GatewaySettings) -> None:
+def check_listen(settings: GatewaySettings) -> None:
+    """Refuse addresses that others reach without keys (`ConfigError`)."""
     host, _ = split_address(settings.serve.listen)
     if not settings.keys and not is_loopback(host):
         raise ConfigError(
@@ -251,8 +262,8 @@ def _check_listen(settings: GatewaySettings) -> None:
             )
 
 
-def _check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None:
-    """Refuse a money cap over a model without a price."""
+def check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None:
+    """Refuse a money cap over a model without a price (`ConfigError`)."""
     shared = [settings.serve.budget, *(b for k in settings.keys.values() for b in
                                        (k.budget, k.user_budget))]  # fmt: skip
     for name, route in settings.routes.items():

@@ -76,6 +76,8 @@ class Route:
         self.secret = hashlib.sha256(b"route\0" + name.encode() + secret).digest()
         self.current = Injection.of(artefact)
         self.artefact = artefact
+        self.configured = artefact
+        """The library that the settings name; a promoted one may be in force in its place."""
         self.candidate: Injection | None = None
         self.experiment = ""
         self.share = 0.0
@@ -93,6 +95,15 @@ class Route:
         self.artefact = artefact
         self.current = Injection.of(artefact)
         self.versions[self.current.version] = self.current
+
+    def configure(self, artefact: Artefact | None) -> None:
+        """Take another configured library; it is in force at once unless one was promoted."""
+        is_in_force = self.artefact is self.configured
+        self.configured = artefact
+        if is_in_force:
+            self.use(artefact)
+        elif artefact is not None:
+            self.offer(artefact)
 
     def offer(self, artefact: Artefact) -> None:
         """Let sessions and pins still ask for a library."""

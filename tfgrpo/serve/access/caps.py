@@ -178,8 +178,11 @@ class KeyCaps:
         if ledger is None or ledger.budget != limits:
             before = ledger
             ledger = self._ledgers[name, window] = Ledger(limits)
-            if before is not None:  # the settings were read again: what was spent stays spent
-                ledger.charge(cost_usd=before.spent["cost_usd"], calls=before.spent["calls"])
+            if before is not None:
+                # The settings were read anew: what was spent stays spent, and calls in flight,
+                # which settle on the ledger before, count at their worst case.
+                for rows in (before.spent, before.reserved):
+                    ledger.charge(cost_usd=rows["cost_usd"], calls=rows["calls"])
             else:
                 cost, calls = self._spent.get((name, window), (0.0, 0))
                 ledger.charge(cost_usd=cost, calls=calls)

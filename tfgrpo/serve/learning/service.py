@@ -67,8 +67,6 @@ class RouteLearning:
     ) -> None:
         assert route.settings.learn is not None
         self.gateway, self.route = gateway, route
-        self.settings: LearnSettings = route.settings.learn
-        self.configured = route.artefact
         self._proposer, self._clock = proposer, clock
         self._lock = asyncio.Lock()
         self.stop = Stop()
@@ -81,10 +79,15 @@ class RouteLearning:
         """Of the running test, for the page."""
         self._sync()
 
+    @property
+    def settings(self) -> LearnSettings:
+        """The route's, which may be read anew."""
+        return self.route.settings.learn or LearnSettings(enabled=False)
+
     def artefact(self, version: str) -> Artefact | None:
         """Return a library by version; empty means the configured one."""
         if not version:
-            return self.configured
+            return self.route.configured
         for name, payload in reversed(self.gateway.journal.libraries()):
             if name == version:
                 return from_row(payload, f"library {version} of the journal")
@@ -362,22 +365,28 @@ class Learning:
         proposer: Proposer = propose,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.routes = {
-            name: RouteLearning(gateway, route, proposer=proposer, clock=clock)
-            for name, route in gateway.routes.items()
-            if route.settings.learn is not None
-        }
-        self._gateway, self._clock = gateway, clock
+        self._gateway, self._proposer, self._clock = gateway, proposer, clock
+        self.routes: dict[str, RouteLearning] = {}
+        self.follow()
         self._task: asyncio.Task[None] | None = None
+
+    def follow(self) -> None:
+        """Learn for the routes that learn by the settings; the others' states stay in the journal."""
+        found = {}
+        for name, route in self._gateway.routes.items():
+            if route.settings.learn is not None:
+                found[name] = self.routes.get(name) or RouteLearning(
+                    self._gateway, route, proposer=self._proposer, clock=self._clock
+                )
+        self.routes = found
 
     def start(self, every_s: float = 10.0) -> None:
         """Tick all routes from now on."""
-        if self.routes or any(r.settings.capture for r in self._gateway.routes.values()):
-            self._task = asyncio.ensure_future(self._run(every_s))
+        self._task = asyncio.ensure_future(self._run(every_s))
 
     async def _run(self, every_s: float) -> None:
         while True:
-            for route in self.routes.values():
+            for route in tuple(self.routes.values()):
                 await route.tick()
             self.purge()
             await asyncio.sleep(every_s)
