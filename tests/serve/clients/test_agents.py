@@ -195,7 +195,7 @@ async def test_inspect_posts_its_scores_and_groups_equal_its_epochs(
         )  # fmt: skip
         out, _ = await process.communicate()
         assert process.returncode == 0, out.decode()[-3000:]
-        groups = client.running.learning.routes["r"].groups()
+        groups = client.running.learning.routes["r"].groups(client.gateway.journal)
     assert len(groups) == 3 and all(len(g.rollouts) == 2 for g in groups)
     assert all(g.is_informative() for g in groups)
 

@@ -130,7 +130,7 @@ def read_units(
     sessions = _of_sessions(journal, route, since)
     window_s = settings.window_h * 3600.0
     by_unit: dict[str, list[tuple[Any, ...]]] = {}
-    where = "" if experiment is None else " AND q.experiment = ?"
+    where = "" if experiment is None else " AND q.experiment = ? AND q.experiment <> ''"
     values: tuple[Any, ...] = (route, since) if experiment is None else (route, since, experiment)
     for row in journal.writer.read(
         "SELECT q.unit, q.at, q.arm, q.share, q.prediction, q.response_id, q.session_id,"

@@ -209,6 +209,7 @@ def _group(
             "stage": "traffic",
             "verifier_id": f"feedback@{revision}",
             "sources": sorted({m.requests[0].source for m in members}),
+            "responses": sorted({r.response_id for m in members for r in m.requests}),
         },
     )
 

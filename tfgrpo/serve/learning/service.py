@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from tfgrpo.errors import StoreError, TfgrpoError, boundary
 from tfgrpo.experience.artefact import Artefact, from_row
@@ -26,6 +26,7 @@ from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.sampling import Stop
 from tfgrpo.serve import tables
+from tfgrpo.serve.content import remove
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
 from tfgrpo.serve.learning.evidence import closed_groups, read_seen, read_units
@@ -40,12 +41,17 @@ from tfgrpo.serve.learning.proposing import (
 from tfgrpo.serve.learning.states import LearningState, Transition, apply
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.settings import LearnSettings
+from tfgrpo.store import Journal
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Learning", "RouteLearning"]
 
+T = TypeVar("T")
 MOST_FAILURES = 3
+SILENT_UNITS = 200
+"""Units in a row without feedback that pause a live test."""
+UPSTREAMS_REST = "every upstream of the route rests"
 
 
 class RouteLearning:
@@ -71,6 +77,8 @@ class RouteLearning:
         self._lock = asyncio.Lock()
         self.stop = Stop()
         self._is_ticking = False
+        self._recorded: dict[str, tuple[int, str]] = {}
+        """Rollouts and verifier of the groups that were written down, by id."""
         self.transitions: list[Transition] = _read(gateway, route.name)
         self.state = LearningState()
         for transition in self.transitions:
@@ -197,16 +205,28 @@ class RouteLearning:
             await self._wait()
         elif name == "canary":
             await self._judge()
+        elif name == "paused" and self.state.reason == UPSTREAMS_REST:
+            if len(self.gateway.resting(self.route)) < len(self.route.settings.upstreams):
+                await self.act("resume", "job", "an upstream answers again")
 
     async def _stop_after_failures(self) -> None:
         if self.state.failures >= MOST_FAILURES:
             await self.act("freeze", "job", f"{MOST_FAILURES} proposals in a row came to nothing")
 
-    def groups(self) -> list[RolloutGroup]:
+    async def aside(self, read: Callable[[Journal], T]) -> T:
+        """Read the journal beside the event loop, on a connection of its own: traffic goes on."""
+
+        def run() -> T:
+            with Journal.open(self.gateway.folder, readonly=True) as journal:
+                return read(journal)
+
+        self.gateway.journal.writer.flush()
+        return await asyncio.to_thread(run)
+
+    def groups(self, journal: Journal) -> list[RolloutGroup]:
         """Return the closed groups of what is kept of the traffic."""
         now = self._clock()
         since = now - self.route.settings.keep_days * 86_400.0
-        journal = self.gateway.journal
         seen = read_seen(journal, self.route.name, self.settings.feedback, since=since)
         contexts = {v: i.context for v, i in self.route.versions.items()}
         closed = closed_groups(journal, self.route.name)
@@ -215,26 +235,42 @@ class RouteLearning:
         )
 
     async def _collect(self) -> None:
-        groups = self.groups()
-        for group in groups:
-            self.gateway.journal.record_group(group)
+        groups = await self.aside(self.groups)
+        self._record(groups)
         informative = [g for g in groups if g.is_informative()]
         fresh = informative[self.state.used_groups :]
         if len(fresh) < self.settings.min_informative or self.gateway.is_busy:
             return
         await self.act(
             "propose", "job", f"{len(fresh)} informative groups",
-            {"groups": len(informative), "group_ids": [g.group_id for g in fresh]},
+            {"groups": len(informative), "group_ids": [g.group_id for g in fresh],
+             "gate_group_ids": [g.group_id for g in groups if self._is_gate(g)]},
         )  # fmt: skip
         await self._propose(limit_sources(fresh, self.settings.feedback.max_share), groups)
 
-    async def _propose(self, fresh: Sequence[RolloutGroup], groups: Sequence[RolloutGroup]) -> None:
-        secret = self.route.secret
-        gate = {g.task.task_id: g.task for g in groups
-                if split_of(secret, g.task.task_id) == "gate"}  # fmt: skip
-        learnt_from = [g for g in fresh if g.task.task_id not in gate]
+    def _is_gate(self, group: RolloutGroup) -> bool:
+        """True for a group whose task compares libraries offline and teaches nothing."""
         if self.settings.verifier is None:
-            gate, learnt_from = {}, list(fresh)
+            return False
+        return split_of(self.route.secret, group.task.task_id) == "gate"
+
+    def _record(self, groups: Sequence[RolloutGroup]) -> None:
+        """Keep groups as every run does, with the requests that each was made of."""
+        journal = self.gateway.journal
+        for group in groups:
+            verifier_id = str(group.metadata["verifier_id"])
+            state = (len(group.rollouts), verifier_id)
+            if self._recorded.get(group.group_id) == state:
+                continue
+            journal.record_group(group)
+            journal.writer.put(
+                [(tables.GROUP_RESPONSE, (group.group_id, r)) for r in group.metadata["responses"]]
+            )
+            self._recorded[group.group_id] = state
+
+    async def _propose(self, fresh: Sequence[RolloutGroup], groups: Sequence[RolloutGroup]) -> None:
+        gate = {g.task.task_id: g.task for g in groups if self._is_gate(g)}
+        learnt_from = [g for g in fresh if g.task.task_id not in gate]
         first = self.gateway.settings.upstreams[self.route.settings.upstreams[0]]
         asked = AskedQuestion(
             folder=self.gateway.folder / "learn" / f"{self.route.name}-{self.state.version}",
@@ -266,10 +302,9 @@ class RouteLearning:
 
     async def _judge(self) -> None:
         state, settings = self.state, self.settings.canary
-        units = read_units(
-            self.gateway.journal, self.route.name, self.settings.feedback, now=self._clock(),
-            experiment=state.experiment,
-        )  # fmt: skip
+        units = await self._units(experiment=state.experiment)
+        if await self._pause_where_due(units):
+            return
         verdict = self.verdict = canary.judge(
             units, settings, number=state.number, share_index=state.share_index
         )
@@ -285,17 +320,15 @@ class RouteLearning:
         promoted = next((t for t in reversed(self.transitions) if t.event == "promote"), None)
         if promoted is None or self.state.reason.startswith("outcomes fell"):
             return
-        units = read_units(
-            self.gateway.journal, self.route.name, self.settings.feedback, now=self._clock(),
-            since=promoted.at,
-        )  # fmt: skip
-        floor = self._floor(promoted)
+        units = await self._units(since=promoted.at)
+        floor = await self._floor(promoted)
         fell, holdout_fell = canary.drift(units, floor)
         if not fell:
             return
         if holdout_fell:
-            await self.act("alarm", "job", "outcomes fell, the holdout's too: the traffic or the "
-                           "model changed", {"floor": floor})  # fmt: skip
+            await self.act("freeze", "job", "outcomes fell, the holdout's too: the traffic or the "
+                           "model changed; learning waits for a person",
+                           {"floor": floor})  # fmt: skip
         elif self.settings.drift == "auto":
             await self.act("roll_back", "job", "outcomes fell under the library alone",
                            {"floor": floor})  # fmt: skip
@@ -303,13 +336,30 @@ class RouteLearning:
             await self.act("alarm", "job", "outcomes fell under the library alone: consider a "
                            "roll-back", {"floor": floor})  # fmt: skip
 
-    def _floor(self, promoted: Transition) -> float:
+    async def _units(self, **which: Any) -> list[canary.LiveUnit]:
+        settings, now = self.settings.feedback, self._clock()
+        return await self.aside(
+            lambda journal: read_units(journal, self.route.name, settings, now=now, **which)
+        )
+
+    async def _pause_where_due(self, units: Sequence[canary.LiveUnit]) -> bool:
+        """Pause a test that nothing can be learnt from; return whether it was."""
+        resting = len(self.gateway.resting(self.route)) == len(self.route.settings.upstreams)
+        latest = units[-SILENT_UNITS:]
+        if resting:
+            await self.act("pause", "job", UPSTREAMS_REST)
+        elif len(latest) == SILENT_UNITS and not any(u.has_feedback for u in latest):
+            await self.act(
+                "pause", "job", f"no feedback on the last {SILENT_UNITS} units of the test"
+            )
+        else:
+            return False
+        return True
+
+    async def _floor(self, promoted: Transition) -> float:
         """Return the mean that the promoted library should keep: what its arm had, less harm."""
         start = next((t.at for t in self.transitions if t.event == "approve"), 0.0)
-        units = read_units(
-            self.gateway.journal, self.route.name, self.settings.feedback, now=self._clock(),
-            since=start,
-        )  # fmt: skip
+        units = await self._units(since=start)
         outcomes = [u.outcome for u in units
                     if u.arm == "candidate" and u.outcome is not None
                     and u.at <= promoted.at]  # fmt: skip
@@ -395,8 +445,12 @@ class Learning:
         """Remove captured content that is older than its route keeps it."""
         for name, route in self._gateway.routes.items():
             before = self._clock() - route.settings.keep_days * 86_400.0
+            old = "route = ? AND at < ? AND prompt NOT NULL"
+            journal = self._gateway.journal
             with suppress(StoreError):  # told by /ready, tried again with the next tick
-                tables.purge(self._gateway.journal, name, before)
+                if journal.writer.read(f"SELECT 1 FROM requests WHERE {old} LIMIT 1",
+                                       (name, before)):  # fmt: skip
+                    remove(journal, self._gateway.folder, old, (name, before))
 
     async def stop(self) -> None:
         """Tick no more; a proposal that is being made in its thread is left to itself."""

@@ -32,6 +32,7 @@ from tfgrpo.serve.page import views
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.serve.wire.http import Http, Receive, Send
 from tfgrpo.statistics.sequential import EffectInterval
+from tfgrpo.store import Journal
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class PageApp:
         elif http.path == "/":
             await self._html(http, 200, self._overview())
         elif http.path.startswith("/routes/"):
-            await self._html(http, 200, self._route(http.path.removeprefix("/routes/")))
+            await self._html(http, 200, await self._route(http.path.removeprefix("/routes/")))
         else:
             raise ApiError("not_found", "there is no such page")
 
@@ -247,36 +248,38 @@ class PageApp:
         caps = [row for scope in gateway.all_scopes() for row in gateway.caps.standing(scope)]
         return views.overview(rows, caps, gateway.journal.spend(), gateway.not_ready())
 
-    def _route(self, name: str) -> bytes:
+    async def _route(self, name: str) -> bytes:
         learning = self._of(name)
-        groups = learning.groups()
+        groups = await learning.aside(learning.groups)
         forms = views.Forms(name, learning.state.version, self._mark("form").decode())
         return views.route_page(
             learning,
             forms,
-            self._conflicts(learning),
-            self._worth(learning),
+            await learning.aside(lambda journal: _conflicts(journal, learning)),
+            await self._worth(learning),
             (len(groups), sum(g.is_informative() for g in groups)),
         )
 
-    def _worth(self, learning: RouteLearning) -> EffectInterval | None:
-        holdout = learning.route.settings.holdout
+    async def _worth(self, learning: RouteLearning) -> EffectInterval | None:
+        holdout, settings = learning.route.settings.holdout, learning.settings.feedback
         if not holdout:
             return None
-        units = read_units(
-            self._gateway.journal, learning.route.name, learning.settings.feedback,
-            now=time.time(),
-        )  # fmt: skip
-        return canary.worth(units, holdout)
+        return await learning.aside(
+            lambda journal: canary.worth(
+                read_units(journal, learning.route.name, settings, now=time.time()), holdout
+            )
+        )
 
-    def _conflicts(self, learning: RouteLearning) -> list[tuple[str, float, float]]:
-        settings = learning.settings.feedback
-        since = time.time() - learning.route.settings.keep_days * 86_400.0
-        found = []
-        for one in read_seen(self._gateway.journal, learning.route.name, settings, since=since):
-            if any(r.is_conflict for r in one.ratings.values()):
-                rows = in_force(feedback_rows(self._gateway.journal, "response", one.response_id))
-                values = [float(r.value) for r in rows
-                          if r.kind == "reward" and r.metric == settings.metric]  # fmt: skip
-                found.append((one.response_id, min(values), max(values)))
-        return found[:100]
+
+def _conflicts(journal: Journal, learning: RouteLearning) -> list[tuple[str, float, float]]:
+    """Return (response, lowest, highest) of what sources contradict each other on."""
+    settings = learning.settings.feedback
+    since = time.time() - learning.route.settings.keep_days * 86_400.0
+    found = []
+    for one in read_seen(journal, learning.route.name, settings, since=since):
+        if any(r.is_conflict for r in one.ratings.values()):
+            rows = in_force(feedback_rows(journal, "response", one.response_id))
+            values = [float(r.value) for r in rows
+                      if r.kind == "reward" and r.metric == settings.metric]  # fmt: skip
+            found.append((one.response_id, min(values), max(values)))
+    return found[:100]
