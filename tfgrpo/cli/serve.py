@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tfgrpo.runtime.terminal import printable
+
 if TYPE_CHECKING:
     from tfgrpo.serve.settings import GatewaySettings
 
@@ -100,6 +102,33 @@ def new(name: Annotated[str, typer.Argument(help="Name of the key in the setting
     key = new_key()
     typer.echo(key)
     typer.echo(f'\n[keys.{name}]\nhash = "{hash_key(key)}"', err=True)
+
+
+@app.command("forget")
+def forget_user(
+    config: Annotated[str, typer.Argument(help="The gateway's TOML file.")],
+    end_user: Annotated[str, typer.Option(help="Whose content, as clients name it.")],
+    key: Annotated[str, typer.Option(help="Of this API key's clients alone.")] = "",
+) -> None:
+    """Remove all content of one end user and name the library entries that came from it.
+
+    The gateway must not run; of a running one the page does it (`POST /admin/forget`).
+    """
+    from pathlib import Path
+
+    from tfgrpo.serve.content import forget
+    from tfgrpo.serve.identity import read_secret
+    from tfgrpo.serve.settings import GatewaySettings
+    from tfgrpo.serve.tables import add_tables
+    from tfgrpo.store import Journal
+
+    folder = Path(GatewaySettings.from_toml(config).serve.folder)
+    with Journal.open(folder) as journal:
+        add_tables(journal)
+        removed = forget(journal, folder, read_secret(folder), end_user, key or None)
+    typer.echo(f"removed the content of {removed.requests} requests and {removed.groups} groups")
+    for version, entry, text in removed.entries:
+        typer.echo(f"library {version}: entry {entry} came from it: {printable(text)}")
 
 
 @app.command("mcp")

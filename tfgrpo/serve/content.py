@@ -1,9 +1,9 @@
 """Removes what was kept of requests' content, wherever it stands; figures stay.
 
-Content is in the captured turns and draws, in replies kept for retries, in comments and right answers,
-in the groups that were made of the requests, and in the folders of proposals that learnt from those
-groups. Removed rows are overwritten in the file. What has become a library entry is named, not
-removed: that is a person's decision.
+Content is in the captured turns and draws, in replies kept for retries, in comments and right
+answers, in the groups that were made of the requests, and in the folders of proposals that learnt
+from those groups. Removed rows are overwritten in the file. What has become a library entry is
+named, not removed: that is a person's decision.
 
 Does not know when content is too old or whose it is. Source: own.
 """

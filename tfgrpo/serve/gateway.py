@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tfgrpo.serve.settings import (
     BudgetSettings,
     GatewaySettings,
     KeySettings,
+    RateSettings,
     RouteSettings,
     UpstreamSettings,
 )
@@ -44,6 +46,17 @@ __all__ = ["Gateway", "Model", "check_listen", "check_prices", "embedded_setting
 
 _OPEN_KEY = KeySettings(hash="scrypt:")
 """What anybody may do where no keys are set."""
+_ANY_RATE = RateSettings()
+
+
+def shadow_key(route: str) -> str:
+    """Return the name under which a route's shadow draws are booked; no key can have it."""
+    return f"~shadow:{route}"
+
+
+def learn_key(route: str) -> str:
+    """Return the name under which a route's proposals are booked; no key can have it."""
+    return f"~learn:{route}"
 
 
 class Model:
@@ -92,6 +105,7 @@ class Gateway:
             self.tokens = FeedbackTokens(self.secret)
             self.keys = KeyRing(settings.keys)
             self.rates = Rates()
+            self.user_rates = Rates()
             self.caps = KeyCaps(read_spent(self.journal))
             self.book = CallBook(self.journal, self.caps)
             self.idempotency = Idempotency(self.journal, settings.serve.idempotency_h * 3600.0)
@@ -123,12 +137,23 @@ class Gateway:
         }
 
     def retire(self, models: Sequence[Model]) -> None:
-        """Keep models that the settings name no more until the requests that use them have ended."""
+        """Keep models that the settings name no more, for the requests that use them."""
         self._retired += models
 
     def key(self, name: str) -> KeySettings:
-        """Return the settings of a key."""
-        return _OPEN_KEY if name == ANYBODY else self.settings.keys[name]
+        """Return the settings of a key, or of work of the gateway's own."""
+        if name == ANYBODY:
+            return _OPEN_KEY
+        if name.startswith("~"):
+            return self._own_key(name)
+        return self.settings.keys[name]
+
+    def _own_key(self, name: str) -> KeySettings:
+        kind, _, route = name.partition(":")
+        learn = self.routes[route].settings.learn
+        if kind == "~shadow" and learn is not None and learn.shadow is not None:
+            return KeySettings(hash="scrypt:", budget=learn.shadow.budget)
+        return _OPEN_KEY
 
     def route(self, model: object, key_name: str) -> Route:
         """Return the route that a client's `model` names.
@@ -169,7 +194,26 @@ class Gateway:
             Scope("process", self.settings.serve.budget),
             *(Scope(f"route:{n}", r.settings.budget) for n, r in self.routes.items()),
             *(Scope(f"key:{n}", k.budget) for n, k in self.settings.keys.items()),
+            *(
+                Scope(f"key:{shadow_key(n)}", r.settings.learn.shadow.budget)
+                for n, r in self.routes.items()
+                if r.settings.learn is not None and r.settings.learn.shadow is not None
+            ),
         ]
+
+    @contextmanager
+    def user_rate(self, key_name: str, end_user: str) -> Iterator[None]:
+        """Count a request of an end user while the block runs (`ApiError` where it is too much)."""
+        rate = self.key(key_name).user_rate
+        if not end_user or rate == _ANY_RATE:
+            yield
+            return
+        name = f"{key_name}/{end_user}"
+        self.user_rates.enter(name, rate, self.settings.serve.in_flight)
+        try:
+            yield
+        finally:
+            self.user_rates.leave(name)
 
     def has_money_cap(self, route: Route, key_name: str) -> bool:
         """True where the worst case of a call must hold."""
@@ -267,8 +311,16 @@ def check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None
     shared = [settings.serve.budget, *(b for k in settings.keys.values() for b in
                                        (k.budget, k.user_budget))]  # fmt: skip
     for name, route in settings.routes.items():
-        if not any(b.has_money for b in (*shared, route.budget)):
+        shadow = route.learn.shadow if route.learn is not None else None
+        own = (route.budget,) if shadow is None else (route.budget, shadow.budget)
+        if not any(b.has_money for b in (*shared, *own)):
             continue
+        is_held = settings.serve.budget.has_money or route.budget.has_money
+        if is_held and route.learn is not None and route.learn.enabled and route.learn.usd is None:
+            raise ConfigError(
+                f"routes.{name}.learn: set usd, what one proposal may spend: the caps of the "
+                "route and the process hold for learning too"
+            )
         for upstream in route.upstreams:
             if models[upstream].price is None:
                 spec = models[upstream].upstream.spec

@@ -1,8 +1,8 @@
 """Reads the settings anew while the gateway runs: all of them, or none.
 
-Routes, upstreams, keys and caps change; running requests end with what they began with, sessions and
-live tests go on. A library that cannot be loaded leaves its route on the one in force, which the
-page and `/ready` name. Folder and addresses stay until a restart.
+Routes, upstreams, keys and caps change; running requests end with what they began with, sessions
+and live tests go on. A library that cannot be loaded leaves its route on the one in force, which
+the page and `/ready` name. Folder and addresses stay until a restart.
 
 Does not know signals or files. Source: own.
 """

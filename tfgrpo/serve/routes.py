@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,7 +26,7 @@ from tfgrpo.serve.settings import RouteSettings
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
 
-__all__ = ["Arm", "Assignment", "Chooser", "Route", "draw"]
+__all__ = ["Arm", "Assignment", "Chooser", "Route", "by_weight", "draw"]
 
 Arm = Literal["current", "candidate", "holdout", "pinned"]
 _SESSIONS = 50_000
@@ -51,6 +53,16 @@ class Chooser(Protocol):
     def order(self, prompt: str, names: list[str]) -> tuple[list[str], dict[str, float]]:
         """Return the names, best first, and the predicted success of those that are covered."""
         ...
+
+
+def by_weight(secret: bytes, unit: str, weights: Mapping[str, float]) -> list[str]:
+    """Return names in an order drawn by their weights, fixed by secret and unit.
+
+    The first is a name with the probability of its share; so is each next one among the rest.
+    """
+    # The smallest of exponential waiting times at rates w is the one of w with probability w / Σw.
+    waits = {n: -math.log(1.0 - draw(secret, f"weight:{n}", unit)) / w for n, w in weights.items()}
+    return sorted(waits, key=lambda n: (waits[n], n))
 
 
 def draw(secret: bytes, experiment: str, unit: str) -> float:
@@ -87,6 +99,8 @@ class Route:
         self.chooser: Chooser | None = None
         """Orders the upstreams for a prompt; None keeps the configured order."""
         self._anew_since = 0.0
+        self.limited_at = -math.inf
+        """Monotonic time at which a provider last refused a call of it for its rate."""
         self.note = ""
         """What is wrong with it, for the page and /ready; empty where nothing is."""
 

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.rollout import Usage
@@ -53,11 +53,14 @@ class Planned:
     max_tokens: int
     price: Price | None
     scopes: Sequence[Scope]
+    worst_usd: float | None = None
+    """Its worst cost, where that does not follow from tokens."""
 
     @property
     def worst(self) -> WorstCase:
         """The most it can use."""
-        return worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
+        worst = worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
+        return worst if self.worst_usd is None else replace(worst, cost_usd=self.worst_usd)
 
 
 class OpenCall:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,8 @@ from tfgrpo.serve.endpoints.dialects import (
 from tfgrpo.serve.endpoints.groups import check_identities
 from tfgrpo.serve.exchange import Attempt, Ended, Exchange
 from tfgrpo.serve.gateway import Gateway
-from tfgrpo.serve.identity import Place, bare_id, read_extensions
+from tfgrpo.serve.identity import Extensions, Place, bare_id, read_extensions
+from tfgrpo.serve.routes import Route
 from tfgrpo.serve.wire.errors import ApiError, from_failure
 from tfgrpo.serve.wire.events import ChatEvents, event_bytes
 from tfgrpo.serve.wire.http import ClientGone, Http, header_rows, parse_object
@@ -57,7 +59,24 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
         refuse_urls(body)
     if ext.group_id or ext.task_id:
         check_identities(gateway, route, ext, body.get("messages"), key_name)
-    exchange = Exchange(gateway, route, dialect.endpoint, body, len(raw), key_name, ext)
+    with gateway.user_rate(key_name, ext.end_user):
+        await _ask(gateway, http, Asked(route, body, len(raw), ext), key_name, dialect)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read."""
+
+    route: Route
+    body: dict[str, Any]
+    size: int
+    """Bytes of its body."""
+    ext: Extensions
+
+
+async def _ask(gateway: Gateway, http: Http, asked: Asked, key_name: str, dialect: Any) -> None:
+    route, body = asked.route, asked.body
+    exchange = Exchange(gateway, route, dialect.endpoint, body, asked.size, key_name, asked.ext)
     asking = _Asking(gateway, http, exchange, dialect)
     if dialect is RESPONSES and body.get("previous_response_id"):
         asking.follow(body["previous_response_id"])

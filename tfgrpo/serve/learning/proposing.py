@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tfgrpo.sampling import Stop
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.store import write_groups
 
-__all__ = ["AskedQuestion", "PendingLibrary", "propose", "split_of"]
+__all__ = ["AskedQuestion", "PendingLibrary", "limit_sources", "propose", "split_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,25 @@ def split_of(secret: bytes, task_id: str) -> str:
     digest = hmac.digest(secret, b"split\0" + task_id.encode(), hashlib.sha256)
     share = int.from_bytes(digest[:8]) / 2**64
     return "practice" if share < 0.6 else "gate" if share < 0.9 else "test"
+
+
+def limit_sources(groups: Sequence[RolloutGroup], most: float) -> list[RolloutGroup]:
+    """Return groups of which no source gives more than its share, where there are enough sources.
+
+    With fewer sources than 1 / `most` nobody can stay under the share, and all groups count.
+    """
+    names = [str(s) for g in groups for s in g.metadata.get("sources", ())]
+    if len(set(names)) * most < 1.0:
+        return list(groups)
+    limit = max(1, int(most * len(groups)))
+    counts: Counter[str] = Counter()
+    kept = []
+    for group in groups:
+        sources = [str(s) for s in group.metadata.get("sources", ())]
+        if all(counts[s] < limit for s in sources):
+            counts.update(sources)
+            kept.append(group)
+    return kept
 
 
 def propose(asked: AskedQuestion) -> PendingLibrary:

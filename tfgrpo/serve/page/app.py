@@ -15,19 +15,22 @@ import logging
 import secrets
 import time
 from collections.abc import MutableMapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl
 
 from tfgrpo.errors import StoreError, TfgrpoError, boundary
 from tfgrpo.serve import tables
 from tfgrpo.serve.app import host_names
+from tfgrpo.serve.content import forget
 from tfgrpo.serve.endpoints.feedback import feedback_rows
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
 from tfgrpo.serve.learning.evidence import read_seen, read_units
 from tfgrpo.serve.learning.proposing import flagged
 from tfgrpo.serve.learning.ratings import in_force
-from tfgrpo.serve.learning.service import Learning, RouteLearning
+from tfgrpo.serve.learning.route import RouteLearning
+from tfgrpo.serve.learning.service import Learning
 from tfgrpo.serve.page import views
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.serve.wire.http import Http, Receive, Send
@@ -158,6 +161,9 @@ class PageApp:
         token = form.get("token", "").encode()
         if not is_program and not hmac.compare_digest(token, self._mark("form")):
             raise ApiError("forbidden", "the form is not ours or too old: load the page again")
+        if http.path == "/admin/forget":
+            await self._forget(http, form)
+            return
         learning = self._of(form.get("route", ""))
         if http.path == "/admin/act":
             await self._act(learning, form)
@@ -205,6 +211,18 @@ class PageApp:
                 f"each flagged entry needs a tick of its own: {', '.join(missing)}",
             )
 
+    async def _forget(self, http: Http, form: dict[str, str]) -> None:
+        """Remove the content of one end user and say which entries came from it."""
+        end_user = form.get("end_user", "")
+        if not end_user:
+            raise ApiError("invalid_request", "end_user: whose content is to be removed")
+        gateway, key = self._gateway, form.get("key") or None
+        removed = forget(gateway.journal, gateway.folder, gateway.secret, end_user, key)
+        if self._is_program(http):
+            await http.json(200, asdict(removed))
+        else:
+            await self._html(http, 200, views.forgotten(removed))
+
     async def _settle(self, learning: RouteLearning, form: dict[str, str]) -> None:
         try:
             value = float(form.get("value", ""))
@@ -246,7 +264,8 @@ class PageApp:
                 }
             )
         caps = [row for scope in gateway.all_scopes() for row in gateway.caps.standing(scope)]
-        return views.overview(rows, caps, gateway.journal.spend(), gateway.not_ready())
+        token = self._mark("form").decode()
+        return views.overview(rows, caps, gateway.journal.spend(), gateway.not_ready(), token)
 
     async def _route(self, name: str) -> bytes:
         learning = self._of(name)

@@ -1,0 +1,224 @@
+"""Shadow draws: further draws of a served request, later and out of a purse of their own.
+
+A request that was answered once gets `group_size - 1` further draws from the same model with the
+same context, and a verifier judges them beside the served reply: a whole group from one request.
+Asked are tasks that the value model expects to be mixed, or a fixed share while it abstains.
+Nothing is drawn while the route is short of rate, tool calls are never carried out, and a reply
+with tool calls is not shadowed.
+
+Does not know states or the critic. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfgrpo.errors import TfgrpoError, VerifierError, boundary
+from tfgrpo.messages import Message
+from tfgrpo.protocols import Verifier
+from tfgrpo.rollout import Rollout, Step, Task
+from tfgrpo.runtime.redaction import redact
+from tfgrpo.serve import tables
+from tfgrpo.serve.endpoints.best_of import BestOf
+from tfgrpo.serve.endpoints.dialects import CHAT
+from tfgrpo.serve.exchange import Exchange
+from tfgrpo.serve.gateway import Gateway, Model, shadow_key
+from tfgrpo.serve.identity import Extensions
+from tfgrpo.serve.inject import Injection
+from tfgrpo.serve.learning.grouping import read_turns
+from tfgrpo.serve.routes import Route, draw
+from tfgrpo.serve.settings import LearnSettings
+from tfgrpo.serve.wire.errors import ApiError
+from tfgrpo.store import Journal
+from tfgrpo.store.database import Statement
+from tfgrpo.verifiers import make_verifier
+
+log = logging.getLogger(__name__)
+
+__all__ = ["Served", "Shadow", "read_served"]
+
+SOURCE = "verifier:shadow"
+RECENT_S = 3600.0
+"""How long ago a request may have been served."""
+CALM_S = 60.0
+"""Pause after a provider's refusal for its rate."""
+AT_A_TIME = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that was answered with one reply."""
+
+    response_id: str
+    task_id: str
+    library: str
+    upstream: str
+    prediction: float | None
+    asked: Mapping[str, Any]
+    """The kept body: turns, tools, fields."""
+    message: Mapping[str, Any]
+    finish: str
+    answer: Any
+    """The right answer, where feedback said it."""
+
+
+def read_served(journal: Journal, route: str, since: float) -> list[Served]:
+    """Return the single-call requests of a route since a time, without those drawn for before."""
+    rows = journal.writer.read(
+        "SELECT q.response_id, q.task_id, q.library, r.upstream, q.prediction, q.prompt, c.body,"
+        " c.finish, (SELECT f.value FROM feedback f WHERE f.target_kind = 'response'"
+        "  AND f.target = q.response_id AND f.kind = 'answer' ORDER BY f.feedback DESC LIMIT 1)"
+        " FROM requests q JOIN replies r ON r.response_id = q.response_id"
+        " JOIN choices c ON c.response_id = q.response_id AND c.choice = 0"
+        " WHERE q.route = ? AND q.at >= ? AND q.prompt NOT NULL AND r.state = 'ok'"
+        " AND q.session_id = '' AND q.key <> ? AND q.endpoint = '/chat/completions'"
+        " AND NOT EXISTS (SELECT 1 FROM choices d WHERE d.response_id = q.response_id"
+        "  AND d.choice > 0)"
+        " AND NOT EXISTS (SELECT 1 FROM notes n WHERE n.kind = 'shadowed'"
+        "  AND n.name = q.response_id)"
+        " ORDER BY q.at",
+        (route, since, shadow_key(route)),
+    )
+    found = []
+    for response_id, task, library, upstream, prediction, prompt, body, finish, answer in rows:
+        message = json.loads(body)
+        if not message.get("tool_calls"):
+            found.append(
+                Served(response_id, task, library, upstream, prediction, json.loads(prompt),
+                       message, finish, json.loads(answer) if answer else None)
+            )  # fmt: skip
+    return found
+
+
+class Shadow:
+    """The shadow draws of one route.
+
+    Args:
+        gateway, route: the running parts.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, gateway: Gateway, route: Route, clock: Callable[[], float]) -> None:
+        self._gateway, self._route, self._clock = gateway, route, clock
+        self._passed: set[str] = set()
+        """Requests that were looked at and not chosen."""
+        self._verifier: tuple[Mapping[str, Any], Verifier] | None = None
+
+    async def run(self, served: list[Served], settings: LearnSettings) -> int:
+        """Draw for some of what was served; return for how many requests."""
+        drawn = 0
+        for one in served:
+            if drawn >= AT_A_TIME or not self._has_room():
+                break
+            if one.response_id in self._passed:
+                continue
+            if not self._is_chosen(one, settings):
+                self._passed.add(one.response_id)
+                continue
+            try:
+                await self._draw(one, settings)
+            except ApiError as error:
+                if error.code == "budget_exceeded":
+                    break  # the purse of the day is empty
+                log.info("shadow draws of %s failed: %s", one.response_id, error.message)
+            drawn += 1
+        return drawn
+
+    def _has_room(self) -> bool:
+        calm = time.monotonic() - self._route.limited_at >= CALM_S
+        return calm and not self._gateway.is_busy
+
+    def _is_chosen(self, one: Served, settings: LearnSettings) -> bool:
+        shadow = settings.shadow
+        assert shadow is not None
+        if one.upstream not in self._gateway.models or one.library not in self._route.versions:
+            return False
+        if one.prediction is not None:
+            return shadow.mixed[0] <= one.prediction <= shadow.mixed[1]
+        return draw(self._route.secret, "shadow", one.response_id) < shadow.share
+
+    async def _draw(self, one: Served, settings: LearnSettings) -> None:
+        assert settings.shadow is not None
+        journal = self._gateway.journal
+        # Noted first: whatever happens now, a request is drawn for once.
+        noted = (tables.NOTE, (self._clock(), "shadowed", one.response_id, self._route.name))
+        await journal.writer.commit([noted])
+        wanted = settings.shadow.group_size - 1
+        body = {**one.asked.get("fields", {}), "messages": one.asked["messages"]}
+        if one.asked.get("tools"):
+            body["tools"] = one.asked["tools"]
+        ext = Extensions(task_id=one.task_id, samples=wanted, select="vote", library=one.library)
+        exchange = Exchange(
+            self._gateway, self._route, CHAT.endpoint, body, len(json.dumps(body)),
+            shadow_key(self._route.name), ext,
+        )  # fmt: skip
+
+        def make(model: Model, injection: Injection) -> dict[str, Any]:
+            return CHAT.make(body, model.upstream.model, injection)
+
+        best = BestOf(self._gateway, exchange, make, CHAT.prefix + exchange.response_id)
+        await best.run([one.upstream])
+        draws: list[tuple[int, Mapping[str, Any]]] = [
+            (int(choice), json.loads(raw))
+            for choice, raw in journal.writer.read(
+                "SELECT choice, body FROM choices WHERE response_id = ? ORDER BY choice",
+                (exchange.response_id,),
+            )
+        ]
+        place = len(draws)
+        kept = json.dumps(one.message).encode()
+        rows: list[Statement] = [(tables.CHOICE, (exchange.response_id, place, one.finish, kept))]
+        draws.append((place, one.message))
+        rows += await self._ratings(one, exchange.response_id, draws, settings)
+        await journal.writer.commit(rows)
+        self._gateway.metrics.add("shadow_draws", {"route": self._route.name}, place)
+
+    async def _ratings(
+        self,
+        one: Served,
+        response_id: str,
+        draws: list[tuple[int, Mapping[str, Any]]],
+        settings: LearnSettings,
+    ) -> list[Statement]:
+        verifier, feedback = self._judge(settings), settings.feedback
+        low, high = verifier.reward_range
+        if not math.isfinite(high - low):  # a function that does not say it: from 0 to 1
+            low, high = 0.0, 1.0
+        turns = read_turns(one.asked["messages"])
+        task = Task(one.task_id or one.response_id, turns, one.answer)
+        rows: list[Statement] = []
+        for choice, message in draws:
+            if message.get("tool_calls"):
+                continue
+            step = Step(Message("assistant", str(message.get("content") or "")))
+            rollout = Rollout(f"{response_id}-{choice}", task.task_id, (step,))
+            try:
+                with boundary(VerifierError, "the route's verifier"):
+                    verifier.check_task(task)
+                    reward = (await verifier.score(rollout, task)).reward
+            except TfgrpoError as error:
+                log.info("a shadow draw could not be judged: %s", redact(str(error)))
+                continue
+            share = min(1.0, max(0.0, (reward - low) / (high - low)))
+            value = feedback.low + share * (feedback.high - feedback.low)
+            now = self._clock()
+            rows.append(
+                (tables.FEEDBACK,
+                 ("fb_" + secrets.token_hex(12), now, now, "response", response_id, choice,
+                  feedback.metric, "reward", json.dumps(value), SOURCE, "",
+                  shadow_key(self._route.name), ""))
+            )  # fmt: skip
+        return rows
+
+    def _judge(self, settings: LearnSettings) -> Verifier:
+        assert settings.verifier is not None
+        if self._verifier is None or self._verifier[0] != settings.verifier:
+            self._verifier = (settings.verifier, make_verifier(settings.verifier))
+        return self._verifier[1]
