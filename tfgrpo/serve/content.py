@@ -51,7 +51,10 @@ def forget(
     where, values = "end_user = ?", [private_hash(secret, end_user)]
     if key is not None:
         where, values = f"{where} AND key = ?", [*values, key]
-    return remove(journal, folder, where, tuple(values))
+    removed = remove(journal, folder, where, tuple(values))
+    # The log still holds the rows as they were, until it is moved into the file.
+    journal.writer.read("PRAGMA wal_checkpoint(TRUNCATE)")
+    return removed
 
 
 def remove(journal: Journal, folder: Path, where: str, values: tuple[Any, ...]) -> Removed:
