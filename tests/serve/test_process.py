@@ -34,14 +34,15 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def program(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `tfgrpo serve` and give its process and URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tfgrpo", "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=(folder / "log").open("a"),
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-    )
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tfgrpo", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+        )
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()

@@ -107,6 +107,10 @@ class ApiApp:
                 await self._browser(http)
                 return
             raise ApiError("origin_not_allowed", "pages of other sites may not use this API")
+        if http.path == "/openapi.json":
+            _allow(http, "GET")
+            await info.schema(http)
+            return
         if http.path in ("/health", "/ready", "/metrics"):
             await self._operate(http)
             return
