@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # other packages' own
 ]
 NODE = Path(__file__).parent / "node"
+ROOT = Path(__file__).parents[3]
 
 
 def tool_call(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -222,6 +223,116 @@ for sample in log.samples:
                                      {"content-type": "application/json"})
     assert urllib.request.urlopen(request).status == 201
 """
+
+
+async def test_an_environment_of_verifiers_rewards_what_it_rolled_out(
+    start: Start, tmp_path: Path
+) -> None:
+    python = ROOT / ".venv-verifiers" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("verifiers has no environment of its own: make test-clients")
+    (tmp_path / "run_verifiers.py").write_text(VERIFIERS)
+
+    def model(call: Any) -> Any:
+        return answers.say("4" if call.index % 2 else "5")
+
+    with FaultServer(model) as upstream:
+        route = {"capture": True, "groups": {"size": 2, "task_identity": "messages"}}
+        client = await start(upstream, routes={"r": {**route, "learn": {"enabled": False}}})
+        await finished([str(python), "run_verifiers.py", f"{client.url}/v1"], tmp_path)
+        groups = client.running.learning.routes["r"].groups(client.gateway.journal)
+    assert len(groups) == 3 and all(g.is_informative() for g in groups)
+    for group in groups:
+        rewards = {r.steps[-1].action.content: r.score.reward for r in group.rollouts if r.score}
+        assert rewards == {"4": 1.0, "5": 0.0}
+
+
+VERIFIERS = """
+import asyncio, json, os, sys, urllib.request
+import verifiers as vf
+from datasets import Dataset
+
+url = sys.argv[1]
+os.environ["GATEWAY_KEY"] = "none"
+rows = Dataset.from_list([{"question": f"{i} + {4 - i}?", "answer": "4"} for i in range(3)])
+
+def correct(completion, answer, state):
+    reward = float(completion[-1]["content"].strip() == answer)
+    body = {"response_id": state["trajectory"][-1]["response"].id, "value": reward,
+            "source": "verifier:environment"}
+    request = urllib.request.Request(f"{url}/feedback", json.dumps(body).encode(),
+                                     {"content-type": "application/json"})
+    assert urllib.request.urlopen(request).status == 201
+    return reward
+
+environment = vf.SingleTurnEnv(dataset=rows, eval_dataset=rows, rubric=vf.Rubric(funcs=[correct]))
+client = vf.ClientConfig(client_type="openai_chat_completions", api_base_url=url,
+                         api_key_var="GATEWAY_KEY")
+found = asyncio.run(environment.evaluate(client, "r", num_examples=3, rollouts_per_example=2,
+                                         max_concurrent=1))
+assert sum(o["reward"] for o in found["outputs"]) == 3.0, found
+"""
+
+
+async def test_langgraph_runs_an_agent_in_one_session(start: Start) -> None:
+    pytest.importorskip("langgraph")
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    with FaultServer(uses_tool) as upstream:
+        client = await start(upstream)
+        tools = [tool(weather)]
+        model = ChatOpenAI(model="r", base_url=f"{client.url}/s/graph-1/v1", api_key="none")
+
+        async def say(state: Any) -> Any:
+            return {"messages": [await model.bind_tools(tools).ainvoke(state["messages"])]}
+
+        graph = StateGraph(MessagesState)
+        graph.add_node("say", say)
+        graph.add_node("tools", ToolNode(tools))
+        graph.add_edge(START, "say")
+        graph.add_conditional_edges("say", tools_condition)
+        graph.add_edge("tools", "say")
+        found = await graph.compile().ainvoke({"messages": [("user", "weather in Oslo?")]})
+        await rated(client)
+    assert found["messages"][-1].content == "It is sunny in Oslo."
+    assert [m.type for m in found["messages"]] == ["human", "ai", "tool", "ai"]
+    assert client.rows("SELECT session_id, count(*) FROM requests GROUP BY 1") == [("graph-1", 2)]
+
+
+async def test_litellm_completes_over_its_base_url(start: Start) -> None:
+    litellm = pytest.importorskip("litellm")
+    with FaultServer(uses_tool) as upstream:
+        client = await start(upstream)
+        reply = await litellm.acompletion(
+            model="openai/r", api_base=f"{client.url}/v1", api_key="none",
+            messages=[{"role": "user", "content": "hi"}],
+        )  # fmt: skip
+        assert reply.choices[0].message.content == "It is sunny in Oslo."
+        await rated(client)
+
+
+async def finished(command: list[str], folder: Path) -> bytes:
+    """Run a program to its end and return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()[-3000:]
+    return out
+
+
+async def test_openai_agents_of_node_run_a_tool_loop(start: Start) -> None:
+    if shutil.which("node") is None or not (NODE / "node_modules/@openai/agents").is_dir():
+        pytest.skip("node or its packages are not installed")
+    with FaultServer(uses_tool) as upstream:
+        client = await start(upstream)
+        out = await finished(["node", "agents.mjs", f"{client.url}/v1"], NODE)
+    assert json.loads(out) == {"chat": "It is sunny in Oslo.", "responses": "It is sunny in Oslo."}
+    assert upstream.call_count == 4
+    assert client.rows("SELECT count(*) FROM replies WHERE state = 'ok'") == [(4,)]
 
 
 @pytest.mark.parametrize("script", ["ai.mjs", "openai.mjs"])
