@@ -72,7 +72,8 @@ class PageApp:
             (b"content-security-policy", views.policy().encode()),
             (b"x-content-type-options", b"nosniff"),
             (b"cache-control", b"no-store"),
-            (b"referrer-policy", b"no-referrer"),
+            # Not `no-referrer`: under it browsers send our own forms with `Origin: null`.
+            (b"referrer-policy", b"same-origin"),
         ]
         try:
             with boundary(TfgrpoError, f"page {http.method} {http.path[:100]}"):

@@ -52,7 +52,7 @@ def document(title: str, *body: Child) -> bytes:
         "head",
         h("meta", charset="utf-8"),
         h("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        h("meta", name="referrer", content="no-referrer"),
+        h("meta", name="referrer", content="same-origin"),
         h("title", f"{title} · tfgrpo gateway"),
         h("style", trusted(_style())),
     )
