@@ -26,6 +26,7 @@ from tfgrpo.serve.learning.service import Learning
 from tfgrpo.serve.page.app import PageApp
 from tfgrpo.serve.reload import apply_settings
 from tfgrpo.serve.settings import GatewaySettings
+from tfgrpo.serve.shadow import Shadows
 from tfgrpo.serve.wire.protocol import guarded_protocol
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Running:
 
     def __init__(self, gateway: Gateway, app: ApiApp, secret: str) -> None:
         self.gateway, self.app, self.secret = gateway, app, secret
-        self.learning = Learning(gateway)
+        self.learning = Learning(gateway, redraw=Shadows(gateway))
         self.api_url = ""
         self.page_url = ""
         self.shows_secret = False

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tfgrpo.errors import TfgrpoError, boundary
@@ -37,7 +37,6 @@ from tfgrpo.serve.learning.proposing import (
     split_of,
 )
 from tfgrpo.serve.learning.purse import Purse
-from tfgrpo.serve.learning.shadow import RECENT_S, Shadow, read_served
 from tfgrpo.serve.learning.states import LearningState, Transition, apply
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.settings import LearnSettings, UpstreamSettings
@@ -46,7 +45,7 @@ from tfgrpo.store import Journal
 
 log = logging.getLogger(__name__)
 
-__all__ = ["RouteLearning"]
+__all__ = ["Redraw", "RouteLearning"]
 
 T = TypeVar("T")
 MOST_FAILURES = 3
@@ -55,12 +54,17 @@ SILENT_UNITS = 200
 UPSTREAMS_REST = "every upstream of the route rests"
 
 
+Redraw = Callable[["RouteLearning"], Awaitable[None]]
+"""Draws again what a route served of late."""
+
+
 class RouteLearning:
     """One route's learning.
 
     Args:
         gateway, route: the running parts; the route has a `learn` section.
         proposer: makes a candidate from groups.
+        redraw: makes shadow draws; None makes none.
         clock: seconds since the epoch.
     """
 
@@ -70,15 +74,15 @@ class RouteLearning:
         route: Route,
         *,
         proposer: Proposer = propose,
+        redraw: Redraw | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         assert route.settings.learn is not None
         self.gateway, self.route = gateway, route
-        self._proposer, self._clock = proposer, clock
+        self._proposer, self._redraw, self._clock = proposer, redraw, clock
         self._lock = asyncio.Lock()
         self.stop = Stop()
         self._is_ticking = False
-        self.shadow = Shadow(gateway, route, clock)
         self._recorded: dict[str, tuple[int, str]] = {}
         """Rollouts and verifier of the groups that were written down, by id."""
         self.transitions: list[Transition] = _read(gateway, route.name)
@@ -194,10 +198,8 @@ class RouteLearning:
 
     async def _tick(self) -> None:
         name = self.state.name
-        if self.settings.shadow is not None and name != "frozen":
-            since = self._clock() - RECENT_S
-            served = await self.aside(lambda j: read_served(j, self.route.name, since))
-            await self.shadow.run(served, self.settings)
+        if self._redraw is not None and self.settings.shadow is not None and name != "frozen":
+            await self._redraw(self)
         if name in ("collecting", "watched"):
             if name == "watched":
                 await self._watch()

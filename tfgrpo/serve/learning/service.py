@@ -14,7 +14,7 @@ from tfgrpo.errors import StoreError
 from tfgrpo.serve.content import remove
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning.proposing import Proposer, propose
-from tfgrpo.serve.learning.route import RouteLearning
+from tfgrpo.serve.learning.route import Redraw, RouteLearning
 
 __all__ = ["Learning"]
 
@@ -25,6 +25,7 @@ class Learning:
     Args:
         gateway: the running parts.
         proposer: makes a candidate from groups.
+        redraw: makes shadow draws; None makes none.
         clock: seconds since the epoch.
     """
 
@@ -33,9 +34,11 @@ class Learning:
         gateway: Gateway,
         *,
         proposer: Proposer = propose,
+        redraw: Redraw | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._gateway, self._proposer, self._clock = gateway, proposer, clock
+        self._gateway, self._clock = gateway, clock
+        self._proposer, self._redraw = proposer, redraw
         self.routes: dict[str, RouteLearning] = {}
         self.follow()
         self._task: asyncio.Task[None] | None = None
@@ -46,8 +49,9 @@ class Learning:
         for name, route in self._gateway.routes.items():
             if route.settings.learn is not None:
                 found[name] = self.routes.get(name) or RouteLearning(
-                    self._gateway, route, proposer=self._proposer, clock=self._clock
-                )
+                    self._gateway, route, proposer=self._proposer, redraw=self._redraw,
+                    clock=self._clock,
+                )  # fmt: skip
         self.routes = found
 
     def start(self, every_s: float = 10.0) -> None:

@@ -33,6 +33,7 @@ from tfgrpo.serve.gateway import Gateway, Model, shadow_key
 from tfgrpo.serve.identity import Extensions
 from tfgrpo.serve.inject import Injection
 from tfgrpo.serve.learning.grouping import read_turns
+from tfgrpo.serve.learning.route import RouteLearning
 from tfgrpo.serve.routes import Route, draw
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.serve.wire.errors import ApiError
@@ -42,7 +43,7 @@ from tfgrpo.verifiers import make_verifier
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Served", "Shadow", "read_served"]
+__all__ = ["Served", "Shadow", "Shadows", "read_served"]
 
 SOURCE = "verifier:shadow"
 RECENT_S = 3600.0
@@ -97,6 +98,28 @@ def read_served(journal: Journal, route: str, since: float) -> list[Served]:
     return found
 
 
+class Shadows:
+    """The shadow draws of all routes; what a route's learning calls at each tick.
+
+    Args:
+        gateway: the running parts.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, gateway: Gateway, *, clock: Callable[[], float] = time.time) -> None:
+        self._gateway, self._clock = gateway, clock
+        self._routes: dict[str, Shadow] = {}
+
+    async def __call__(self, learning: RouteLearning) -> None:
+        """Draw for some of what a route served of late."""
+        route, since = learning.route, self._clock() - RECENT_S
+        served = await learning.aside(lambda journal: read_served(journal, route.name, since))
+        found = self._routes.get(route.name)
+        if found is None or found.route is not route:
+            found = self._routes[route.name] = Shadow(self._gateway, route, self._clock)
+        await found.run(served, learning.settings)
+
+
 class Shadow:
     """The shadow draws of one route.
 
@@ -106,7 +129,7 @@ class Shadow:
     """
 
     def __init__(self, gateway: Gateway, route: Route, clock: Callable[[], float]) -> None:
-        self._gateway, self._route, self._clock = gateway, route, clock
+        self._gateway, self.route, self._clock = gateway, route, clock
         self._passed: set[str] = set()
         """Requests that were looked at and not chosen."""
         self._verifier: tuple[Mapping[str, Any], Verifier] | None = None
@@ -132,23 +155,23 @@ class Shadow:
         return drawn
 
     def _has_room(self) -> bool:
-        calm = time.monotonic() - self._route.limited_at >= CALM_S
+        calm = time.monotonic() - self.route.limited_at >= CALM_S
         return calm and not self._gateway.is_busy
 
     def _is_chosen(self, one: Served, settings: LearnSettings) -> bool:
         shadow = settings.shadow
         assert shadow is not None
-        if one.upstream not in self._gateway.models or one.library not in self._route.versions:
+        if one.upstream not in self._gateway.models or one.library not in self.route.versions:
             return False
         if one.prediction is not None:
             return shadow.mixed[0] <= one.prediction <= shadow.mixed[1]
-        return draw(self._route.secret, "shadow", one.response_id) < shadow.share
+        return draw(self.route.secret, "shadow", one.response_id) < shadow.share
 
     async def _draw(self, one: Served, settings: LearnSettings) -> None:
         assert settings.shadow is not None
         journal = self._gateway.journal
         # Noted first: whatever happens now, a request is drawn for once.
-        noted = (tables.NOTE, (self._clock(), "shadowed", one.response_id, self._route.name))
+        noted = (tables.NOTE, (self._clock(), "shadowed", one.response_id, self.route.name))
         await journal.writer.commit([noted])
         wanted = settings.shadow.group_size - 1
         body = {**one.asked.get("fields", {}), "messages": one.asked["messages"]}
@@ -156,8 +179,8 @@ class Shadow:
             body["tools"] = one.asked["tools"]
         ext = Extensions(task_id=one.task_id, samples=wanted, select="vote", library=one.library)
         exchange = Exchange(
-            self._gateway, self._route, CHAT.endpoint, body, len(json.dumps(body)),
-            shadow_key(self._route.name), ext,
+            self._gateway, self.route, CHAT.endpoint, body, len(json.dumps(body)),
+            shadow_key(self.route.name), ext,
         )  # fmt: skip
 
         def make(model: Model, injection: Injection) -> dict[str, Any]:
@@ -178,7 +201,7 @@ class Shadow:
         draws.append((place, one.message))
         rows += await self._ratings(one, exchange.response_id, draws, settings)
         await journal.writer.commit(rows)
-        self._gateway.metrics.add("shadow_draws", {"route": self._route.name}, place)
+        self._gateway.metrics.add("shadow_draws", {"route": self.route.name}, place)
 
     async def _ratings(
         self,
@@ -213,7 +236,7 @@ class Shadow:
                 (tables.FEEDBACK,
                  ("fb_" + secrets.token_hex(12), now, now, "response", response_id, choice,
                   feedback.metric, "reward", json.dumps(value), SOURCE, "",
-                  shadow_key(self._route.name), ""))
+                  shadow_key(self.route.name), ""))
             )  # fmt: skip
         return rows
 
