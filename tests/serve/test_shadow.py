@@ -148,3 +148,32 @@ async def test_a_draw_that_fails_is_booked_and_the_request_is_left_alone(start: 
         groups = learning.groups(client.gateway.journal)
     assert groups == [] and upstream.call_count == 2
     assert client.rows("SELECT count(*) FROM results") == [(2,)]
+
+
+async def test_the_verifier_speaks_for_users_who_say_nothing(start: Start) -> None:
+    from tests.serve.test_loop import LEARN as LIVE
+    from tests.serve.test_loop import Loop
+    from tfgrpo.serve.learning.evidence import read_units
+
+    learn = {**LIVE["learn"], "verifier": LEARN["verifier"],
+             "feedback": {"window_h": 0.001, "missing": "verifier"}}  # fmt: skip
+    with FaultServer(mixed) as upstream:
+        client = await start(upstream, routes={"r": {**LIVE, "holdout": 0.0, "learn": learn}})
+        loop = Loop(client)
+        await loop.to_waiting()
+        await loop.learning.act("approve", "person")
+        replies = {}
+        for i in range(6):
+            _, reply, _ = await client.chat("why?", tfgrpo={"session_id": f"s{i}"})
+            replies[i] = reply
+        record = {"response_id": replies[0]["id"], "value": 0.5}
+        async with client.post("/v1/feedback", record) as response:
+            assert response.status == 201
+        loop.ahead_s = 60.0
+        await loop.learning.tick()
+        client.rows("SELECT 1")
+        units = read_units(client.gateway.journal, "r", loop.learning.settings.feedback, now=4e9,
+                           experiment="x1")  # fmt: skip
+    texts = [r["choices"][0]["message"]["content"] for r in replies.values()]
+    assert [u.outcome for u in units] == [0.5, *(float(" " in t) for t in texts[1:])]
+    assert [u.has_feedback for u in units] == [True, *[False] * 5]  # silence stays silence

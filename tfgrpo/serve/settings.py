@@ -118,8 +118,9 @@ class FeedbackSettings(Section):
     """Largest value of the metric; it counts as 1."""
     window_h: float = Field(default=24.0, gt=0)
     """How long an outcome may come after its reply to count in a live test."""
-    missing: Literal["drop"] | float = "drop"
-    """What a response without feedback counts in a live test: left out, or a number."""
+    missing: Literal["drop", "verifier"] | float = "drop"
+    """What a response without feedback counts in a live test: left out, what the route's verifier
+    says of it, or a number."""
     max_share: float = Field(default=0.2, gt=0, le=1)
     """Largest share of one step's evidence from one source (`source` or key)."""
 
@@ -339,6 +340,12 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: routes.{name} names the upstream {upstream!r}; known are {known}"
                 )
+        if route.learn is not None and route.learn.feedback.missing == "verifier":
+            where = f"{source}: routes.{name}.learn.feedback.missing"
+            if not route.capture or route.learn.verifier is None or (
+                _asks_an_lm(route.learn.verifier)
+            ):  # fmt: skip
+                raise ConfigError(f"{where}: set capture, and a verifier that asks no model")
         if route.learn is not None and route.learn.shadow is not None:
             _check_shadow(f"{source}: routes.{name}.learn.shadow", route, route.learn)
         if route.weights and (route.router or len(route.weights) != len(route.upstreams)):

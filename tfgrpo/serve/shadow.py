@@ -13,18 +13,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfgrpo.errors import TfgrpoError, VerifierError, boundary
-from tfgrpo.messages import Message
-from tfgrpo.protocols import Verifier
-from tfgrpo.rollout import Rollout, Step, Task
-from tfgrpo.runtime.redaction import redact
+from tfgrpo.rollout import Task
 from tfgrpo.serve import tables
 from tfgrpo.serve.endpoints.best_of import BestOf
 from tfgrpo.serve.endpoints.dialects import CHAT
@@ -33,13 +27,13 @@ from tfgrpo.serve.gateway import Gateway, Model, shadow_key
 from tfgrpo.serve.identity import Extensions
 from tfgrpo.serve.inject import Injection
 from tfgrpo.serve.learning.grouping import read_turns
+from tfgrpo.serve.learning.judging import Judged, RouteVerifier
 from tfgrpo.serve.learning.route import RouteLearning
 from tfgrpo.serve.routes import Route, draw
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
 from tfgrpo.store.database import Statement
-from tfgrpo.verifiers import make_verifier
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +126,7 @@ class Shadow:
         self._gateway, self.route, self._clock = gateway, route, clock
         self._passed: set[str] = set()
         """Requests that were looked at and not chosen."""
-        self._verifier: tuple[Mapping[str, Any], Verifier] | None = None
+        self._verifier = RouteVerifier()
 
     async def run(self, served: list[Served], settings: LearnSettings) -> int:
         """Draw for some of what was served; return for how many requests."""
@@ -210,38 +204,13 @@ class Shadow:
         draws: list[tuple[int, Mapping[str, Any]]],
         settings: LearnSettings,
     ) -> list[Statement]:
-        verifier, feedback = self._judge(settings), settings.feedback
-        low, high = verifier.reward_range
-        if not math.isfinite(high - low):  # a function that does not say it: from 0 to 1
-            low, high = 0.0, 1.0
         turns = read_turns(one.asked["messages"])
         task = Task(one.task_id or one.response_id, turns, one.answer)
         rows: list[Statement] = []
         for choice, message in draws:
-            if message.get("tool_calls"):
-                continue
-            step = Step(Message("assistant", str(message.get("content") or "")))
-            rollout = Rollout(f"{response_id}-{choice}", task.task_id, (step,))
-            try:
-                with boundary(VerifierError, "the route's verifier"):
-                    verifier.check_task(task)
-                    reward = (await verifier.score(rollout, task)).reward
-            except TfgrpoError as error:
-                log.info("a shadow draw could not be judged: %s", redact(str(error)))
-                continue
-            share = min(1.0, max(0.0, (reward - low) / (high - low)))
-            value = feedback.low + share * (feedback.high - feedback.low)
-            now = self._clock()
-            rows.append(
-                (tables.FEEDBACK,
-                 ("fb_" + secrets.token_hex(12), now, now, "response", response_id, choice,
-                  feedback.metric, "reward", json.dumps(value), SOURCE, "",
-                  shadow_key(self.route.name), ""))
-            )  # fmt: skip
+            value = await self._verifier.value(task, message, settings)
+            if value is not None:
+                judged = Judged(response_id, choice, value, SOURCE)
+                key = shadow_key(self.route.name)
+                rows.append(judged.row(settings.feedback.metric, key, self._clock()))
         return rows
-
-    def _judge(self, settings: LearnSettings) -> Verifier:
-        assert settings.verifier is not None
-        if self._verifier is None or self._verifier[0] != settings.verifier:
-            self._verifier = (settings.verifier, make_verifier(settings.verifier))
-        return self._verifier[1]

@@ -16,8 +16,10 @@ from tfgrpo.serve.learning.ratings import FeedbackRow, rate
 from tfgrpo.serve.settings import FeedbackSettings
 from tfgrpo.store import Journal
 
-__all__ = ["closed_groups", "read_seen", "read_units"]
+__all__ = ["SILENT", "closed_groups", "read_seen", "read_silent", "read_units"]
 
+SILENT = "verifier:silent"
+"""Source of what the verifier said of responses that nobody rated in time."""
 _FEEDBACK = (
     "SELECT f.feedback, f.feedback_id, f.received, f.at, f.target_kind, f.target, f.choice,"
     " f.metric, f.kind, f.value, f.source FROM feedback f"
@@ -157,19 +159,25 @@ def _unit(
     until: float,
 ) -> LiveUnit:
     _, at, arm, share, prediction, *_ = rows[0]
-    rewards = []
+    rewards, silent = [], []
     for row in rows:
-        in_time = [f for f in responses.get(row[5], []) if f.received <= until]
+        given = responses.get(row[5], [])
+        in_time = [f for f in given if f.received <= until and f.source != SILENT]
         rating = rate(in_time, settings)
         if rating.reward is not None and not rating.is_conflict:
             rewards.append(rating.reward)
+        elif not in_time:
+            judged = rate([f for f in given if f.source == SILENT], settings)
+            silent += [] if judged.reward is None else [judged.reward]
     whole = [f for f in sessions.get(rows[0][6], []) if rows[0][6] and f.received <= until]
     of_session = rate(whole, settings)
     outcome = sum(rewards) / len(rewards) if rewards else None
     if of_session.reward is not None:
         outcome = None if of_session.is_conflict else of_session.reward
-    if outcome is None and settings.missing != "drop":
-        outcome = float(settings.missing)
+    if outcome is None and settings.missing == "verifier" and silent:
+        outcome = sum(silent) / len(silent)
+    elif outcome is None and isinstance(settings.missing, float):
+        outcome = settings.missing
     has_feedback = bool(rewards) or of_session.reward is not None
     return LiveUnit(
         arm=arm,
@@ -183,3 +191,25 @@ def _unit(
         cost_usd=sum(row[8] or 0.0 for row in rows),
         duration_s=max((row[9] or 0.0 for row in rows), default=0.0),
     )
+
+
+def read_silent(
+    journal: Journal, route: str, experiment: str, before: float
+) -> list[tuple[str, str, Any, Any, Any]]:
+    """Return (response, task, turns, reply, right answer or None) of a live test's captured
+    responses before a time that nobody rated and no verifier judged."""
+    rows = journal.writer.read(
+        "SELECT q.response_id, q.task_id, q.prompt, c.body, (SELECT f.value FROM feedback f"
+        "  WHERE f.target_kind = 'response' AND f.target = q.response_id AND f.kind = 'answer'"
+        "  ORDER BY f.feedback DESC LIMIT 1)"
+        " FROM requests q JOIN choices c ON c.response_id = q.response_id AND c.choice = 0"
+        " WHERE q.experiment = ? AND q.experiment <> '' AND q.route = ? AND q.at < ?"
+        " AND q.prompt NOT NULL AND NOT EXISTS (SELECT 1 FROM feedback f"
+        "  WHERE f.target_kind = 'response' AND f.target = q.response_id AND f.kind = 'reward')",
+        (experiment, route, before),
+    )
+    return [
+        (response_id, task, json.loads(prompt)["messages"], json.loads(body),
+         json.loads(answer) if answer else None)
+        for response_id, task, prompt, body, answer in rows
+    ]  # fmt: skip

@@ -20,14 +20,21 @@ from typing import Any, TypeVar
 from tfgrpo.errors import TfgrpoError, boundary
 from tfgrpo.experience.artefact import Artefact, from_row
 from tfgrpo.experience.library import Library
-from tfgrpo.rollout import RolloutGroup
+from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.sampling import Stop
 from tfgrpo.serve import tables
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
-from tfgrpo.serve.learning.evidence import closed_groups, read_seen, read_units
-from tfgrpo.serve.learning.grouping import make_groups
+from tfgrpo.serve.learning.evidence import (
+    SILENT,
+    closed_groups,
+    read_seen,
+    read_silent,
+    read_units,
+)
+from tfgrpo.serve.learning.grouping import make_groups, read_turns
+from tfgrpo.serve.learning.judging import Judged, RouteVerifier
 from tfgrpo.serve.learning.proposing import (
     AskedQuestion,
     PendingLibrary,
@@ -83,6 +90,7 @@ class RouteLearning:
         self._lock = asyncio.Lock()
         self.stop = Stop()
         self._is_ticking = False
+        self._verifier = RouteVerifier()
         self._recorded: dict[str, tuple[int, str]] = {}
         """Rollouts and verifier of the groups that were written down, by id."""
         self.transitions: list[Transition] = _read(gateway, route.name)
@@ -331,6 +339,8 @@ class RouteLearning:
 
     async def _judge(self) -> None:
         state, settings = self.state, self.settings.canary
+        if self.settings.feedback.missing == "verifier":
+            await self._judge_silent(state.experiment)
         units = await self._units(experiment=state.experiment)
         if await self._pause_where_due(units):
             return
@@ -364,6 +374,20 @@ class RouteLearning:
         else:
             await self.act("alarm", "job", "outcomes fell under the library alone: consider a "
                            "roll-back", {"floor": floor})  # fmt: skip
+
+    async def _judge_silent(self, experiment: str) -> None:
+        """Let the verifier judge what nobody rated within its window."""
+        feedback, journal = self.settings.feedback, self.gateway.journal
+        before = self._clock() - feedback.window_h * 3600.0
+        silent = await self.aside(
+            lambda journal: read_silent(journal, self.route.name, experiment, before)
+        )
+        for response_id, task_id, turns, message, answer in silent:
+            task = Task(task_id or response_id, read_turns(turns), answer)
+            value = await self._verifier.value(task, message, self.settings)
+            if value is not None:
+                judged = Judged(response_id, 0, value, SILENT)
+                journal.writer.put([judged.row(feedback.metric, "", self._clock())])
 
     async def _units(self, **which: Any) -> list[canary.LiveUnit]:
         settings, now = self.settings.feedback, self._clock()
