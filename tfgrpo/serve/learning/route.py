@@ -344,7 +344,7 @@ class RouteLearning:
         units = await self._units(experiment=state.experiment)
         if await self._pause_where_due(units):
             return
-        verdict = self.verdict = canary.judge(
+        verdict = self.verdict = canary.live_verdict(
             units, settings, number=state.number, share_index=state.share_index
         )
         if verdict.action == "wait":
