@@ -148,9 +148,14 @@ def test_without_settings_the_embedded_model_answers_and_says_how_to_go_on(tmp_p
     with program(tmp_path, *arguments) as (_, url):
         _, models = ask(f"{url}/models", None, "GET")
         status, reply = ask(f"{url}/chat/completions", {**ASKED, "model": "smollm2-135m"})
+        told = (tmp_path / "log").read_text()
+        secret = told.split("told once: ")[1].split()[0]
+        page = told.split("page ")[1].split()[0]
+        bearer = {"authorization": f"Bearer {secret}"}
+        with urllib.request.urlopen(urllib.request.Request(page, headers=bearer)) as response:
+            assert "Routes" in response.read().decode()
     assert [m["id"] for m in models["data"]] == ["default", "smollm2-135m"]
     assert status == 200 and reply["choices"][0]["finish_reason"] in ("stop", "length")
-    told = (tmp_path / "log").read_text()
     assert "empty library" in told and "tfgrpo learn" in told and "secret" in told
 
 

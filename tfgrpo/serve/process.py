@@ -44,13 +44,17 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def admin_secret(settings: GatewaySettings) -> tuple[str, bool]:
-    """Return the admin secret and whether it was made now."""
+    """Return the admin secret and whether it was made now.
+
+    One that was made now is not yet registered as a secret: it has to be told once, and what is
+    registered can no longer be printed.
+    """
     given = os.environ.get(settings.serve.admin_key_env, "").strip()
     if given and len(given) < 16:
         raise ConfigError(f"{settings.serve.admin_key_env} is shorter than 16 characters")
-    secret = given or secrets.token_urlsafe(24)
-    register(secret)
-    return secret, not given
+    if given:
+        register(given)
+    return given or secrets.token_urlsafe(24), not given
 
 
 class Running:
@@ -185,6 +189,7 @@ async def serve(
     gc.set_threshold(10_000, 20, 20)
     try:
         tell(running)
+        register(secret)
         await stopped.wait()
     finally:
         await running.stop(settings.serve.drain_s)
