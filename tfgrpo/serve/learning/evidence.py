@@ -50,12 +50,22 @@ def _of_sessions(journal: Journal, route: str, since: float) -> dict[str, list[F
     return _rows(journal, sql, (route, since))
 
 
+def _of_groups(journal: Journal, route: str, since: float) -> dict[str, list[FeedbackRow]]:
+    sql = (
+        f"{_FEEDBACK} WHERE f.target_kind = 'group' AND f.target IN"
+        " (SELECT group_id FROM requests WHERE route = ? AND at >= ? AND group_id <> '')"
+        " ORDER BY f.feedback"
+    )
+    return _rows(journal, sql, (route, since))
+
+
 def read_seen(
     journal: Journal, route: str, settings: FeedbackSettings, *, since: float
 ) -> list[Seen]:
     """Return the captured requests of a route that were answered, oldest first, with ratings."""
     responses = _of_responses(journal, route, since)
     sessions = _of_sessions(journal, route, since)
+    groups = _of_groups(journal, route, since)
     choices: dict[str, dict[int, tuple[str, Any]]] = defaultdict(dict)
     for response_id, choice, finish, body in journal.writer.read(
         "SELECT c.response_id, c.choice, c.finish, c.body FROM choices c JOIN requests q"
@@ -92,6 +102,7 @@ def read_seen(
                 choices=mine,
                 ratings=ratings,
                 session_rating=rate(whole, settings) if whole else None,
+                group_answer=rate(groups[group], settings).answer if group in groups else None,
                 source=end_user or key,
             )
         )
