@@ -259,6 +259,23 @@ async def test_a_client_that_leaves_after_content_stops_the_upstream(start: Star
     assert client.rows("SELECT kind FROM results") == [("unsettled",)]
 
 
+async def test_a_stream_that_was_left_may_be_booked_by_what_was_seen(start: Start) -> None:
+    chunk = {"id": "u", "choices": [{"index": 0, "delta": {"content": "word " * 8}}]}
+    endless = answers.events([chunk] * 5000, done=False).drip(0.01, size=120)
+    with FaultServer(endless) as upstream:
+        client = await start(upstream, routes={"r": {"on_cancel": "seen"}})
+        body = {**ASKED, "stream": True}
+        async with client.post("/v1/chat/completions", body) as response:
+            assert b"word" in await response.content.readline()
+        async with asyncio.timeout(20):
+            while not client.rows("SELECT 1 FROM results"):
+                await asyncio.sleep(0.01)
+        (row,) = client.gateway.journal.spend()
+    assert client.rows("SELECT kind, error FROM results") == [("rejected", "left")]
+    assert row.booked.calls == 0 and row.estimated.text_tokens >= 10  # 40 letters and more
+    assert 0 < (row.usage.cost_usd or 0.0) < 0.008  # the worst case of 4,096 tokens
+
+
 async def test_a_client_with_a_large_body_that_leaves_is_noticed(start: Start) -> None:
     """The server stops reading a connection while a body of over 64 KB waits."""
     with FaultServer(answers.hang()) as upstream:

@@ -315,6 +315,11 @@ def check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None
         own = (route.budget,) if shadow is None else (route.budget, shadow.budget)
         if not any(b.has_money for b in (*shared, *own)):
             continue
+        if route.on_cancel == "seen":
+            raise ConfigError(
+                f"routes.{name}.on_cancel: under a money cap a stream that was left counts at its "
+                'worst case; use "worst"'
+            )
         is_held = settings.serve.budget.has_money or route.budget.has_money
         if is_held and route.learn is not None and route.learn.enabled and route.learn.usd is None:
             raise ConfigError(

@@ -245,6 +245,9 @@ class RouteSettings(Section):
     """Name of the upstream that judges, for `select = "judge"`."""
     max_reply_tokens: int = Field(default=4096, ge=1)
     """Worst case, and limit sent upstream, where a money cap holds and the client sets none."""
+    on_cancel: Literal["worst", "seen"] = "worst"
+    """What a stream that its client left is booked as: its worst case, kept apart, or an estimate
+    from the prompt and what was seen of the reply. `seen` is not allowed under a money cap."""
     budget: BudgetSettings = BudgetSettings()
     feedback_tokens: bool = False
     """Give each reply a token with which a browser can rate it once."""

@@ -127,6 +127,13 @@ class OpenCall:
             self._number, CallEnd("unsettled", Usage(), self.duration_s, error=error)
         )
 
+    def leave(self, seen: Usage, rows: Iterable[Statement], why: str) -> None:
+        """Book what was seen of a reply that nobody waits for any more, without waiting."""
+        end = CallEnd("rejected", self.priced(seen), self.duration_s, error=why)
+        self._settle(end)
+        self._book.journal.writer.put(list(rows))
+        self._book.journal.calls.end_soon(self._number, end)
+
     async def _write(self, end: CallEnd, rows: Iterable[Statement]) -> None:
         journal = self._book.journal
         try:

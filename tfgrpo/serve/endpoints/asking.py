@@ -260,7 +260,15 @@ class _Asking:
         exchange = self._exchange
         state = "left" if self._presence.is_gone or self._is_deaf else "deadline"
         rows = exchange.end_rows(Ended(499 if state == "left" else 408, state, error=state))
-        attempt.call.abandon([*self._cut_rows(), *rows], state)
+        rows = [*self._cut_rows(), *rows]
+        events = self._events
+        if exchange.route.settings.on_cancel == "seen" and isinstance(events, ChatEvents):
+            seen = normalise_usage(
+                events.usage, prompt_chars=exchange.size, reply_chars=events.reply_chars
+            )
+            attempt.call.leave(seen, rows, state)
+        else:
+            attempt.call.abandon(rows, state)
 
     # Whole replies.
 

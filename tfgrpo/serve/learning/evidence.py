@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfgrpo.serve.learning.canary import LiveUnit
 from tfgrpo.serve.learning.grouping import Seen
 from tfgrpo.serve.learning.ratings import FeedbackRow, rate
+from tfgrpo.serve.learning.tool_failures import read_broken
 from tfgrpo.serve.settings import FeedbackSettings
 from tfgrpo.store import Journal
 
@@ -141,6 +143,7 @@ def read_units(
     """
     responses = _of_responses(journal, route, since)
     sessions = _of_sessions(journal, route, since)
+    broken = read_broken(journal, route, experiment) if experiment is not None else frozenset()
     window_s = settings.window_h * 3600.0
     by_unit: dict[str, list[tuple[Any, ...]]] = {}
     where = "" if experiment is None else " AND q.experiment = ? AND q.experiment <> ''"
@@ -158,7 +161,9 @@ def read_units(
         first_at = rows[0][1]
         if now < first_at + window_s:
             break  # those after it wait with it
-        units.append(_unit(rows, responses, sessions, settings, first_at + window_s))
+        unit = _unit(rows, responses, sessions, settings, first_at + window_s)
+        failed = sum(row[7] in ("failed", "cut") or row[5] in broken for row in rows)
+        units.append(replace(unit, failures=failed))
     return units
 
 
@@ -197,7 +202,6 @@ def _unit(
         outcome=outcome,
         has_feedback=has_feedback,
         prediction=0.5 if prediction is None else prediction,
-        failures=sum(row[7] in ("failed", "cut") for row in rows),
         requests=len(rows),
         cost_usd=sum(row[8] or 0.0 for row in rows),
         duration_s=max((row[9] or 0.0 for row in rows), default=0.0),
