@@ -45,6 +45,8 @@ RECENT_S = 3600.0
 CALM_S = 60.0
 """Pause after a provider's refusal for its rate."""
 AT_A_TIME = 8
+MOST_READ = 500
+"""Requests that are looked at in one tick."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Served:
     """A request that was answered with one reply."""
 
     response_id: str
+    at: float
+    """When it was answered."""
     task_id: str
     library: str
     upstream: str
@@ -64,29 +68,36 @@ class Served:
     """The right answer, where feedback said it."""
 
 
-def read_served(journal: Journal, route: str, since: float) -> list[Served]:
-    """Return the single-call requests of a route since a time, without those drawn for before."""
+def read_served(journal: Journal, route: str, since: float, answered_since: float) -> list[Served]:
+    """Return the single-call requests of a route in order of their answers, without those that
+    were drawn for before.
+
+    Args:
+        journal, route: where and whose.
+        since: the earliest that they were asked at.
+        answered_since: the earliest that they were answered at.
+    """
     rows = journal.writer.read(
-        "SELECT q.response_id, q.task_id, q.library, r.upstream, q.prediction, q.prompt, c.body,"
-        " c.finish, (SELECT f.value FROM feedback f WHERE f.target_kind = 'response'"
+        "SELECT q.response_id, r.at, q.task_id, q.library, r.upstream, q.prediction, q.prompt,"
+        " c.body, c.finish, (SELECT f.value FROM feedback f WHERE f.target_kind = 'response'"
         "  AND f.target = q.response_id AND f.kind = 'answer' ORDER BY f.feedback DESC LIMIT 1)"
         " FROM requests q JOIN replies r ON r.response_id = q.response_id"
         " JOIN choices c ON c.response_id = q.response_id AND c.choice = 0"
-        " WHERE q.route = ? AND q.at >= ? AND q.prompt NOT NULL AND r.state = 'ok'"
+        " WHERE q.route = ? AND q.at >= ? AND r.at >= ? AND q.prompt NOT NULL AND r.state = 'ok'"
         " AND q.session_id = '' AND q.key <> ? AND q.endpoint = '/chat/completions'"
         " AND NOT EXISTS (SELECT 1 FROM choices d WHERE d.response_id = q.response_id"
         "  AND d.choice > 0)"
         " AND NOT EXISTS (SELECT 1 FROM notes n WHERE n.kind = 'shadowed'"
         "  AND n.name = q.response_id)"
-        " ORDER BY q.at",
-        (route, since, shadow_key(route)),
+        f" ORDER BY r.at LIMIT {MOST_READ}",
+        (route, since, answered_since, shadow_key(route)),
     )
     found = []
-    for response_id, task, library, upstream, prediction, prompt, body, finish, answer in rows:
+    for response_id, at, task, library, upstream, prediction, prompt, body, finish, answer in rows:
         message = json.loads(body)
         if not message.get("tool_calls"):
             found.append(
-                Served(response_id, task, library, upstream, prediction, json.loads(prompt),
+                Served(response_id, at, task, library, upstream, prediction, json.loads(prompt),
                        message, finish, json.loads(answer) if answer else None)
             )  # fmt: skip
     return found
@@ -106,11 +117,14 @@ class Shadows:
 
     async def __call__(self, learning: RouteLearning) -> None:
         """Draw for some of what a route served of late."""
-        route, since = learning.route, self._clock() - RECENT_S
-        served = await learning.aside(lambda journal: read_served(journal, route.name, since))
+        route = learning.route
         found = self._routes.get(route.name)
         if found is None or found.route is not route:
             found = self._routes[route.name] = Shadow(self._gateway, route, self._clock)
+        since, looked_until = self._clock() - RECENT_S, found.looked_until
+        served = await learning.aside(
+            lambda journal: read_served(journal, route.name, since, looked_until)
+        )
         await found.run(served, learning.settings)
 
 
@@ -124,8 +138,8 @@ class Shadow:
 
     def __init__(self, gateway: Gateway, route: Route, clock: Callable[[], float]) -> None:
         self._gateway, self.route, self._clock = gateway, route, clock
-        self._passed: set[str] = set()
-        """Requests that were looked at and not chosen."""
+        self.looked_until = 0.0
+        """When the newest request was answered that was looked at."""
         self._verifier = RouteVerifier()
 
     async def run(self, served: list[Served], settings: LearnSettings) -> int:
@@ -134,10 +148,8 @@ class Shadow:
         for one in served:
             if drawn >= AT_A_TIME or not self._has_room():
                 break
-            if one.response_id in self._passed:
-                continue
+            self.looked_until = one.at
             if not self._is_chosen(one, settings):
-                self._passed.add(one.response_id)
                 continue
             try:
                 await self._draw(one, settings)

@@ -67,6 +67,7 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS notes (
       note INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
       body TEXT NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS notes_by_name ON notes (name)",
 )
 
 REQUEST = f"INSERT INTO requests VALUES ({', '.join('?' * 19)})"
