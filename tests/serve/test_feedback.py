@@ -347,5 +347,5 @@ async def test_the_right_answer_of_a_clients_group_is_its_tasks_reference(start:
         answer = {"group_id": "g", "kind": "answer", "value": "because"}
         async with client.post("/v1/feedback", answer) as response:
             assert response.status == 201
-        (group,) = client.running.learning.routes["r"].groups(client.gateway.journal)
+        (group,) = client.running.learning.routes["r"].traffic.groups(client.gateway.journal)
     assert group.task.reference == "because" and group.is_informative()

@@ -45,7 +45,7 @@ async def test_a_served_request_becomes_a_group_with_the_served_reply_among_its_
         client = await start(upstream, routes={"r": ROUTE})
         _, reply, _ = await client.chat("why?", temperature=0.7, tfgrpo={"task_id": "t"})
         learning = await tick(client)
-        (group,) = learning.groups(client.gateway.journal)
+        (group,) = learning.traffic.groups(client.gateway.journal)
         asked = upstream.call_count
         await tick(client)
     served = reply["choices"][0]["message"]["content"]
@@ -145,7 +145,7 @@ async def test_a_draw_that_fails_is_booked_and_the_request_is_left_alone(start: 
         await client.chat("one")
         learning = await tick(client)
         await tick(client)
-        groups = learning.groups(client.gateway.journal)
+        groups = learning.traffic.groups(client.gateway.journal)
     assert groups == [] and upstream.call_count == 2
     assert client.rows("SELECT count(*) FROM results") == [(2,)]
 

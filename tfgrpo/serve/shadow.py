@@ -122,7 +122,7 @@ class Shadows:
         if found is None or found.route is not route:
             found = self._routes[route.name] = Shadow(self._gateway, route, self._clock)
         since, looked_until = self._clock() - RECENT_S, found.looked_until
-        served = await learning.aside(
+        served = await learning.traffic.aside(
             lambda journal: read_served(journal, route.name, since, looked_until)
         )
         await found.run(served, learning.settings)

@@ -196,7 +196,7 @@ async def test_inspect_posts_its_scores_and_groups_equal_its_epochs(
         )  # fmt: skip
         out, _ = await process.communicate()
         assert process.returncode == 0, out.decode()[-3000:]
-        groups = client.running.learning.routes["r"].groups(client.gateway.journal)
+        groups = client.running.learning.routes["r"].traffic.groups(client.gateway.journal)
     assert len(groups) == 3 and all(len(g.rollouts) == 2 for g in groups)
     assert all(g.is_informative() for g in groups)
 
@@ -240,7 +240,7 @@ async def test_an_environment_of_verifiers_rewards_what_it_rolled_out(
         route = {"capture": True, "groups": {"size": 2, "task_identity": "messages"}}
         client = await start(upstream, routes={"r": {**route, "learn": {"enabled": False}}})
         await finished([str(python), "run_verifiers.py", f"{client.url}/v1"], tmp_path)
-        groups = client.running.learning.routes["r"].groups(client.gateway.journal)
+        groups = client.running.learning.routes["r"].traffic.groups(client.gateway.journal)
     assert len(groups) == 3 and all(g.is_informative() for g in groups)
     for group in groups:
         rewards = {r.steps[-1].action.content: r.score.reward for r in group.rollouts if r.score}

@@ -15,26 +15,17 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from tfgrpo.errors import TfgrpoError, boundary
 from tfgrpo.experience.artefact import Artefact, from_row
 from tfgrpo.experience.library import Library
-from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.sampling import Stop
 from tfgrpo.serve import tables
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
-from tfgrpo.serve.learning.evidence import (
-    SILENT,
-    closed_groups,
-    read_seen,
-    read_silent,
-    read_units,
-)
-from tfgrpo.serve.learning.grouping import make_groups, read_turns
-from tfgrpo.serve.learning.judging import Judged, RouteVerifier
 from tfgrpo.serve.learning.proposing import (
     AskedQuestion,
     PendingLibrary,
@@ -45,16 +36,15 @@ from tfgrpo.serve.learning.proposing import (
 )
 from tfgrpo.serve.learning.purse import Purse
 from tfgrpo.serve.learning.states import LearningState, Transition, apply
+from tfgrpo.serve.learning.traffic import Traffic
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.settings import LearnSettings, UpstreamSettings
 from tfgrpo.serve.wire.errors import ApiError
-from tfgrpo.store import Journal
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Redraw", "RouteLearning"]
 
-T = TypeVar("T")
 MOST_FAILURES = 3
 SILENT_UNITS = 200
 """Units in a row without feedback that pause a live test."""
@@ -90,9 +80,7 @@ class RouteLearning:
         self._lock = asyncio.Lock()
         self.stop = Stop()
         self._is_ticking = False
-        self._verifier = RouteVerifier()
-        self._recorded: dict[str, tuple[int, str]] = {}
-        """Rollouts and verifier of the groups that were written down, by id."""
+        self.traffic = Traffic(gateway, route, clock)
         self.transitions: list[Transition] = _read(gateway, route.name)
         self.state = LearningState()
         for transition in self.transitions:
@@ -104,7 +92,7 @@ class RouteLearning:
     @property
     def settings(self) -> LearnSettings:
         """The route's, which may be read anew."""
-        return self.route.settings.learn or LearnSettings(enabled=False)
+        return self.traffic.settings
 
     def artefact(self, version: str) -> Artefact | None:
         """Return a library by version; empty means the configured one."""
@@ -228,30 +216,9 @@ class RouteLearning:
         if self.state.failures >= MOST_FAILURES:
             await self.act("freeze", "job", f"{MOST_FAILURES} proposals in a row came to nothing")
 
-    async def aside(self, read: Callable[[Journal], T]) -> T:
-        """Read the journal beside the event loop, on a connection of its own: traffic goes on."""
-
-        def run() -> T:
-            with Journal.open(self.gateway.folder, readonly=True) as journal:
-                return read(journal)
-
-        self.gateway.journal.writer.flush()
-        return await asyncio.to_thread(run)
-
-    def groups(self, journal: Journal) -> list[RolloutGroup]:
-        """Return the closed groups of what is kept of the traffic."""
-        now = self._clock()
-        since = now - self.route.settings.keep_days * 86_400.0
-        seen = read_seen(journal, self.route.name, self.settings.feedback, since=since)
-        contexts = {v: i.context for v, i in self.route.versions.items()}
-        closed = closed_groups(journal, self.route.name)
-        return make_groups(
-            seen, self.route.settings.groups, self.route.name, contexts, now=now, closed=closed
-        )
-
     async def _collect(self) -> None:
-        groups = await self.aside(self.groups)
-        self._record(groups)
+        groups = await self.traffic.aside(self.traffic.groups)
+        self.traffic.record(groups)
         informative = [g for g in groups if g.is_informative()]
         fresh = informative[self.state.used_groups :]
         if len(fresh) < self.settings.min_informative or self.gateway.is_busy:
@@ -286,20 +253,6 @@ class RouteLearning:
         if self.settings.verifier is None:
             return False
         return split_of(self.route.secret, group.task.task_id) == "gate"
-
-    def _record(self, groups: Sequence[RolloutGroup]) -> None:
-        """Keep groups as every run does, with the requests that each was made of."""
-        journal = self.gateway.journal
-        for group in groups:
-            verifier_id = str(group.metadata["verifier_id"])
-            state = (len(group.rollouts), verifier_id)
-            if self._recorded.get(group.group_id) == state:
-                continue
-            journal.record_group(group)
-            journal.writer.put(
-                [(tables.GROUP_RESPONSE, (group.group_id, r)) for r in group.metadata["responses"]]
-            )
-            self._recorded[group.group_id] = state
 
     async def _learn(
         self, fresh: Sequence[RolloutGroup], groups: Sequence[RolloutGroup]
@@ -340,8 +293,8 @@ class RouteLearning:
     async def _judge(self) -> None:
         state, settings = self.state, self.settings.canary
         if self.settings.feedback.missing == "verifier":
-            await self._judge_silent(state.experiment)
-        units = await self._units(experiment=state.experiment)
+            await self.traffic.judge_silent(state.experiment)
+        units = await self.traffic.units(experiment=state.experiment)
         if await self._pause_where_due(units):
             return
         verdict = self.verdict = canary.live_verdict(
@@ -359,7 +312,7 @@ class RouteLearning:
         promoted = next((t for t in reversed(self.transitions) if t.event == "promote"), None)
         if promoted is None or self.state.reason.startswith("outcomes fell"):
             return
-        units = await self._units(since=promoted.at)
+        units = await self.traffic.units(since=promoted.at)
         floor = await self._floor(promoted)
         fell, holdout_fell = canary.drift(units, floor)
         if not fell:
@@ -374,26 +327,6 @@ class RouteLearning:
         else:
             await self.act("alarm", "job", "outcomes fell under the library alone: consider a "
                            "roll-back", {"floor": floor})  # fmt: skip
-
-    async def _judge_silent(self, experiment: str) -> None:
-        """Let the verifier judge what nobody rated within its window."""
-        feedback, journal = self.settings.feedback, self.gateway.journal
-        before = self._clock() - feedback.window_h * 3600.0
-        silent = await self.aside(
-            lambda journal: read_silent(journal, self.route.name, experiment, before)
-        )
-        for response_id, task_id, turns, message, answer in silent:
-            task = Task(task_id or response_id, read_turns(turns), answer)
-            value = await self._verifier.value(task, message, self.settings)
-            if value is not None:
-                judged = Judged(response_id, 0, value, SILENT)
-                journal.writer.put([judged.row(feedback.metric, "", self._clock())])
-
-    async def _units(self, **which: Any) -> list[canary.LiveUnit]:
-        settings, now = self.settings.feedback, self._clock()
-        return await self.aside(
-            lambda journal: read_units(journal, self.route.name, settings, now=now, **which)
-        )
 
     @property
     def _all_rest(self) -> bool:
@@ -415,7 +348,7 @@ class RouteLearning:
     async def _floor(self, promoted: Transition) -> float:
         """Return the mean that the promoted library should keep: what its arm had, less harm."""
         start = next((t.at for t in self.transitions if t.event == "approve"), 0.0)
-        units = await self._units(since=start)
+        units = await self.traffic.units(since=start)
         outcomes = [u.outcome for u in units
                     if u.arm == "candidate" and u.outcome is not None
                     and u.at <= promoted.at]  # fmt: skip

@@ -270,12 +270,12 @@ class PageApp:
 
     async def _route(self, name: str) -> bytes:
         learning = self._of(name)
-        groups = await learning.aside(learning.groups)
+        groups = await learning.traffic.aside(learning.traffic.groups)
         forms = views.Forms(name, learning.state.version, self._mark("form").decode())
         return views.route_page(
             learning,
             forms,
-            await learning.aside(lambda journal: _conflicts(journal, learning)),
+            await learning.traffic.aside(lambda journal: _conflicts(journal, learning)),
             await self._worth(learning),
             (len(groups), sum(g.is_informative() for g in groups)),
         )
@@ -284,7 +284,7 @@ class PageApp:
         holdout, settings = learning.route.settings.holdout, learning.settings.feedback
         if not holdout:
             return None
-        return await learning.aside(
+        return await learning.traffic.aside(
             lambda journal: canary.worth(
                 read_units(journal, learning.route.name, settings, now=time.time()), holdout
             )
