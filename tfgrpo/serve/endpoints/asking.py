@@ -14,8 +14,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import orjson
 
@@ -36,8 +35,9 @@ from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.identity import Extensions, Place, bare_id, read_extensions
 from tfgrpo.serve.routes import Route
 from tfgrpo.serve.wire.errors import ApiError, from_failure
-from tfgrpo.serve.wire.events import ChatEvents, event_bytes
+from tfgrpo.serve.wire.events import ChatEvents, as_events, event_bytes
 from tfgrpo.serve.wire.http import ClientGone, Http, header_rows, parse_object
+from tfgrpo.serve.wire.presence import Presence
 
 __all__ = ["ask"]
 
@@ -110,53 +110,6 @@ def _deadline_s(headers: Mapping[str, str]) -> float | None:
     return int(text) / 1000 if text.isdecimal() and len(text) < 10 and int(text) > 0 else None
 
 
-class _Presence:
-    """Cancels the running task when the client leaves; a block."""
-
-    def __init__(self, http: Http, *, watches: bool) -> None:
-        self._http, self._watches = http, watches
-        self.is_gone = False
-        self._watcher: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        if self._watches:
-            self._task = asyncio.current_task()
-            leaving = self._http.leaving
-            if leaving is None:
-                self._watcher = asyncio.ensure_future(self._watch())
-            else:
-                leaving.watch(self._left)
-        return self
-
-    async def _watch(self) -> None:
-        await self._http.until_gone()
-        self._left()
-
-    def _left(self) -> None:
-        self.is_gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def stop(self) -> None:
-        """Look no longer; called before the last bytes go out."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
-        elif self._watches and (leaving := self._http.leaving) is not None:
-            leaving.unwatch(self._left)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-        if self.is_gone and kind is asyncio.CancelledError and self._task is not None:
-            self._task.uncancel()
-            raise ClientGone from None
-
-
 class _Asking:
     def __init__(self, gateway: Gateway, http: Http, exchange: Exchange, dialect: Any) -> None:
         self._gateway, self._http, self._exchange = gateway, http, exchange
@@ -164,7 +117,7 @@ class _Asking:
         self._public_id = dialect.prefix + exchange.response_id
         self._key: KeyScope | None = None
         self._digest = ""
-        self._presence = _Presence(http, watches=True)
+        self._presence = Presence(http, watches=True)
         self._only = ""
         self._upstream_previous = ""
         # Of a stream:
@@ -199,7 +152,7 @@ class _Asking:
             with self._presence:
                 await self._answer(is_stream)
             return
-        self._presence = _Presence(self._http, watches=False)
+        self._presence = Presence(self._http, watches=False)
         kept = await self._gateway.idempotency.enter(key, digest, is_stream=is_stream)
         if kept is not None:
             await self._replay(kept, is_stream=is_stream)
@@ -220,7 +173,7 @@ class _Asking:
         best = BestOf(self._gateway, self._exchange, self._make, self._public_id)
         row, headers = await best.run(self._names())
         self._exchange.remember()
-        data = _as_events(row, self._exchange.body) if is_stream else orjson.dumps(row)
+        data = as_events(row, self._exchange.body) if is_stream else orjson.dumps(row)
         if self._key is not None:
             kept = Kept(self._exchange.response_id, 200, headers, data)
             rows = self._gateway.idempotency.rows(self._key, self._digest, kept)
@@ -443,24 +396,6 @@ class _Asking:
             return []
         kept = {i: ("cut", message) for i, (_, message) in _kept_choices(events).items()}
         return self._exchange.choice_rows(kept)
-
-
-def _as_events(row: dict[str, Any], body: Mapping[str, Any]) -> bytes:
-    """Return a whole reply as the events of a stream."""
-    head = {k: v for k, v in row.items() if k not in ("choices", "usage")}
-    head["object"] = "chat.completion.chunk"
-    choice = row["choices"][0]
-    message = {k: v for k, v in choice["message"].items() if v is not None}
-    if "tool_calls" in message:
-        message["tool_calls"] = [{"index": i, **c} for i, c in enumerate(message["tool_calls"])]
-    rows = [
-        {"index": 0, "delta": message, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"},
-    ]
-    out = [event_bytes({**head, "choices": [r]}) for r in rows]
-    if (body.get("stream_options") or {}).get("include_usage"):
-        out.append(event_bytes({**head, "choices": [], "usage": row["usage"]}))
-    return b"".join([*out, b"data: [DONE]\n\n"])
 
 
 def _kept_choices(events: Any) -> dict[int, tuple[str, Any]]:
