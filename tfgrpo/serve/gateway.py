@@ -237,13 +237,15 @@ class Gateway:
         for route in self.routes.values():
             if len(self.resting(route)) == len(route.settings.upstreams):
                 why.append(f"every upstream of route {route.name} is resting")
-            if route.note:
-                why.append(f"route {route.name}: {route.note}")
         try:
             self.journal.writer.flush()
         except TfgrpoError as exc:
             why.append(f"the journal cannot be written: {exc}")
         return why
+
+    def notes(self) -> list[str]:
+        """Return what is wrong and keeps nobody from being served."""
+        return [f"route {r.name}: {r.note}" for r in self.routes.values() if r.note]
 
     async def aclose(self) -> None:
         """Close upstreams and journal."""

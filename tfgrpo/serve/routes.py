@@ -102,7 +102,7 @@ class Route:
         self.limited_at = -math.inf
         """Monotonic time at which a provider last refused a call of it for its rate."""
         self.note = ""
-        """What is wrong with it, for the page and /ready; empty where nothing is."""
+        """What is wrong with it and keeps nobody from being served, for the page and /ready."""
 
     def use(self, artefact: Artefact | None) -> None:
         """Make a library the current one; running sessions keep theirs."""

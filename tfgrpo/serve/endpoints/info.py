@@ -98,7 +98,8 @@ async def schema(http: Http) -> None:
 async def ready(gateway: Gateway, http: Http) -> None:
     """`GET /ready`: it can serve."""
     why = gateway.not_ready()
-    await http.json(503 if why else 200, {"status": "not ready" if why else "ready", "why": why})
+    status = "not ready" if why else "ready"
+    await http.json(503 if why else 200, {"status": status, "why": why, "notes": gateway.notes()})
 
 
 async def metrics(gateway: Gateway, http: Http) -> None:

@@ -266,7 +266,9 @@ class PageApp:
             )
         caps = [row for scope in gateway.all_scopes() for row in gateway.caps.standing(scope)]
         token = self._mark("form").decode()
-        return views.overview(rows, caps, gateway.journal.spend(), gateway.not_ready(), token)
+        return views.overview(
+            rows, caps, gateway.journal.spend(), [*gateway.not_ready(), *gateway.notes()], token
+        )
 
     async def _route(self, name: str) -> bytes:
         learning = self._of(name)
