@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import re
 import time
@@ -158,6 +159,8 @@ def read_extensions(given: Any, headers: Mapping[str, str], place: Place) -> Ext
         values["session_id"] = place.session_id
     for header in headers.keys() & _HEADERS.keys():
         values[_HEADERS[header]] = unquote(headers[header])
+    if "x-tfgrpo-metadata" in headers:
+        values["metadata"] = _json(headers["x-tfgrpo-metadata"])
     if given is not None:
         if not isinstance(given, dict):
             raise ApiError("invalid_request", "tfgrpo must be an object", param="tfgrpo")
@@ -212,6 +215,13 @@ def _dollars(value: Any) -> float:
     if isinstance(value, bool) or not 0 <= amount < float("inf"):
         raise _bad("max_cost_usd", "must be a number of dollars")
     return amount
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(unquote(text))
+    except (ValueError, RecursionError):
+        raise _bad("metadata", "must be a JSON object where a header says it") from None
 
 
 def _metadata(value: Any) -> dict[str, str]:
