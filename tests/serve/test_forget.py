@@ -139,3 +139,20 @@ async def test_a_page_asks_who_is_to_be_forgotten(start: Start) -> None:
         status, told, _ = await page(client, "/admin/forget", cookie, end_user="ann", token=token)
     assert refused[0] == 403
     assert status == 200 and "2 requests" in told and "Name the unit." in told
+
+
+async def test_learning_goes_on_after_old_groups_have_gone(start: Start) -> None:
+    with FaultServer(echo) as upstream:
+        client = await learnt(start, upstream)
+        learning = client.running.learning.routes["r"]
+        await learning.act("reject", "person")
+        client.gateway.journal.writer.connection.execute("UPDATE requests SET at = at - 40 * 86400")
+        client.running.learning.purge()
+        await learning.tick()
+        assert learning.state.name == "collecting"
+        for user in ("cid", "dan"):
+            for value in (1.0, 0.0):
+                await ask(client, f"word of {user}", user, f"t-{user}", value)
+        await learning.tick()
+        proposals = [t.body["group_ids"] for t in learning.transitions if t.event == "propose"]
+    assert [len(ids) for ids in proposals] == [2, 2] and not set(proposals[0]) & set(proposals[1])

@@ -220,7 +220,13 @@ class RouteLearning:
         groups = await self.traffic.aside(self.traffic.groups)
         self.traffic.record(groups)
         informative = [g for g in groups if g.is_informative()]
-        fresh = informative[self.state.used_groups :]
+        used = {
+            group_id
+            for t in self.transitions
+            if t.event == "propose"
+            for group_id in t.body.get("group_ids", ())
+        }
+        fresh = [g for g in informative if g.group_id not in used]
         if len(fresh) < self.settings.min_informative or self.gateway.is_busy:
             return
         spec = self.settings.critic or self._first.lm
@@ -230,13 +236,14 @@ class RouteLearning:
             self.gateway.metrics.add("learning_waits", {"route": self.route.name})
             log.info("route %s does not learn yet: %s", self.route.name, error.message)
             return
-        await self.act(
-            "propose", "job", f"{len(fresh)} informative groups",
-            {"groups": len(informative), "group_ids": [g.group_id for g in fresh],
-             "gate_group_ids": [g.group_id for g in groups if self._is_gate(g)]},
-        )  # fmt: skip
+        evidence = {
+            "groups": self.state.used_groups + len(fresh),
+            "group_ids": [g.group_id for g in fresh],
+            "gate_group_ids": [g.group_id for g in groups if self._is_gate(g)],
+        }
         kept = limit_sources(fresh, self.settings.feedback.max_share)
         try:
+            await self.act("propose", "job", f"{len(fresh)} informative groups", evidence)
             proposal = await self._learn(kept, groups)
         except BaseException as error:
             purse.abandon(type(error).__name__)
