@@ -61,17 +61,38 @@ def _of_groups(journal: Journal, route: str, since: float) -> dict[str, list[Fee
     return _rows(journal, sql, (route, since))
 
 
+_IDENTIFIED = (
+    " AND (q.task_id <> '' OR q.group_id <> '' OR EXISTS"
+    " (SELECT 1 FROM choices d WHERE d.response_id = q.response_id AND d.choice > 0))"
+)
+
+
 def read_seen(
-    journal: Journal, route: str, settings: FeedbackSettings, *, since: float
+    journal: Journal,
+    route: str,
+    settings: FeedbackSettings,
+    *,
+    since: float,
+    identified: bool = False,
 ) -> list[Seen]:
-    """Return the captured requests of a route that were answered, oldest first, with ratings."""
+    """Return the captured requests of a route that were answered, oldest first, with ratings.
+
+    Args:
+        journal, route: where and whose.
+        settings: metric and range.
+        since: time of the first.
+        identified: leave out what no client gave an identity and that has one draw, since no group
+            can be made of it.
+    """
+    which = _IDENTIFIED if identified else ""
     responses = _of_responses(journal, route, since)
     sessions = _of_sessions(journal, route, since)
     groups = _of_groups(journal, route, since)
     choices: dict[str, dict[int, tuple[str, Any]]] = defaultdict(dict)
     for response_id, choice, finish, body in journal.writer.read(
         "SELECT c.response_id, c.choice, c.finish, c.body FROM choices c JOIN requests q"
-        " ON q.response_id = c.response_id WHERE q.route = ? AND q.at >= ? AND c.body NOT NULL",
+        " ON q.response_id = c.response_id WHERE q.route = ? AND q.at >= ?"
+        f" AND q.prompt NOT NULL AND c.body NOT NULL{which}",
         (route, since),
     ):
         choices[response_id][choice] = (finish, json.loads(body))
@@ -80,7 +101,7 @@ def read_seen(
         "SELECT q.response_id, q.at, q.task_id, q.session_id, q.group_id, q.task_digest,"
         " q.library, q.context, r.upstream, q.prompt, q.key, q.end_user FROM requests q"
         " JOIN replies r ON r.response_id = q.response_id WHERE q.route = ? AND q.at >= ?"
-        " AND r.state = 'ok' AND q.prompt NOT NULL ORDER BY q.at",
+        f" AND r.state = 'ok' AND q.prompt NOT NULL{which} ORDER BY q.at",
         (route, since),
     ):
         a, at, task, session, group, task_digest, library, context, upstream, *rest = row

@@ -72,18 +72,24 @@ def limit_sources(groups: Sequence[RolloutGroup], most: float) -> list[RolloutGr
 
     With fewer sources than 1 / `most` nobody can stay under the share, and all groups count.
     """
-    names = [str(s) for g in groups for s in g.metadata.get("sources", ())]
+    names = [s for g in groups for s in _sources(g)]
     if len(set(names)) * most < 1.0:
         return list(groups)
     limit = max(1, int(most * len(groups)))
     counts: Counter[str] = Counter()
     kept = []
     for group in groups:
-        sources = [str(s) for s in group.metadata.get("sources", ())]
+        sources = _sources(group)
         if all(counts[s] < limit for s in sources):
             counts.update(sources)
             kept.append(group)
     return kept
+
+
+def _sources(group: RolloutGroup) -> list[str]:
+    """Return who gave a group's evidence; the gateway's own draws (`~…`) are nobody's."""
+    found = (str(s) for s in group.metadata.get("sources", ()))
+    return [s for s in found if not s.startswith("~")]
 
 
 def propose(asked: AskedQuestion) -> PendingLibrary:

@@ -64,12 +64,14 @@ class Traffic:
         """Return the closed groups of what is kept of the traffic."""
         now = self._clock()
         since = now - self._route.settings.keep_days * 86_400.0
-        seen = read_seen(journal, self._route.name, self.settings.feedback, since=since)
+        groups = self._route.settings.groups
+        seen = read_seen(
+            journal, self._route.name, self.settings.feedback, since=since,
+            identified=groups.task_identity == "id",
+        )  # fmt: skip
         contexts = {v: i.context for v, i in self._route.versions.items()}
         closed = closed_groups(journal, self._route.name)
-        return make_groups(
-            seen, self._route.settings.groups, self._route.name, contexts, now=now, closed=closed
-        )
+        return make_groups(seen, groups, self._route.name, contexts, now=now, closed=closed)
 
     def record(self, groups: Sequence[RolloutGroup]) -> None:
         """Keep groups as every run does, with the requests that each was made of."""
