@@ -301,7 +301,8 @@ class RouteLearning:
         state, settings = self.state, self.settings.canary
         if self.settings.feedback.missing == "verifier":
             await self.traffic.judge_silent(state.experiment)
-        units = await self.traffic.units(experiment=state.experiment)
+        gated = next((t.at for t in reversed(self.transitions) if t.event == "gated"), 0.0)
+        units = await self.traffic.units(experiment=state.experiment, since=gated)
         if await self._pause_where_due(units):
             return
         verdict = self.verdict = canary.live_verdict(
