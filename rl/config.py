@@ -148,7 +148,9 @@ class CreditConfig(Section):
     """When two steps start from the same state: equal last observation, or all tokens so far equal.
     Empty takes what the entry means: `history` for trees, else `observation`."""
     phrases: tuple[str, ...] = ()
-    """Texts whose tokens count as planning (`hicra`)."""
+    """Texts whose tokens count as planning (`hicra`), or that begin a call (`call_entropy`)."""
+    separator: str = ""
+    """Ends a step of a reply of one turn, such as a line of a list; empty leaves replies whole."""
 
 
 class MultiTurnConfig(Section):
@@ -367,6 +369,7 @@ class TrainConfig(Section):
             has_environment=bool(played.environment),
             hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
+            has_separator=bool(self.credit.separator),
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
@@ -381,6 +384,11 @@ class TrainConfig(Section):
                 "make the advantages: keep one of them"
             )
         requirements.check(self.formulas)
+        if self.credit.separator and self.multi_turn.is_on:
+            raise ConfigError(
+                "credit.separator cuts replies of one turn into steps, and [multi_turn] gives "
+                "steps already: leave one of them out"
+            )
         self._check_sections()
         _check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:

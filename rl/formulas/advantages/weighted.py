@@ -334,3 +334,23 @@ def vcpo(batch: RewardBatch, *, scaled: float = 1, base: float = 1.0) -> Floats:
         gap_G = rewards_G - math.fsum(weight_G * rewards_G) / total
         advantage_R[rows] = gap_G / deviation_of(rewards_G, 0) if scaled else gap_G
     return advantage_R
+
+
+@register(
+    WEIGHTED_ADVANTAGES,
+    "grounded",
+    source="MedScope, abstract: advantages weighed by the evidence that a reply cites",
+    formula="A (1 + c overlap) where A > 0",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone",
+    test=TESTS + "test_grounded_raises_right_answers_by_their_evidence",
+    needs=("extra:overlap_R",),
+)
+def grounded(batch: RewardBatch, *, c: float = 0.5, eps: float = 1e-4) -> Floats:
+    """Return group advantages raised by how much of the evidence is met, `extra["overlap_R"]`: R.
+
+    Approximation: c is ours, and so is that a wrong answer's evidence changes nothing.
+    """
+    overlap_R = column(batch, "grounded", "overlap_R")
+    advantage_R = grpo(batch, eps=eps)
+    return np.where(advantage_R > 0, advantage_R * (1 + c * overlap_R), advantage_R)

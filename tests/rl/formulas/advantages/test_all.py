@@ -29,6 +29,8 @@ NOT_ZERO_WHEN_FLAT = {
     "dvao",  # parts vary
     "unlikeliness_grpo",  # all-right groups become informative
     "arena_rank",  # rounds, not rewards
+    "vgpo",  # absolute values
+    "progrpo",  # likelihoods
 }
 NOT_SHIFT_INVARIANT = {
     "maxrl", "bnpo", "ngrpo", "remax", "gpg", "a_grae", "r3l", "unlikeliness_grpo",
@@ -48,7 +50,7 @@ def whole_batch(seed: int = 0) -> RewardBatch:
         name: draw.uniform(0.1, 1.0, size=n)
         for name in (
             "statistic_R", "metric_R", "score_R", "ratio_R", "score_norm_R", "target_R", "budget_R",
-            "think_entropy_R", "answer_entropy_R",
+            "think_entropy_R", "answer_entropy_R", "overlap_R", "prompt_confidence_R",
         )
     } | {
         name: draw.integers(0, 3, size=n).astype(float)
@@ -58,6 +60,7 @@ def whole_batch(seed: int = 0) -> RewardBatch:
         )
     } | {
         "planning_D": draw.integers(0, 2, size=n_tokens).astype(float),
+        "reasoning_D": draw.integers(0, 2, size=n_tokens).astype(float),
         "sum_square_D": draw.uniform(0.5, 0.9, size=n_tokens),
         "tempered_logp_D": -draw.uniform(0.1, 2.0, size=n_tokens),
     }  # fmt: skip
