@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,7 @@ from tfgrpo.rl.update.token_marks import (
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.verifiers.answer import boxed, compiled
-from tfgrpo.verifiers.numbers import CONTEXT, numbers_in, whole_number
-from tfgrpo.verifiers.patterns import try_pattern_now
+from tfgrpo.verifiers.final_answer import answer_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ def _facts(g: Graded, s: FeatureSources, contexts: Mapping[int, int]) -> RowFeat
     if needs & {"steps", "maybe:steps", "states", "step_rewards", "maybe:step_rewards"}:
         _steps(g, s, facts)
     if "answers" in needs:
-        facts.answer = answer_class(g.rollout.answer, s.answer_pattern)
+        facts.answer = answer_class(g.rollout.answer, s.answer_pattern, "loss.answer_pattern")
     if "baseline" in needs:
         facts.baseline = s.baselines.get(g.rollout.task_id)
     for need in needs:
@@ -280,30 +277,6 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
         f"rollout {rollout.rollout_id!r} of {n} steps has no reward a step: the environment gives "
         f"{own!r:.80} as step_rewards and the score's parts are {sorted(parts)}"
     )
-
-
-def _plain(value: Decimal) -> str:
-    """Return a number's one text: equal for equal numbers."""
-    return format(value.normalize(CONTEXT), "f") if abs(value.adjusted()) < 100 else str(value)
-
-
-def answer_class(text: str, pattern: str = "") -> str:
-    r"""Return what makes two final answers the same.
-
-    >>> answer_class(r"so \boxed{1/2}"), answer_class("it is 1,200."), answer_class(" Paris ")
-    ('0.5', '1200', 'paris')
-    """
-    if pattern:
-        found = try_pattern_now(compiled(pattern, "loss.answer_pattern"), text, "last")
-        return " ".join((text if found is None else found).split()).casefold()
-    in_box = boxed(text)
-    if in_box is not None:
-        value = whole_number(in_box)
-        return "".join(in_box.split()) if value is None else _plain(value)
-    numbers = numbers_in(text)
-    if numbers:
-        return _plain(numbers[-1][0])
-    return " ".join(text.split()).casefold()
 
 
 def batch_of(everyone: Sequence[tuple[Sequence[RowFeatures], int]]) -> RewardBatch:
