@@ -52,7 +52,10 @@ from tfgrpo.rl.rollouts.factory import (
     train_sampling,
 )
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepSampler
+from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepParts, StepSampler
+from tfgrpo.rl.strategies.maker import Sight
+from tfgrpo.rl.strategies.settings import makers_of, turns_of
+from tfgrpo.rl.strategy_options import refuse_beside, strategy_options
 from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
@@ -133,10 +136,25 @@ class Trainer:
         self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
+        options = strategy_options(config.rollout.strategy, config.rollout.strategy_options)
+        if options is not None:
+            refuse_beside(
+                f"rollout.strategy {config.rollout.strategy!r}",
+                {
+                    "a hint scheduler": hints is not None,
+                    "make_groups": parts.make_groups is not None,
+                    "an allocator": parts.allocate is not None,
+                },
+            )
+        hints = hints or turns_of(options, model.decoder.shape.vocab, config.run.seed)
         self._hints = hints
         self._rank, self._world = distributed.world()
         c, r, run = config.curriculum, config.rollout, config.run
-        for name, is_set in (("[hints]", hints is not None), ("curriculum.replay", c.replay)):
+        one_process = {
+            "[hints], or rollout.strategy 'arpo' or 'turn_tree'": hints is not None,
+            "curriculum.replay, or rollout.strategy 'april'": config.reuses,
+        }
+        for name, is_set in one_process.items():
             if is_set and self._world > 1:
                 raise ConfigError(
                     f"{name} with {self._world} processes: one process keeps the state; train on "
@@ -168,17 +186,33 @@ class Trainer:
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
         self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
+        grower, self._partial = makers_of(
+            options, self._maker, self._sight(), is_foreign=parts.generator is not None
+        )
         self._roller = StepSampler(
             config,
             self._maker,
             self.curriculum,
-            replay=self._replay,
-            hints=hints,
-            make_groups=parts.make_groups,
-            greedy="baseline" in self._row_maker.needs,
+            StepParts(
+                self._replay,
+                hints,
+                parts.make_groups,
+                grower,
+                self._partial,
+                greedy="baseline" in self._row_maker.needs,
+            ),
         )
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
+
+    def _sight(self) -> Sight:
+        """How a strategy looks at distributions."""
+        o, rollout = self.config.optimiser, self.config.rollout
+        eos_ids = () if rollout.ignore_eos else tuple(self._model.eos_ids)
+        decoder = self._model.decoder
+        return Sight(
+            decoder, rollout.temperature, eos_ids, o.micro_batch_tokens, o.vocabulary_chunk
+        )
 
     def train(self, on_step: Callable[[StepReport], None] | None = None) -> dict[str, Any]:
         """Run to the last step, resuming the newest checkpoint of the run folder.
@@ -332,6 +366,7 @@ class Trainer:
             "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
+            "partial": self._partial.state_dict() if self._partial is not None else {},
             "config": self.config.to_json(),
         }
         return run_state.save(
@@ -372,6 +407,8 @@ class Trainer:
         self.curriculum.load_state_dict(state["curriculum"])
         if self._replay is not None:
             self._replay.load_state_dict(state["replay"])
+        if self._partial is not None:
+            self._partial.load_state_dict(state["partial"])
         self.step_number = int(state["step"])
         return True
 

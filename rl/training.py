@@ -15,7 +15,8 @@ from tfgrpo.protocols import Allocator, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
 from tfgrpo.rl.checkpoints.loaded_model import load_parts
-from tfgrpo.rl.config import TrainConfig, TrainRunConfig
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import TrainRunConfig
 from tfgrpo.rl.generation import engine_of
 from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.monitoring.metrics import Sink, tensorboard_sink, tracker_sink

@@ -113,6 +113,8 @@ class RewardBatch:
     baseline_R: Floats | None = None
     """Reward of a greedy or reference rollout of the row's task, where one was made."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
+    is_tree: bool = False
+    """True where the sampler makes trees: a step without any fork is chance, not a mistake."""
 
     @property
     def n_groups(self) -> int:

@@ -63,6 +63,8 @@ class FormulaChoice:
     has_environment: bool = False
     hints: str = ""
     """Method of [hints]; empty for none."""
+    segments: str = ""
+    """Strategy that cuts replies of one turn into segments; empty for none."""
     has_phrases: bool = False
     has_separator: bool = False
     """Replies of one turn are cut into steps."""
@@ -87,6 +89,10 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found |= {"behaviour", "extra:ratio_R"}
     if choice.is_multi_turn:
         found |= set(_PLAYED)
+    if choice.segments:
+        found |= {"steps", "states"}
+    if choice.segments == "spo_chain":
+        found.add("step_rewards")
     if kind == "tool_calls":
         found.add("extra:tool_calls_R")
     if choice.is_multi_turn and (choice.has_environment or kind == "function"):
@@ -108,8 +114,8 @@ def advice(need: str) -> str:
     """Return what to set so that a need is met."""
     if need in ("steps", "states", "extra:tool_calls_R", "extra:invalid_R"):
         return (
-            "set [multi_turn], so that rollouts have several turns, or credit.separator for the "
-            "lines of a reply"
+            "set [multi_turn], so that rollouts have several turns, rollout.strategy = 'tree' for "
+            "segments of a reply, or credit.separator for its lines"
         )
     if need == "step_rewards":
         return (

@@ -19,7 +19,7 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.protocols import Allocator
-from tfgrpo.rl.config import CurriculumConfig
+from tfgrpo.rl.config_sections import CurriculumConfig
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 from tfgrpo.runtime.canonical import derive_seed
 

@@ -10,7 +10,7 @@ Does not know losses or weights. Source: as named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -50,6 +50,54 @@ class RolloutMaker(Protocol):
         sampling: Sampling | None = None,
     ) -> list[RolloutGroup]:
         """Return one group a task, in order; `group_size` is one number or one a task."""
+        ...
+
+
+class GroupGrower(Protocol):
+    """What makes groups by a strategy, such as `strategies.maker.GrowingMaker`."""
+
+    figures: RolloutFigures
+
+    def make(
+        self, tasks: Sequence[Task], group_size: Sequence[int], *, seed: int, step: int
+    ) -> list[RolloutGroup]:
+        """Return one group a task, in order."""
+        ...
+
+
+class WholeGroups(Protocol):
+    """Groups that became whole in a step."""
+
+    @property
+    def groups(self) -> list[RolloutGroup]:
+        """Oldest first."""
+        ...
+
+    @property
+    def resumed(self) -> frozenset[str]:
+        """Ids of rollouts that earlier steps began."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """For the log."""
+        ...
+
+
+class GroupsInFlight(Protocol):
+    """Groups that take several steps, such as `strategies.partial.PartialRolls`."""
+
+    figures: RolloutFigures
+
+    def step(
+        self,
+        wanted: int,
+        draw: Callable[[int, Iterable[str]], list[Draw]],
+        *,
+        seed: int,
+        step: int,
+    ) -> WholeGroups:
+        """Return up to so many whole groups; `draw` gives further tasks."""
         ...
 
 
@@ -123,6 +171,24 @@ class _Tally:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step's groups pass through."""
+
+    replay: Replay | None = None
+    """Past groups."""
+    hints: HintScheduler | None = None
+    """When a failed task gets which hint."""
+    make_groups: MakeGroups | None = None
+    """A user's own maker, in place of the trainer's."""
+    grower: GroupGrower | None = None
+    """What makes groups by a strategy, in place of plain rollouts."""
+    partial: GroupsInFlight | None = None
+    """Groups that stay in flight over several steps."""
+    greedy: bool = False
+    """Also roll each task greedily once, for estimators that need a baseline."""
+
+
 class StepSampler:
     """Makes the groups of each step.
 
@@ -130,10 +196,7 @@ class StepSampler:
         config: all settings.
         maker: tasks to groups.
         curriculum: which tasks.
-        replay: past groups, or None.
-        hints: when a failed task gets which hint.
-        make_groups: a user's own maker, in place of `maker`.
-        greedy: True also rolls each task greedily once, for estimators that need a baseline.
+        parts: what the groups pass through.
     """
 
     def __init__(
@@ -141,19 +204,12 @@ class StepSampler:
         config: TrainConfig,
         maker: RolloutMaker,
         curriculum: Curriculum,
-        *,
-        replay: Replay | None,
-        hints: HintScheduler | None,
-        make_groups: MakeGroups | None,
-        greedy: bool,
+        parts: StepParts,
     ) -> None:
         self._config = config
         self._maker = maker
         self._curriculum = curriculum
-        self._replay = replay
-        self._hints = hints
-        self._make_groups = make_groups
-        self._greedy = greedy
+        self._parts = parts
         self._rank, self._world = distributed.world()
 
     def profile(self) -> dict[str, float]:
@@ -176,10 +232,14 @@ class StepSampler:
             ConfigError: the allocator gave nothing.
         """
         seed = derive_seed(self._config.run.seed, "step", step)
-        rolled = self._rounds(step, seed)
-        if self._replay is not None:
-            self._add_past(rolled, step)
-        if self._greedy:
+        parts = self._parts
+        if parts.partial is None:
+            rolled = self._rounds(step, seed)
+        else:
+            rolled = self._whole(parts.partial, step, seed)
+        if parts.replay is not None:
+            self._add_past(parts.replay, rolled, step)
+        if parts.greedy:
             rolled.baselines = self._baselines(rolled.groups, seed)
         return rolled
 
@@ -191,7 +251,7 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups, outcomes, beside = self._rolled(draws, seed, tally)
+            groups, outcomes, beside = self._rolled(draws, seed, step, tally)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
             tally.beside += [g for g in beside if g.task.task_id in kept]
@@ -202,8 +262,22 @@ class StepSampler:
         groups = tally.kept + tally.beside
         return StepGroups(groups, tally.made, is_graded=tally.is_graded, figures=figures)
 
+    def _whole(self, partial: GroupsInFlight, step: int, seed: int) -> StepGroups:
+        """Return the groups that became whole in this step; others stay in flight."""
+        curriculum = self._curriculum
+        found = partial.step(curriculum.tasks_per_step, curriculum.draw, seed=seed, step=step)
+        groups = found.groups
+        outcomes = self._share([Draw(g.task, len(g.rollouts)) for g in groups], groups)
+        tally = _Tally()
+        tally.add(groups, outcomes, room=len(outcomes), keeps_all=True)
+        curriculum.note((o.task_id, o.unaided) for o in outcomes)
+        figures = {"unscored_share": self._check(step, tally)} | dict(found.figures)
+        self._maker.figures = partial.figures
+        graded = tally.is_graded
+        return StepGroups(groups, groups, found.resumed, is_graded=graded, figures=figures)
+
     def _rolled(
-        self, draws: Sequence[Draw], seed: int, tally: _Tally
+        self, draws: Sequence[Draw], seed: int, step: int, tally: _Tally
     ) -> tuple[list[RolloutGroup], list[_Outcome], list[RolloutGroup]]:
         """Roll out a draw, then what an allocator that grows groups wants more of it; the third
         part are groups beside those of the tasks, such as of rewritten ones.
@@ -211,11 +285,11 @@ class StepSampler:
         A group grows where it was begun; new ones are dealt out among the processes.
         """
         everyone = list(draws)
-        mine = self._make(everyone[self._rank :: self._world], seed)
+        mine = self._make(everyone[self._rank :: self._world], seed, step)
         beside = self._noted(tally)
         outcomes = self._share(everyone, mine)
         turn = 0
-        while self._make_groups is None and (
+        while self._parts.make_groups is None and (
             more := self._curriculum.more((o.task_id, o.unaided) for o in outcomes)
         ):
             turn += 1
@@ -223,7 +297,7 @@ class StepSampler:
             new = [d for d in more if d.task.task_id not in known]
             held = {g.task.task_id for g in mine}
             own = [d for d in more if d.task.task_id in held] + new[self._rank :: self._world]
-            grown = self._make(own, derive_seed(seed, "grow", turn))
+            grown = self._make(own, derive_seed(seed, "grow", turn), step)
             beside += self._noted(tally)
             mine = _joined(mine, grown)
             everyone += new
@@ -232,8 +306,10 @@ class StepSampler:
 
     def _noted(self, tally: _Tally) -> list[RolloutGroup]:
         """Count what was just made, and return what was made beside it."""
-        tally.spent.add(self._maker.figures)
-        further = {} if self._make_groups is not None else self._maker.beside
+        parts = self._parts
+        tally.spent.add(self._maker.figures if parts.grower is None else parts.grower.figures)
+        is_own = parts.make_groups is None and parts.grower is None
+        further = self._maker.beside if is_own else {}
         return [group for groups in further.values() for group in groups]
 
     def _check(self, step: int, tally: _Tally) -> float:
@@ -260,12 +336,13 @@ class StepSampler:
             )
         return share
 
-    def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
-        if self._make_groups is not None:
-            return self._make_groups([d.task for d in draws], seed)
-        return self._maker.make(
-            [d.task for d in draws], [d.size for d in draws], seed=seed, hints=self._hints
-        )
+    def _make(self, draws: Sequence[Draw], seed: int, step: int) -> list[RolloutGroup]:
+        tasks, sizes, parts = [d.task for d in draws], [d.size for d in draws], self._parts
+        if parts.make_groups is not None:
+            return parts.make_groups(tasks, seed)
+        if parts.grower is not None:
+            return parts.grower.make(tasks, sizes, seed=seed, step=step)
+        return self._maker.make(tasks, sizes, seed=seed, hints=parts.hints)
 
     def _share(self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]) -> list[_Outcome]:
         """What became of every process's groups, in the order of draws."""
@@ -289,12 +366,11 @@ class StepSampler:
             for g, b in zip(groups, made, strict=True)
         }
 
-    def _add_past(self, rolled: StepGroups, step: int) -> None:
-        assert self._replay is not None
+    def _add_past(self, replay: Replay, rolled: StepGroups, step: int) -> None:
         busy = {g.task.task_id for g in rolled.groups}
-        past = self._replay.pick(self._config.curriculum.replay, step, busy)
-        self._replay.add(rolled.groups, step)
-        rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
+        past = replay.pick(self._config.curriculum.replay, step, busy)
+        replay.add(rolled.groups, step)
+        rolled.replayed |= {r.rollout_id for g in past for r in g.rollouts}
         rolled.groups = [*rolled.groups, *past]
         rolled.figures["groups_replayed"] = len(past)
 

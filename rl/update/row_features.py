@@ -18,7 +18,7 @@ from tfgrpo.policies.tool_calls import calls_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.update.rollout_rows import step_numbers
+from tfgrpo.rl.update.rollout_rows import n_steps, step_numbers
 from tfgrpo.rl.update.token_marks import (
     TextOf,
     before_first,
@@ -178,7 +178,8 @@ def _column(
     if name in s.columns:
         return _named(name, s.columns[name], g, s)
     if name == "tool_calls_R":
-        return float(g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout))))
+        made = g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout)))
+        return float(made + g.rollout.metadata.get("recalled_turns", 0))
     if name == "invalid_R":
         return float(g.rollout.metadata.get("invalid_actions", 0))
     if name == "round_R":
@@ -244,7 +245,7 @@ def state_keys(rollout: Rollout, *, by_history: bool) -> tuple[Hashable, ...]:
     is left out) come first; else the last observation, or all tokens so far.
     """
     own = rollout.metadata.get("state_keys")
-    n = len(rollout.steps)
+    n = n_steps(rollout)
     if own is not None and len(own) >= n:
         return tuple(str(key) for key in own[:n])
     if by_history:
@@ -266,7 +267,7 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
     Raises:
         ConfigError: neither is there for every step.
     """
-    n = len(rollout.steps)
+    n = n_steps(rollout)
     own = rollout.metadata.get("step_rewards")
     if own is not None and len(own) >= n:
         return tuple(float(x) for x in own[:n])

@@ -107,7 +107,9 @@ class RowMaker:
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
         start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
-        batch, advantage = estimate(batch_of(everyone), self._config.formulas, step, self._state)
+        is_tree = self._config.rollout.strategy in ("tree", "arpo", "turn_tree")
+        whole = replace(batch_of(everyone), is_tree=is_tree)
+        batch, advantage = estimate(whole, self._config.formulas, step, self._state)
         advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
         rewards = batch.reward_R[start : start + len(graded)].tolist()
         columns = self._columns(batch, step)[start : start + len(graded)]
@@ -143,7 +145,7 @@ class RowMaker:
         tempered: Tokens = {}
         if "extra:tempered_logp_D" in needs:
             tempered = self._tempered(graded, measured)
-        by_tree = config.credit.name in ("spo_tree", "portool")
+        by_tree = config.credit.name in ("spo_tree", "portool", "branch_grpo")
         return FeatureSources(
             needs,
             config.features,

@@ -12,7 +12,8 @@ from tests.rl.test_trainer import comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, GroupVerifier
-from tfgrpo.rl.config import CurriculumConfig, TrainConfig
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import CurriculumConfig
 from tfgrpo.rl.rollouts.curriculum import Curriculum
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import _next_size

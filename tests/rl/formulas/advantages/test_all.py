@@ -96,6 +96,8 @@ def permuted(batch: RewardBatch, order: np.ndarray[Any, Any]) -> RewardBatch:
             return value
         if name == "extra":
             return {k: v[tokens if k.endswith("_D") else order] for k, v in value.items()}
+        if isinstance(value, bool):
+            return value
         if isinstance(value, list):
             return [value[i] for i in order]
         return value[tokens] if name.endswith("_D") else value[order]
