@@ -92,7 +92,7 @@ class TrainConfig(Section):
         """
         path = Path(path)
         values = load_toml(path, overrides)
-        for key in ("path", "held_out"):
+        for key in ("path", "held_out", "groups"):
             given = values.get("tasks", {}).get(key)
             if isinstance(given, str) and given:
                 values["tasks"][key] = str(path.parent / given)
@@ -117,7 +117,7 @@ class TrainConfig(Section):
             columns=self.features,
             verifier=str(self.verifier.get("kind", "")),
             temperature=self.rollout.temperature,
-            is_multi_turn=played.is_on,
+            is_multi_turn=played.is_on or bool(self.tasks.groups),
             has_environment=bool(played.environment),
             hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
@@ -132,7 +132,7 @@ class TrainConfig(Section):
     @property
     def reuses(self) -> bool:
         """True where rollouts that older weights sampled may be trained on."""
-        return self.curriculum.replay > 0 or self.rollout.strategy == "april"
+        return self.curriculum.reuses or self.rollout.strategy == "april"
 
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
@@ -177,6 +177,11 @@ class TrainConfig(Section):
             )
         if c.candidates == "all" and not c.allocate:
             raise ConfigError("curriculum.candidates 'all' needs curriculum.allocate")
+        if c.select_options and not c.select:
+            raise ConfigError(
+                f"curriculum.select_options has {sorted(c.select_options)}, and curriculum.select "
+                "is empty: name a rule or leave them out"
+            )
         self._check_reuse()
         if self.multi_turn.calls == "native" and self.model.template != "chat":
             raise ConfigError("multi_turn.calls 'native' needs model.template 'chat'")
@@ -188,11 +193,14 @@ class TrainConfig(Section):
             )
         if self.hints:
             self._check_hints(method_of(self.hints))
+        if self.tasks.groups:
+            self._check_saved()
         self._check_strategy()
 
     def _check_reuse(self) -> None:
         """Refuse old rollouts where their ratio could not be right."""
-        names = ["curriculum.replay"] if self.curriculum.replay else []
+        c = self.curriculum
+        names = [f"curriculum.{n}" for n in ("replay", "refill", "select") if getattr(c, n)]
         if self.rollout.strategy == "april":
             names.append("rollout.strategy 'april'")
         if not names:
@@ -208,6 +216,24 @@ class TrainConfig(Section):
                 f"{names[0]} with rollout.temperature {self.rollout.temperature}: samplers "
                 "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
             )
+
+    def _check_saved(self) -> None:
+        """Refuse saved groups together with what needs sampling."""
+        c, r = self.curriculum, self.rollout
+        clashes = {
+            "tasks.path": bool(self.tasks.path),
+            "[hints]": bool(self.hints),
+            "curriculum.profile": bool(c.profile),
+            "curriculum.allocate": bool(c.allocate),
+            f"rollout.strategy {r.strategy!r}": r.strategy != "plain",
+            f"loss.advantage {self.loss.advantage!r}": self.loss.advantage == "remax",
+        } | {f"curriculum.{n}": bool(getattr(c, n)) for n in ("replay", "refill", "select")}
+        for name, is_set in clashes.items():
+            if is_set:
+                raise ConfigError(
+                    f"tasks.groups with {name}: saved groups are trained as they are, and that "
+                    "needs rollouts of the weights; leave one of them out"
+                )
 
     def _check_strategy(self) -> None:
         """Refuse a strategy that other settings contradict."""

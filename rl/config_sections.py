@@ -39,6 +39,9 @@ class TrainTasksConfig(Section):
 
     path: str = ""
     """JSONL of training tasks."""
+    groups: str = ""
+    """JSONL of saved groups, such as `tfgrpo search --groups` writes, in place of `path`: they are
+    trained on as they are, with their scores; nothing is sampled but held-out tasks."""
     held_out: str = ""
     """JSONL of evaluation tasks; never trained on, never hinted."""
 
@@ -222,10 +225,23 @@ class CurriculumConfig(Section):
     are dropped. 1 takes one round as it is."""
     replay: int = Field(default=0, ge=0)
     """Past groups whose rewards differ, added to a step."""
+    refill: int = Field(default=0, ge=0)
+    """Most past rollouts of the other outcome that a flat group is given in the place of its own
+    (R3)."""
     replay_keep: int = Field(default=64, ge=1)
     """Past groups that are kept for replay."""
     replay_age: int = Field(default=8, ge=1)
     """Steps after which a kept group is forgotten."""
+    select: Literal["", "rorecomp"] = ""
+    """Which rollouts of a step are trained now and which later; `rorecomp` trains short right and
+    long wrong ones, and every `every` steps what was left (approximation)."""
+    select_options: dict[str, float] = {}
+    """`share` trained now, `every` steps, `keep` rollouts at most, `success_above`."""
+
+    @property
+    def reuses(self) -> bool:
+        """True where rollouts that older weights sampled may be trained on."""
+        return bool(self.replay or self.refill or self.select)
 
 
 class OptimiserConfig(Section):

@@ -51,6 +51,7 @@ from tfgrpo.rl.rollouts.factory import (
     prompter_of,
     train_sampling,
 )
+from tfgrpo.rl.rollouts.recompose import Recompose, RecomposeOptions
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepParts, StepSampler
 from tfgrpo.rl.strategies.maker import Sight
@@ -152,7 +153,7 @@ class Trainer:
         c, r, run = config.curriculum, config.rollout, config.run
         one_process = {
             "[hints], or rollout.strategy 'arpo' or 'turn_tree'": hints is not None,
-            "curriculum.replay, or rollout.strategy 'april'": config.reuses,
+            "curriculum.replay, refill or select, or rollout.strategy 'april'": config.reuses,
         }
         for name, is_set in one_process.items():
             if is_set and self._world > 1:
@@ -174,7 +175,8 @@ class Trainer:
             seed=run.seed,
             allocate=parts.allocate,
         )
-        keeps = c.replay > 0
+        keeps = c.replay > 0 or c.refill > 0
+        self._recompose = Recompose(RecomposeOptions.of(c.select_options)) if c.select else None
         self._replay = (
             Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         )
@@ -199,6 +201,7 @@ class Trainer:
                 parts.make_groups,
                 grower,
                 self._partial,
+                self._recompose,
                 greedy="baseline" in self._row_maker.needs,
             ),
         )
@@ -367,6 +370,7 @@ class Trainer:
             "curriculum": self.curriculum.state_dict(),
             "replay": self._replay.state_dict() if self._replay is not None else {},
             "partial": self._partial.state_dict() if self._partial is not None else {},
+            "recompose": self._recompose.state_dict() if self._recompose is not None else {},
             "config": self.config.to_json(),
         }
         return run_state.save(
@@ -409,6 +413,8 @@ class Trainer:
             self._replay.load_state_dict(state["replay"])
         if self._partial is not None:
             self._partial.load_state_dict(state["partial"])
+        if self._recompose is not None:
+            self._recompose.load_state_dict(state["recompose"])
         self.step_number = int(state["step"])
         return True
 

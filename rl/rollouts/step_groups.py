@@ -1,4 +1,4 @@
-"""Collects the groups of one training step: sampling, dynamic resampling, replay.
+"""Collects the groups of one training step: sampling, dynamic resampling, strategies, replay.
 
 With `curriculum.max_resample_rounds` above 1 further tasks are rolled until the step is full of
 groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are
@@ -22,8 +22,9 @@ from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
 from tfgrpo.rl.rollouts.figures import RolloutFigures
-from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.rl.rollouts.recompose import Recompose
+from tfgrpo.rl.rollouts.replay_buffer import Replay, refilled
+from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 
 MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
@@ -185,6 +186,8 @@ class StepParts:
     """What makes groups by a strategy, in place of plain rollouts."""
     partial: GroupsInFlight | None = None
     """Groups that stay in flight over several steps."""
+    recompose: Recompose | None = None
+    """What is trained now and what later."""
     greedy: bool = False
     """Also roll each task greedily once, for estimators that need a baseline."""
 
@@ -237,6 +240,10 @@ class StepSampler:
             rolled = self._rounds(step, seed)
         else:
             rolled = self._whole(parts.partial, step, seed)
+        if parts.recompose is not None:
+            made = parts.recompose.select(rolled.groups, step)
+            rolled.groups, rolled.replayed = made.groups, made.replayed | rolled.replayed
+            rolled.figures |= made.figures
         if parts.replay is not None:
             self._add_past(parts.replay, rolled, step)
         if parts.greedy:
@@ -367,11 +374,18 @@ class StepSampler:
         }
 
     def _add_past(self, replay: Replay, rolled: StepGroups, step: int) -> None:
-        busy = {g.task.task_id for g in rolled.groups}
-        past = replay.pick(self._config.curriculum.replay, step, busy)
+        c = self._config.curriculum
+        past = replay.pick(c.replay, step, {g.task.task_id for g in rolled.groups})
+        fresh, used = list(rolled.groups), list[Rollout]()
+        if c.refill:
+            for i, group in enumerate(rolled.groups):
+                known = replay.of_task(group.task.task_id, step)
+                fresh[i], old = refilled(group, known, c.refill, c.success_above)
+                used += old
+            rolled.figures["rollouts_refilled"] = len(used)
         replay.add(rolled.groups, step)
-        rolled.replayed |= {r.rollout_id for g in past for r in g.rollouts}
-        rolled.groups = [*rolled.groups, *past]
+        rolled.replayed |= {r.rollout_id for r in (*used, *(r for g in past for r in g.rollouts))}
+        rolled.groups = [*fresh, *past]
         rolled.figures["groups_replayed"] = len(past)
 
 

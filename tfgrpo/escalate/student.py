@@ -28,6 +28,8 @@ from tfgrpo.rl.model.packing import Row, pack
 from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
+from tfgrpo.rl.rollouts.turn_tools import TurnText
+from tfgrpo.rl.rollouts.turns import TurnTokens
 from tfgrpo.rollout import RolloutGroup, Task
 
 DEFAULT_REPLY = 512
@@ -130,6 +132,12 @@ class Student:
         tokenizer: Any = self.parts.tokenizer
         own = tokenizer.eos_token_id
         return int(own if own in self.parts.eos_ids else self.parts.eos_ids[0])
+
+    @property
+    def turns(self) -> TurnTokens:
+        """Renders answers between turns."""
+        eos_ids = tuple(self.parts.eos_ids)
+        return TurnText(self.parts.tokenizer, template=self.template, eos_ids=eos_ids)
 
     def draw(self, label: str | None = None) -> Draw:
         """Return what draws groups from the weights as they are; the label names them."""
