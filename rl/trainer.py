@@ -32,7 +32,7 @@ from tfgrpo.protocols import (
 from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, check_asked, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.formulas.requirements import remarks
+from tfgrpo.rl.formulas.requirements import needs_of, remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
@@ -167,6 +167,7 @@ class Trainer:
                 "group against each other: such scores change with it; use another of the two"
             )
         self._folder = Path(run.folder)
+        knows = bool({"extra:prior_R", "extra:past_share_R"} & needs_of(config.formulas))
         self.curriculum = Curriculum(
             c,
             tasks,
@@ -174,6 +175,7 @@ class Trainer:
             group_size=r.group_size,
             seed=run.seed,
             allocate=parts.allocate,
+            remembers=knows,
         )
         keeps = c.replay > 0 or c.refill > 0
         self._recompose = Recompose(RecomposeOptions.of(c.select_options)) if c.select else None
@@ -202,6 +204,7 @@ class Trainer:
                 grower,
                 self._partial,
                 self._recompose,
+                knows=knows,
                 greedy="baseline" in self._row_maker.needs,
             ),
         )

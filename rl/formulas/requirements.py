@@ -28,7 +28,7 @@ _ALWAYS = (
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers", "width"),
     "extra:prompt_confidence_R",
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
-    *("extra:think_entropy_R", "extra:answer_entropy_R"),
+    *("extra:think_entropy_R", "extra:answer_entropy_R", "extra:prior_R", "extra:past_share_R"),
 )
 _PLAYED = ("steps", "states", "extra:tool_calls_R", "extra:invalid_R")
 _FILLED = ("step", "steps", "progress", "max_tokens")

@@ -188,6 +188,8 @@ class StepParts:
     """Groups that stay in flight over several steps."""
     recompose: Recompose | None = None
     """What is trained now and what later."""
+    knows: bool = False
+    """Write what the curriculum knows of a task into its group, for estimators that need it."""
     greedy: bool = False
     """Also roll each task greedily once, for estimators that need a baseline."""
 
@@ -259,6 +261,7 @@ class StepSampler:
             if not draws:
                 break
             groups, outcomes, beside = self._rolled(draws, seed, step, tally)
+            groups = self._told(groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
             tally.beside += [g for g in beside if g.task.task_id in kept]
@@ -273,7 +276,7 @@ class StepSampler:
         """Return the groups that became whole in this step; others stay in flight."""
         curriculum = self._curriculum
         found = partial.step(curriculum.tasks_per_step, curriculum.draw, seed=seed, step=step)
-        groups = found.groups
+        groups = self._told(found.groups)
         outcomes = self._share([Draw(g.task, len(g.rollouts)) for g in groups], groups)
         tally = _Tally()
         tally.add(groups, outcomes, room=len(outcomes), keeps_all=True)
@@ -310,6 +313,16 @@ class StepSampler:
             everyone += new
             outcomes = self._share(everyone, mine)
         return mine, outcomes, beside
+
+    def _told(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        """Write what was known of each task before its group into the group."""
+        if not self._parts.knows:
+            return groups
+        known = self._curriculum.known([g.task for g in groups])
+        return [
+            replace(g, metadata={**g.metadata, **facts})
+            for g, facts in zip(groups, known, strict=True)
+        ]
 
     def _noted(self, tally: _Tally) -> list[RolloutGroup]:
         """Count what was just made, and return what was made beside it."""

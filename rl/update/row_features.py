@@ -32,6 +32,9 @@ from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.verifiers.final_answer import answer_class
 
+GROUP_FACTS = {"prior_R": "predicted", "past_share_R": "past_share"}
+"""Columns that a group's metadata hold, NaN where they do not."""
+
 
 @dataclass(frozen=True, slots=True)
 class Graded:
@@ -188,6 +191,8 @@ def _column(
         return float(contexts[g.row.index])
     if name == "prompt_confidence_R":
         return s.prompts.get(g.row.prompt_ids, 1.0)
+    if name in GROUP_FACTS:
+        return float(g.of.metadata.get(GROUP_FACTS[name], math.nan))
     if name in ("think_entropy_R", "answer_entropy_R"):
         cut = thinking_tokens(g.token_ids, s.text_of)
         assert facts.entropy_T is not None

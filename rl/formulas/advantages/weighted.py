@@ -22,7 +22,7 @@ from tfgrpo.rl.formulas.group_stats import (
     is_flat,
     mean_of,
 )
-from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
+from tfgrpo.rl.formulas.inputs import Floats, Ints, RewardBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
 from tfgrpo.rl.formulas.rewards.group import unlikeliness
 
@@ -179,19 +179,22 @@ def d3s(batch: RewardBatch, *, keep: float = 4, eps: float = 1e-4) -> Floats:
     highest members vary most.
     """
     advantage_R = grpo(batch, eps=eps)
-    size = int(keep)
     for rows in filled_groups(batch):
-        if len(rows) <= size:
-            continue
-        order = np.argsort(advantage_R[rows], kind="stable")
-        ranked_G = advantage_R[rows][order]
-        subsets = [
-            [*range(low), *range(len(rows) - size + low, len(rows))] for low in range(size + 1)
-        ]
-        best = max(subsets, key=lambda s: deviation_of(ranked_G[s], 0))
-        dropped = np.setdiff1d(np.arange(len(rows)), best)
-        advantage_R[rows[order[dropped]]] = 0.0
+        kept = most_varied(advantage_R[rows], int(keep))
+        advantage_R[np.delete(rows, kept)] = 0.0
     return advantage_R
+
+
+def most_varied(value_G: Floats, size: int) -> Ints:
+    """Return the places of the `size` values that vary most; all where there are not more."""
+    n = len(value_G)
+    if n <= size:
+        return np.arange(n)
+    order = np.argsort(value_G, kind="stable")
+    ranked_G = value_G[order]
+    subsets = [[*range(low), *range(n - size + low, n)] for low in range(size + 1)]
+    best = max(subsets, key=lambda s: deviation_of(ranked_G[s], 0))
+    return np.asarray(np.sort(order[best]))
 
 
 @register(

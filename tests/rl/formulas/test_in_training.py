@@ -315,6 +315,7 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
         extra |= {"planning_D": draw.integers(0, 2, size=n).astype(float)}
         extra |= {"reasoning_D": draw.integers(0, 2, size=n).astype(float)}
         extra |= {"prompt_confidence_R": draw.random(8)}
+        extra |= {"prior_R": np.repeat([0.3, np.nan], 4), "past_share_R": np.repeat([0.3, 0.9], 4)}
         binary = spread < 1
         outcome = draw.integers(0, 2, size=8) * 1.0 if binary else draw.random(8)
         outcome[0], outcome[5] = 1.0, 0.25
@@ -348,6 +349,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("riskpo", "q_high"): {"q_low": -1.0},
     ("riskpo", "quantiles"): {"q_low": 0.1, "q_high": 1.1},
     ("length_outlier", "right"): {"k": 1.0},
+    ("d3s_dual", "keep_end"): {"progress": 0.5},
+    ("d3s_dual", "share_end"): {"progress": 0.5},
 }
 """What an option needs beside it to count, as its docstring says."""
 FILLED = {"max_tokens": 8, "buffer": 4, "step": 3, "steps": 10}

@@ -174,6 +174,8 @@ def test_a_need_without_its_setting_is_refused_in_one_line(
 
 ALWAYS = {
     "extra:prompt_confidence_R",
+    "extra:prior_R",
+    "extra:past_share_R",
     "extra:sum_square_D",
     "extra:tempered_logp_D",
     "extra:score_norm_R",

@@ -29,11 +29,13 @@ NOT_ZERO_WHEN_FLAT = {
     "dvao",  # parts vary
     "unlikeliness_grpo",  # all-right groups become informative
     "arena_rank",  # rounds, not rewards
+    "shrunk",  # leans on a prior
     "vgpo",  # absolute values
     "progrpo",  # likelihoods
 }
 NOT_SHIFT_INVARIANT = {
     "maxrl", "bnpo", "ngrpo", "remax", "gpg", "a_grae", "r3l", "unlikeliness_grpo",
+    "shrunk", "vgpo", "pc_grpo", "adora",
 }  # fmt: skip
 
 
@@ -58,6 +60,9 @@ def whole_batch(seed: int = 0) -> RewardBatch:
             "context_R", "round_R", "class_R", "tool_calls_R", "invalid_R", "flawed_R",
             "trigger_count_R",
         )
+    } | {
+        "prior_R": 0.2 + group_R / 10,  # one value a group
+        "past_share_R": np.full(n, 0.7),
     } | {
         "planning_D": draw.integers(0, 2, size=n_tokens).astype(float),
         "reasoning_D": draw.integers(0, 2, size=n_tokens).astype(float),
