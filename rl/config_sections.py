@@ -40,7 +40,7 @@ class TrainTasksConfig(Section):
     path: str = ""
     """JSONL of training tasks."""
     groups: str = ""
-    """JSONL of saved groups, such as `tfgrpo search --groups` writes, in place of `path`: they are
+    """JSONL of saved groups, such as a search's `output.groups`, in place of `path`: they are
     trained on as they are, with their scores; nothing is sampled but held-out tasks."""
     held_out: str = ""
     """JSONL of evaluation tasks; never trained on, never hinted."""
