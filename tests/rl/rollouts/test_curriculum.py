@@ -134,7 +134,9 @@ def test_allocators_are_found_by_name(name: str) -> None:
 
 
 def test_a_wrong_allocator_is_named() -> None:
-    with pytest.raises(ConfigError, match="allowed are practice, v0, top_up, uniform, posterior_gain"):
+    with pytest.raises(
+        ConfigError, match="allowed are practice, v0, top_up, uniform, posterior_gain"
+    ):
         allocator_of(CurriculumConfig(allocate="best"))
     with pytest.raises(ConfigError, match=r"curriculum\.allocate 'vade'"):
         allocator_of(CurriculumConfig(allocate="vade", allocate_options={"depth": 1}))
