@@ -10,96 +10,24 @@ Does not know losses or weights. Source: as named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
 from tfgrpo.rl.rollouts.figures import RolloutFigures
-from tfgrpo.rl.rollouts.recompose import Recompose
 from tfgrpo.rl.rollouts.replay_buffer import Replay, refilled
-from tfgrpo.rollout import Rollout, RolloutGroup, Task
+from tfgrpo.rl.rollouts.step_parts import GroupsInFlight, RolloutMaker, StepParts
+from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
-
-MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
-"""(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
 
 PROFILE_TASKS = 256
 """Tasks rolled at once in a profiling pass."""
-
-
-class RolloutMaker(Protocol):
-    """What makes one group per task: `SingleTurnMaker`, or `MultiTurnMaker` for several turns."""
-
-    figures: RolloutFigures
-    beside: dict[str, tuple[RolloutGroup, ...]]
-    """Further groups to train on of the last call's tasks, by task id."""
-
-    def make(
-        self,
-        tasks: Sequence[Task],
-        group_size: int | Sequence[int],
-        *,
-        seed: int,
-        hints: HintScheduler | None = None,
-        sampling: Sampling | None = None,
-    ) -> list[RolloutGroup]:
-        """Return one group a task, in order; `group_size` is one number or one a task."""
-        ...
-
-
-class GroupGrower(Protocol):
-    """What makes groups by a strategy, such as `strategies.maker.GrowingMaker`."""
-
-    figures: RolloutFigures
-
-    def make(
-        self, tasks: Sequence[Task], group_size: Sequence[int], *, seed: int, step: int
-    ) -> list[RolloutGroup]:
-        """Return one group a task, in order."""
-        ...
-
-
-class WholeGroups(Protocol):
-    """Groups that became whole in a step."""
-
-    @property
-    def groups(self) -> list[RolloutGroup]:
-        """Oldest first."""
-        ...
-
-    @property
-    def resumed(self) -> frozenset[str]:
-        """Ids of rollouts that earlier steps began."""
-        ...
-
-    @property
-    def figures(self) -> Mapping[str, float]:
-        """For the log."""
-        ...
-
-
-class GroupsInFlight(Protocol):
-    """Groups that take several steps, such as `strategies.partial.PartialRolls`."""
-
-    figures: RolloutFigures
-
-    def step(
-        self,
-        wanted: int,
-        draw: Callable[[int, Iterable[str]], list[Draw]],
-        *,
-        seed: int,
-        step: int,
-    ) -> WholeGroups:
-        """Return up to so many whole groups; `draw` gives further tasks."""
-        ...
 
 
 @dataclass(slots=True)
@@ -170,28 +98,6 @@ class _Tally:
             "groups_rolled": len(self.taken),
             "groups_dropped": len(self.taken) - self.full,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class StepParts:
-    """What a step's groups pass through."""
-
-    replay: Replay | None = None
-    """Past groups."""
-    hints: HintScheduler | None = None
-    """When a failed task gets which hint."""
-    make_groups: MakeGroups | None = None
-    """A user's own maker, in place of the trainer's."""
-    grower: GroupGrower | None = None
-    """What makes groups by a strategy, in place of plain rollouts."""
-    partial: GroupsInFlight | None = None
-    """Groups that stay in flight over several steps."""
-    recompose: Recompose | None = None
-    """What is trained now and what later."""
-    knows: bool = False
-    """Write what the curriculum knows of a task into its group, for estimators that need it."""
-    greedy: bool = False
-    """Also roll each task greedily once, for estimators that need a baseline."""
 
 
 class StepSampler:
