@@ -21,7 +21,7 @@ from tfgrpo.runtime.canonical import digest
 _FREE = {
     "run": ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker"),
     "optimiser": ("steps",),
-    "tasks": ("path", "held_out"),
+    "tasks": ("path", "held_out", "groups"),
     "rollout": ("max_tokens", "max_skipped_steps", "max_unscored_share", "verifier_timeout_s"),
 }
 """Settings that a resumed run may change."""

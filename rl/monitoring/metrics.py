@@ -136,6 +136,7 @@ def rollout_figures(
         "hinted_rollouts": made.hinted_rollouts,
         "hints_too_long": made.hints_too_long,
         **_write_figures(made),
+        **({"value_rollouts": made.value_rollouts} if made.value_rollouts else {}),
         "decode_steps": counters.steps,
         "decode_row_steps": counters.row_steps,
         "verify_seconds": made.verify_seconds,
