@@ -165,6 +165,7 @@ class Trainer:
         self.optimiser = self.updater.optimiser
         self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
+        self._reward_range = verifier.reward_range
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
         self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
@@ -291,7 +292,7 @@ class Trainer:
             scores |= part
         if not scores:
             raise VerifierError(f"none of {len(self._held_out)} held-out tasks could be graded")
-        found = mean_interval(scores)
+        found = mean_interval(scores).within(self._reward_range)
         return {
             "mean": found.estimate,
             "low": found.low,

@@ -156,3 +156,27 @@ def test_a_judge_of_a_training_run_is_kept_priced_and_capped(tmp_path) -> None:
         assert server.call_count <= 21
         with Journal.open(tmp_path / "judged" / "judge", budget=Budget(calls=21)) as store:
             assert store.ledger.spent["calls"] == server.call_count
+
+
+def test_a_step_says_what_is_left_and_what_keeps_it_from_teaching(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+
+    from tfgrpo.cli.train import StepLines
+    from tfgrpo.rl.config import TrainConfig
+
+    settings = TrainConfig.from_mapping({"optimiser": {"steps": 3}, "rollout": {"max_tokens": 16}})
+    lines = StepLines(settings)
+    figures = {
+        "reward_mean": 0.1, "informative_share": 0.0, "grad_norm": 0.0, "seconds": 45.0,
+        "rollout_seconds": 40.0, "samples_per_s": 0.4, "truncated_share": 1.0,
+    }  # fmt: skip
+    for step in (1, 2, 3):
+        lines(SimpleNamespace(step=step, figures=figures))
+    out = capsys.readouterr().out
+    assert "step 1/3:" in out and "about 1 min 30 s left" in out
+    assert out.count("100% of the replies were cut at rollout.max_tokens = 16") == 1
+    assert out.count("no group differs in reward") == 1
+    assert "left" not in out.splitlines()[-1]

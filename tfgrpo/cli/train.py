@@ -13,6 +13,7 @@ import typer
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.protocols import Allocator
+from tfgrpo.runtime.durations import duration_words
 from tfgrpo.runtime.import_string import add_module_folder
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def train(
         result = rl.train(
             settings,
             allocate=allocator_of(settings),
-            on_step=None if quiet or rank else _print_step,
+            on_step=None if quiet or rank else StepLines(settings),
         )
     finally:
         distributed.finish()
@@ -69,14 +70,50 @@ def allocator_of(settings: TrainConfig) -> Allocator | None:
     )  # fmt: skip
 
 
-def _print_step(report: Any) -> None:
-    figures = report.figures
-    typer.echo(
-        f"step {report.step}: reward {figures['reward_mean']:.3f}, informative groups "
-        f"{figures['informative_share']:.0%}, gradient norm {figures['grad_norm']:.3g}, "
-        f"{figures['seconds']:.2f} s ({figures['rollout_seconds']:.2f} rollout), "
-        f"{figures['samples_per_s']:.1f} rollouts/s"
-    )
+class StepLines:
+    """Prints a line for each step: figures, time left, and what keeps a step from teaching.
+
+    Args:
+        settings: of the run.
+    """
+
+    def __init__(self, settings: TrainConfig) -> None:
+        self._steps = settings.optimiser.steps
+        self._limit = settings.rollout.max_tokens
+        self._seconds: list[float] = []
+        self._told: set[str] = set()
+
+    def __call__(self, report: Any) -> None:
+        """Print the lines of a finished step."""
+        figures = report.figures
+        self._seconds.append(figures["seconds"])
+        mean = sum(self._seconds) / len(self._seconds)
+        left = (self._steps - report.step) * mean
+        typer.echo(
+            f"step {report.step}/{self._steps}: reward {figures['reward_mean']:.3f}, informative "
+            f"groups {figures['informative_share']:.0%}, gradient norm {figures['grad_norm']:.3g}, "
+            f"{figures['seconds']:.2f} s ({figures['rollout_seconds']:.2f} rollout), "
+            f"{figures['samples_per_s']:.1f} rollouts/s"
+            + (f", about {duration_words(left)} left" if left > 0 else "")
+        )
+        cut = figures.get("truncated_share", 0.0)
+        if cut > 0.5:
+            self._once(
+                "cut",
+                f"{cut:.0%} of the replies were cut at rollout.max_tokens = {self._limit}: "
+                "raise it",
+            )
+        if figures["informative_share"] == 0:
+            self._once(
+                "alike",
+                "no group differs in reward, so this step moves no weight: [hints] for tasks that "
+                "always fail, harder tasks for those that never do (docs/hints.md)",
+            )
+
+    def _once(self, what: str, words: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            typer.echo(f"  note: {words}")
 
 
 def _verdict(result: TrainResult) -> str:
