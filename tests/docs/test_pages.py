@@ -159,3 +159,10 @@ def test_the_notebook_runs_from_top_to_bottom(
     assert "verdict met beyond noise" in printed
     assert "0 of 12 practice groups differ in reward" in printed
     assert "kept 0." in printed
+
+
+def test_sizes_of_an_installation_are_told() -> None:
+    for path in (ROOT / "README.md", DOCS / "start.md"):
+        text = path.read_text("utf-8")
+        assert "1.5 GB" in text and "300 MB" in text, path.name
+    assert "https://download.pytorch.org/whl/cpu" in (DOCS / "start.md").read_text("utf-8")
