@@ -70,16 +70,6 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "make lint types": "not here: a part of make test",
     "make bench": "not here: rewrites recorded figures",
     "make docs": "not here: tests/docs/test_site.py",
-    "tfgrpo init mine --template classification": (0,),
-    "tfgrpo config show mine/config.toml --section gate": (0,),
-    "tfgrpo learn mine/config.toml --dry-run": (0,),
-    "tfgrpo learn mine/config.toml": VERDICTS,
-    "tfgrpo library show runs/mine": (0,),
-    "tfgrpo report runs/mine": (0,),
-    "tfgrpo advise runs/mine": (0,),
-    "tfgrpo eval mine/config.toml runs/mine --split test": VERDICTS,
-    "tfgrpo library export runs/mine out": (0,),
-    "tfgrpo runs list": (0,),
 }
 """Exit codes that are right, or how else a command is treated; run in this order."""
 _STAND_FOR = {"RUN": "runs/first", "config.toml": "first/config.toml"}

@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
     whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=PATIENCE_S)
     assert whole.returncode == 0
-    assert "held-out mean reward" in whole.stdout and "step 6:" in whole.stdout
+    assert "held-out mean reward" in whole.stdout and "step 6/6:" in whole.stdout
 
     config = write_run(tmp_path, "cut")
     process = subprocess.Popen(command(config), **options)
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     process.communicate()
     assert not (tmp_path / "cut" / "model").exists()
     again = subprocess.run(command(config), **options, timeout=PATIENCE_S)
-    assert again.returncode == 0 and "step 1:" not in again.stdout
+    assert again.returncode == 0 and "step 1/6:" not in again.stdout
     for name in ("model.safetensors", "README.md"):
         assert (tmp_path / "cut" / "model" / name).exists()
     digests = {sha256(tmp_path / n / "model" / "model.safetensors") for n in ("whole", "cut")}

@@ -68,15 +68,15 @@ BUILT: Mapping[str, tuple[str, tuple[Part, ...]]] = {
     "BREAD": ("branches from the shortest prefix that works", (
         at("tfgrpo/hints/bread.py", '`hints.name = "bread"`', APPROX),)),
     "DARS": ("more rollouts for hard tasks", (
-        at("routing/allocation_published.py", '`curriculum.allocate = "dars"`', APPROX),)),
+        at("routing/budgets/published.py", '`curriculum.allocate = "dars"`', APPROX),)),
     "GDRO": ("rollouts by distributionally robust weights", (
-        at("routing/allocation_published.py", '`curriculum.allocate = "gdro"`', APPROX),)),
+        at("routing/budgets/published.py", '`curriculum.allocate = "gdro"`', APPROX),)),
     "sGPO": ("group size by difficulty after profiling", (
-        at("routing/allocation_published.py", '`curriculum.allocate = "sgpo"`', APPROX),)),
+        at("routing/budgets/published.py", '`curriculum.allocate = "sgpo"`', APPROX),)),
     "VADE": ("tasks by Thompson sampling of their variance", (
-        at("routing/allocation_published.py", '`curriculum.allocate = "vade"`', APPROX),)),
+        at("routing/budgets/published.py", '`curriculum.allocate = "vade"`', APPROX),)),
     "XRPO": ("rollouts by uncertainty; novelty of right answers", (
-        at("routing/allocation_published.py", '`curriculum.allocate = "xrpo"`', APPROX),
+        at("routing/budgets/published.py", '`curriculum.allocate = "xrpo"`', APPROX),
         Part("advantage:xrpo"))),
     "Dr. Zero (HRPO)": ("one baseline for each number of hops", (Part("advantage:hop_baseline"),)),
     "ICPO": ("examples in context as an off-policy guide", (
