@@ -83,7 +83,7 @@ def test_without_matplotlib_the_page_lacks_charts_alone_and_says_so_once(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     bare = render_page(made_run())
-    assert (page.count("<svg"), bare.count("<svg")) == (7, 0)
+    assert (page.count("<svg"), bare.count("<svg")) == (12, 0)
     assert (page.count("tfgrpo[report]"), bare.count("tfgrpo[report]")) == (0, 1)
     parsed, bare_parsed = Elements(), Elements()
     parsed.feed(re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL))

@@ -73,13 +73,14 @@ def render_page(
     return document(f"{name} · tfgrpo report", body, live_version=live_version)
 
 
-def document(title: str, body: Child, *, live_version: str = "") -> str:
+def document(title: str, body: Child, *, live_version: str = "", made_by: str = "tfgrpo") -> str:
     """Return a whole page in the report's style, with its script and nothing from elsewhere.
 
     Args:
         title: in the browser's tab.
         body: the page's elements.
         live_version: where it is given the script follows the server's status.
+        made_by: what kind of page it is, for the list of all runs.
     """
     style, script = (_asset(name) for name in ("page.css", "page.js"))
     connect = "'self'" if live_version else "'none'"
@@ -91,6 +92,7 @@ def document(title: str, body: Child, *, live_version: str = "") -> str:
         "head",
         h("meta", charset="utf-8"),
         h("meta", http_equiv="Content-Security-Policy", content=policy),
+        h("meta", name="generator", content=made_by),
         h("meta", name="viewport", content="width=device-width, initial-scale=1"),
         h("meta", name="referrer", content="no-referrer"),
         h("title", title),

@@ -8,6 +8,7 @@ from tfgrpo.report.charts.benefit import (
     intervals,
     tasks,
 )
+from tfgrpo.report.charts.routing import cost_and_quality
 from tfgrpo.report.charts.steps import curve, growth, informative, reward_by_tokens, spend
 from tfgrpo.report.charts.training import lines
 
@@ -15,6 +16,7 @@ __all__ = [
     "are_possible",
     "before_and_after",
     "categories",
+    "cost_and_quality",
     "cost_and_reward",
     "curve",
     "growth",

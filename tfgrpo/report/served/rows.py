@@ -25,8 +25,10 @@ _OURS = (FILE, f"{FILE}-wal")
 
 
 def run_row(run: Path | str) -> dict[str, Any]:
-    """Return what a run has come to: when, what was kept, gain, calls, money; an `error` alone where
-    its journal cannot be read."""
+    """Return what a run has come to: when, what was kept, gain, calls, money.
+
+    Where its journal cannot be read the row has an `error` alone.
+    """
     if not is_address(run) and not is_run(Path(run)):
         return training_row(Path(run))
     try:

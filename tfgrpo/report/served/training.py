@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ _CHARTS: Sequence[tuple[str, tuple[tuple[str, str], ...], bool, str]] = (
 )  # fmt: skip
 
 
+_SHOWN_STEPS = 40
+"""Newest steps whose replies a page shows."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingView:
     """A training run at one moment."""
@@ -55,21 +59,21 @@ class TrainingView:
     """Some groups of each step."""
     model: str = ""
     """Folder of the trained model; empty while there is none."""
-    total: int | None = field(default=None)
+    total: int | None = None
     """Steps that were asked for, where the run said so."""
 
 
 def load_training(folder: Path) -> TrainingView:
     """Read what a training run has written so far."""
     model = folder / "model"
-    plan = next(_rows(folder / "plan.jsonl"), {})
+    samples = tuple(_rows(folder / "samples.jsonl"))
     return TrainingView(
         name=folder.resolve().name,
         steps=tuple(_rows(folder / "metrics.jsonl")),
         evaluations=tuple(_rows(folder / "evaluations.jsonl")),
-        samples=tuple(_rows(folder / "samples.jsonl"))[-60:],
+        samples=samples[-_SHOWN_STEPS:],
         model=str(model) if (model / "config.json").exists() else "",
-        total=plan.get("steps"),
+        total=samples[-1].get("of_steps") if samples else None,
     )
 
 
@@ -161,8 +165,8 @@ def remarks(steps: Sequence[Mapping[str, Any]], k: int = 3) -> list[str]:
         found.append("All replies of the last step were cut: raise rollout.max_tokens.")
     if len(last) == k and all(row.get("informative_share") == 0 for row in last):
         found.append(
-            f"No group differed in reward for {k} steps: nothing is learnt. Easier or harder tasks, "
-            "more attempts a group, or [hints] (docs/hints.md)."
+            f"No group differed in reward for {k} steps: nothing is learnt. Easier or harder "
+            "tasks, more attempts a group, or [hints] (docs/hints.md)."
         )
     return found
 
@@ -217,16 +221,17 @@ def _held_out(view: TrainingView) -> Html:
 
 
 def _samples(view: TrainingView) -> Html:
-    if not view.samples:
+    shown = [(row["step"], group) for row in reversed(view.samples) for group in row["groups"]]
+    if not shown:
         return h("p", "None were kept (run.keep_samples).", class_="note")
     cards = []
-    for row in reversed(view.samples):
+    for step, row in shown:
         replies = [
             h("div", tag(_reward(r["reward"]), _colour(r["reward"])), " ",
               r.get("cut") and tag("cut", ""), h("pre", r["text"] or "(nothing)"), class_="turn")
             for r in row.get("replies", ())
         ]  # fmt: skip
-        head = f"step {row['step']}: {row['task_id']}, {count_words(len(replies), 'reply')} shown"
+        head = f"step {step}: {row['task_id']}, {count_words(len(replies), 'reply')} shown"
         cards.append(
             h("details", h("summary", head), h("pre", row.get("prompt", "")), replies,
               class_="card")
