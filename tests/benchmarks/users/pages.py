@@ -1,0 +1,97 @@
+"""Every page that a person meets, in light, dark and on 400 pixels: measured, and kept as pictures.
+
+Run: python -m tests.benchmarks.users.pages
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.record import record
+from tests.report.pages_made import pages
+from tests.report.readable import MODES, Reading, read_page
+
+ROOT = Path(__file__).parents[3]
+SHOTS = ROOT / "docs" / "screenshots"
+_HIGHEST = 2200
+"""Pixels of a page that are kept; what comes below looks alike."""
+
+
+async def look(folder: Path) -> dict[str, dict[str, Reading]]:
+    """Open every page in every mode; keeps a picture of each."""
+    from playwright.async_api import async_playwright
+
+    found: dict[str, dict[str, Reading]] = {}
+    with pages(folder) as addresses:
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+            )
+            for name, address in addresses.items():
+                found[name] = {}
+                for mode, options in MODES.items():
+                    found[name][mode] = await _look(browser, address, f"{name}-{mode}", options)
+            await browser.close()
+    return found
+
+
+async def _look(browser: Any, address: str, name: str, options: dict[str, Any]) -> Reading:
+    context = await browser.new_context(**options)
+    page = await context.new_page()
+    await page.goto(address)
+    await page.wait_for_selector("html[data-ready=yes]")
+    if "live" in name:
+        await page.wait_for_selector("html[data-followed=yes]")
+    picture = await page.screenshot(full_page=True)
+    reading = await read_page(page)
+    await context.close()
+    _keep(picture, SHOTS / f"{name}.png")
+    return reading
+
+
+def _keep(picture: bytes, path: Path) -> None:
+    """Write a picture with few colours, so that it stays small."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(picture)) as whole:
+        top = whole.crop((0, 0, whole.width, min(whole.height, _HIGHEST))).convert("RGB")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        top.quantize(48).save(path, optimize=True)
+
+
+def figures_of(found: dict[str, dict[str, Reading]]) -> dict[str, Any]:
+    """Return the figures: the worst over all pages and modes, and where."""
+    rows = [(f"{n} {m}", r) for n, modes in found.items() for m, r in modes.items()]
+    smallest = min(rows, key=lambda row: row[1].min_font_px)
+    return {
+        "pages": len(found),
+        "modes": len(MODES),
+        "min_font_px": smallest[1].min_font_px,
+        "min_font_at": f"{smallest[0]}: {smallest[1].smallest_text}",
+        "overflow": sum(r.overflow_px > 0 for _, r in rows),
+        "contrast_fails": sum(len(r.contrast_fails) for _, r in rows),
+        "keyboard_fails": sum(len(r.unfocused) for _, r in rows),
+        "texts": sum(r.texts for _, r in rows),
+        "where": {
+            name: {"overflow_px": r.overflow_px, "contrast": r.contrast_fails[:8],
+                   "keyboard": r.unfocused[:8]}
+            for name, r in rows
+            if r.overflow_px or r.contrast_fails or r.unfocused
+        },
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="tfgrpo-pages-") as place:
+        result = figures_of(asyncio.run(look(Path(place))))
+    if "--dry" in sys.argv:
+        print(json.dumps(result, indent=1))
+    else:
+        record("pages", result, "python -m tests.benchmarks.users.pages")
