@@ -27,7 +27,7 @@ from tfgrpo.runtime.embedders import Embedder, Floats
 
 __all__ = [
     "METHODS",
-    "Ground",
+    "BacktestData",
     "Standing",
     "by_method",
     "chances",
@@ -49,7 +49,7 @@ KNOBS = np.concatenate([[0.0], np.logspace(0, 6, 60)])
 
 
 @dataclass(frozen=True)
-class Ground:
+class BacktestData:
     """A table with vectors of its prompts, and which prompts are for labels and for judging."""
 
     table: OutcomeTable
@@ -59,7 +59,7 @@ class Ground:
     test: Index
 
 
-def chances(ground: Ground, n: int, *, seed: int = 0) -> dict[str, Array]:
+def chances(ground: BacktestData, n: int, *, seed: int = 0) -> dict[str, Array]:
     """Return the predicted success (test prompts, models) of each method, n labels a model.
 
     What a model's family answered is hidden from it; the other models' labels of train are not.

@@ -40,7 +40,7 @@ _QUERIES = 64
 
 
 @dataclass(frozen=True)
-class Task:
+class NetworkTask:
     """One new model in one world: network inputs, and the outcomes to predict."""
 
     context: Floats
@@ -117,7 +117,7 @@ def world(
 
 def make_tasks(
     prompt_vectors: Sequence[Floats], embedder: Embedder, n_worlds: int, seed: int
-) -> list[Task]:
+) -> list[NetworkTask]:
     """Return the tasks of `n_worlds` worlds, 16 new models each."""
     rng = np.random.default_rng(seed)
     tasks = []
@@ -140,7 +140,7 @@ def make_tasks(
             inputs = network_inputs(state, vectors[asked].astype(np.float64))
             labels = (rng.random(len(asked)) < chance[asked, j]).astype(np.float32)
             tasks.append(
-                Task(
+                NetworkTask(
                     inputs.context,
                     inputs.queries,
                     inputs.cosines,
@@ -181,7 +181,7 @@ def _initial(torch: Any, seed: int) -> dict[str, Any]:
     return {name: tensor.requires_grad_(True) for name, tensor in w.items()}
 
 
-def _forward(torch: Any, w: dict[str, Any], task: Task) -> Any:
+def _forward(torch: Any, w: dict[str, Any], task: NetworkTask) -> Any:
     """The same computation as `Network.correct`, in torch; a test holds the two together."""
     gelu = torch.nn.functional.gelu
 
@@ -211,7 +211,7 @@ def _forward(torch: Any, w: dict[str, Any], task: Task) -> Any:
     return norm(x) @ w["head"] + w["head_bias"]
 
 
-def _loss(torch: Any, w: dict[str, Any], task: Task, *, closed: bool = False) -> Any:
+def _loss(torch: Any, w: dict[str, Any], task: NetworkTask, *, closed: bool = False) -> Any:
     f, v = torch.from_numpy(task.skip_mean), torch.from_numpy(task.skip_variance)
     if not closed:
         f = f + _forward(torch, w, task)
@@ -222,7 +222,7 @@ def _loss(torch: Any, w: dict[str, Any], task: Task, *, closed: bool = False) ->
 
 
 def train(
-    tasks: Sequence[Task], *, steps: int, batch: int, seed: int, rate: float = 2e-3
+    tasks: Sequence[NetworkTask], *, steps: int, batch: int, seed: int, rate: float = 2e-3
 ) -> dict[str, NDArray[np.float16]]:
     """Return trained weights: AdamW, cosine decay with warm-up, clipped gradients."""
     try:
@@ -245,7 +245,9 @@ def train(
     return {name: t.detach().numpy().astype(np.float16) for name, t in w.items()}
 
 
-def validate(weights: dict[str, NDArray[np.float16]], tasks: Sequence[Task]) -> dict[str, float]:
+def validate(
+    weights: dict[str, NDArray[np.float16]], tasks: Sequence[NetworkTask]
+) -> dict[str, float]:
     """Return the log loss of the closed form and of the network on tasks that it has not seen."""
     import torch
 

@@ -21,7 +21,7 @@ from tfgrpo.rollout import Rollout, Step, Task
 from tfgrpo.runtime.text_lines import numbered_lines
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.search.event_log import FileLog
-from tfgrpo.statistics.verdict import Verdict, VerdictRule, judge
+from tfgrpo.statistics.verdict import Verdict, VerdictRule, reach_verdict
 from tfgrpo.store.export import read_groups
 from tfgrpo.testing import Answer, FaultServer, ReplayLM, say, status
 from tfgrpo.verifiers.exact import Exact
@@ -39,7 +39,7 @@ from tfgrpo.verifiers.exact import Exact
 def test_junit_passes_nothing_that_is_not_met(
     scores: dict[str, list[float]], rule: VerdictRule, attempted: int
 ) -> None:
-    verdict = judge(scores, rule, n_attempted=attempted)
+    verdict = reach_verdict(scores, rule, n_attempted=attempted)
     suite = ElementTree.fromstring(verdict.to_junit())
     found = [suite.get(n) for n in ("tests", "failures", "errors", "skipped")]
     wanted = {"met": ["1", "0", "0", "0"], "not_met": ["1", "1", "0", "0"],

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfgrpo.serve.learning.canary import LiveUnit, drift, judge, worth
+from tfgrpo.serve.learning.canary import LiveUnit, drift, live_verdict, worth
 from tfgrpo.serve.settings import CanarySettings
 
 SETTINGS = CanarySettings(shares=(0.5,), min_units=20, max_units=2000, max_harm=0.05)
@@ -28,35 +28,35 @@ def units(n: int, effect: float, *, share: float = 0.5, base: float = 0.5, seed:
 
 
 def test_a_better_candidate_is_promoted_and_a_harmful_one_rolled_back() -> None:
-    good = judge(units(800, 0.25), SETTINGS, number=1, share_index=0)
-    bad = judge(units(1500, -0.3), SETTINGS, number=1, share_index=0)
+    good = live_verdict(units(800, 0.25), SETTINGS, number=1, share_index=0)
+    bad = live_verdict(units(1500, -0.3), SETTINGS, number=1, share_index=0)
     assert (good.action, bad.action) == ("promote", "roll_back")
     assert good.interval.low <= 0.25 <= good.interval.high
     assert good.needed == pytest.approx(40.0)  # 0.05 / (1 * 2)
 
 
 def test_without_a_difference_the_candidate_expires() -> None:
-    verdict = judge(units(2000, 0.0, seed=3), SETTINGS, number=1, share_index=0)
+    verdict = live_verdict(units(2000, 0.0, seed=3), SETTINGS, number=1, share_index=0)
     assert verdict.action == "expire"
 
 
 def test_the_next_share_needs_evidence_and_units() -> None:
     settings = CanarySettings(shares=(0.5, 0.7), min_units=50)
     rows = units(400, 0.3)
-    first = next(n for n in range(1, 400) if judge(rows[:n], settings, number=1,
+    first = next(n for n in range(1, 400) if live_verdict(rows[:n], settings, number=1,
                                                    share_index=0).action == "grow")  # fmt: skip
     assert first >= 50
-    assert judge(rows[:first], settings, number=1, share_index=0).gain >= 3.0
+    assert live_verdict(rows[:first], settings, number=1, share_index=0).gain >= 3.0
 
 
 def test_the_bar_rises_with_every_candidate() -> None:
-    needed = [judge([], SETTINGS, number=k, share_index=0).needed for k in (1, 2, 3)]
+    needed = [live_verdict([], SETTINGS, number=k, share_index=0).needed for k in (1, 2, 3)]
     assert needed == pytest.approx([40.0, 120.0, 240.0])
 
 
 def test_a_difference_in_how_often_feedback_comes_holds_the_promotion_back() -> None:
     rows = units(1500, 0.25, told=(0.9, 0.3), seed=2)
-    verdict = judge(rows, SETTINGS, number=1, share_index=0)
+    verdict = live_verdict(rows, SETTINGS, number=1, share_index=0)
     assert verdict.feedback_differs and verdict.action == "wait"
 
 
@@ -68,15 +68,15 @@ def test_errors_cost_and_latency_need_no_statistics(guard: str) -> None:
                     else (0 if guard == "failures" else 1.0)})
         for i, arm in enumerate(["candidate", "current"] * 60)
     ]  # fmt: skip
-    assert judge(rows, SETTINGS, number=1, share_index=0).action == "roll_back"
-    assert judge(rows[:80], SETTINGS, number=1, share_index=0).action == "wait"
+    assert live_verdict(rows, SETTINGS, number=1, share_index=0).action == "roll_back"
+    assert live_verdict(rows[:80], SETTINGS, number=1, share_index=0).action == "wait"
 
 
 def test_pinned_and_held_out_units_are_no_part_of_the_test() -> None:
     rows = units(300, 0.25)
     more = [LiveUnit("holdout", 0.5, 0.0, 0.0), LiveUnit("pinned", 0.5, 0.0, 0.0)] * 50
-    one = judge(rows, SETTINGS, number=1, share_index=0)
-    assert judge([*more, *rows], SETTINGS, number=1, share_index=0) == one
+    one = live_verdict(rows, SETTINGS, number=1, share_index=0)
+    assert live_verdict([*more, *rows], SETTINGS, number=1, share_index=0) == one
 
 
 def test_the_holdout_tells_what_the_library_is_worth() -> None:
@@ -108,6 +108,6 @@ def test_drift_is_told_apart_by_the_holdout() -> None:
 @given(st.integers(0, 10_000))
 def test_a_verdict_follows_from_the_units_alone(seed: int) -> None:
     rows = units(60, 0.1, seed=seed)
-    assert judge(rows, SETTINGS, number=1, share_index=0) == judge(
+    assert live_verdict(rows, SETTINGS, number=1, share_index=0) == live_verdict(
         list(rows), SETTINGS, number=1, share_index=0
     )

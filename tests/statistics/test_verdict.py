@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.statistics.verdict import Verdict, VerdictRule, judge, judge_gain, make_rule
+from tfgrpo.statistics.verdict import Verdict, VerdictRule, judge_gain, make_rule, reach_verdict
 
 # 31 tasks, 28 of them at 0.8 or more, mean 0.927.
 SUITE = {f"t{i:02d}": [1.0] for i in range(18)}
@@ -33,21 +33,21 @@ def assert_all_outputs_agree(verdict: Verdict) -> None:
 
 
 def test_a_mean_rule_is_met_and_names_how_many_tasks_reach_it() -> None:
-    verdict = judge(SUITE, make_rule(min_mean=0.8))
+    verdict = reach_verdict(SUITE, make_rule(min_mean=0.8))
     assert verdict.text.startswith("verdict met beyond noise: mean 0.927 ≥ 0.8 (95% interval ")
     assert verdict.text.endswith("28/31 tasks reach 0.8")
     assert verdict.exit_code == 0
 
 
 def test_the_same_scores_fail_a_rule_about_each_task() -> None:
-    verdict = judge(SUITE, make_rule(min_each=0.8))
+    verdict = reach_verdict(SUITE, make_rule(min_each=0.8))
     assert verdict.exit_code == 1
     assert verdict.text.startswith("verdict not met: each task must reach 0.8: 28/31 tasks do")
 
 
 def test_a_share_rule_counts_tasks() -> None:
-    assert judge(SUITE, make_rule(min_share=0.9, score=0.8)).exit_code == 0
-    assert judge(SUITE, make_rule(min_share=0.91, score=0.8)).exit_code == 1
+    assert reach_verdict(SUITE, make_rule(min_share=0.9, score=0.8)).exit_code == 0
+    assert reach_verdict(SUITE, make_rule(min_share=0.91, score=0.8)).exit_code == 1
 
 
 OPTIONS = {"min_mean": 0.8, "min_share": 0.9, "min_each": 0.8, "min_gain": 0.0, "score": 0.8}
@@ -60,7 +60,9 @@ def test_every_combination_of_options_is_one_rule_or_a_usage_error(names: tuple[
     options = {name: OPTIONS[name] for name in names}
     if names in {("min_mean",), ("min_each",), ("min_share", "score")}:
         for scores, attempted in [(SUITE, 31), (SUITE, 80), ({"a": []}, 1), ({"a": [0.1]}, 1)]:
-            assert_all_outputs_agree(judge(scores, make_rule(**options), n_attempted=attempted))
+            assert_all_outputs_agree(
+                reach_verdict(scores, make_rule(**options), n_attempted=attempted)
+            )
     elif names == ("min_gain",):
         assert make_rule(**options) == VerdictRule("gain", 0.0)
     else:
@@ -75,29 +77,29 @@ def test_numbers_that_mean_nothing_are_usage_errors(options: dict[str, float]) -
 
 
 def test_a_mean_just_over_the_limit_is_met_within_noise() -> None:
-    verdict = judge({f"t{i}": [float(i % 2)] for i in range(20)}, make_rule(min_mean=0.49))
+    verdict = reach_verdict({f"t{i}": [float(i % 2)] for i in range(20)}, make_rule(min_mean=0.49))
     assert verdict.status == "met"
     assert "within noise" in verdict.text
     assert not verdict.is_beyond_noise
 
 
 def test_a_run_in_which_nothing_could_be_scored_is_no_pass() -> None:
-    verdict = judge({"a": [], "b": []}, make_rule(min_mean=-5.0))
+    verdict = reach_verdict({"a": [], "b": []}, make_rule(min_mean=-5.0))
     assert verdict.exit_code == 5
     assert verdict.to_dict()["interval"] is None
     assert "none of 2 task(s) could be scored" in verdict.text
 
 
 def test_too_few_scored_tasks_are_inconclusive_however_good_they_are() -> None:
-    verdict = judge({"a": [1.0]}, make_rule(min_mean=0.5), n_attempted=10)
+    verdict = reach_verdict({"a": [1.0]}, make_rule(min_mean=0.5), n_attempted=10)
     assert verdict.exit_code == 5
     assert "only 1 of 10 tasks could be scored" in verdict.text
 
 
 def test_a_task_without_score_has_not_reached_the_score() -> None:
     scores = {f"t{i}": [1.0] for i in range(9)}
-    assert judge(scores, make_rule(min_each=0.5), n_attempted=10).exit_code == 1
-    assert judge(scores, make_rule(min_share=0.9, score=0.5), n_attempted=10).exit_code == 0
+    assert reach_verdict(scores, make_rule(min_each=0.5), n_attempted=10).exit_code == 1
+    assert reach_verdict(scores, make_rule(min_share=0.9, score=0.5), n_attempted=10).exit_code == 0
 
 
 def test_a_gain_is_met_only_beyond_noise() -> None:
@@ -116,4 +118,4 @@ def test_a_gain_is_met_only_beyond_noise() -> None:
 
 def test_a_rule_about_two_arms_is_not_judged_on_one() -> None:
     with pytest.raises(ValueError, match="judge_gain"):
-        judge(SUITE, VerdictRule("gain", 0.0))
+        reach_verdict(SUITE, VerdictRule("gain", 0.0))

@@ -138,14 +138,20 @@ def _decisions(
     table: OutcomeTable, rows: Any, encoder: Embedder, split: Any, n: int, path: Path
 ) -> dict[str, Any]:
     """Standing of each method's decisions on the test prompts that every model answered."""
-    from tfgrpo.routing.backtest.decisions import Ground, chances, costs_of, curves_of, standing
+    from tfgrpo.routing.backtest.decisions import (
+        BacktestData,
+        chances,
+        costs_of,
+        curves_of,
+        standing,
+    )
     from tfgrpo.routing.backtest.plots import cost_curves
 
     whole = (table.trials > 0).all(axis=1)
     test = np.flatnonzero((split >= 8) & whole)
     if not len(test):
         raise ConfigError("no test prompt has an outcome of every model: decisions need some")
-    ground = Ground(table, rows, encoder, np.flatnonzero(split < 6), test)
+    ground = BacktestData(table, rows, encoder, np.flatnonzero(split < 6), test)
     cost, quality = costs_of(table, test), table.rates[test]
     value = chances(ground, n)
     curves, title = curves_of(value, cost, quality), f"{n} labels a model"

@@ -106,7 +106,7 @@ async def learn_async(
     from tfgrpo.learning.experience_settings import experience_settings
     from tfgrpo.learning.learn_run import LearnRun
     from tfgrpo.learning.loop import Learner
-    from tfgrpo.learning.practising import Practice
+    from tfgrpo.learning.practising import PracticeSampler
     from tfgrpo.learning.progress import QuietView
     from tfgrpo.learning.result import kept_library, make_result, short_result, write_artefact
     from tfgrpo.nudges import check_nudge, make_nudger, named_scheduler, with_scheduler
@@ -154,7 +154,7 @@ async def learn_async(
                 LearnRun(config, splits, settings, store, view),
                 sampler,
                 make_critic(config, settings, roles, practice_sampler, found.practised, splits),
-                Practice(
+                PracticeSampler(
                     config, settings, practice_sampler, splits.practice,
                     traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
                 ),

@@ -33,7 +33,7 @@ from tfgrpo.learning.gatekeeper import Gatekeeper, Look
 from tfgrpo.learning.learn_run import LearnRun
 from tfgrpo.learning.pool import Pool, united
 from tfgrpo.learning.practice import Batch
-from tfgrpo.learning.practising import Practice
+from tfgrpo.learning.practising import PracticeSampler
 from tfgrpo.learning.unverified import UNVERIFIED
 from tfgrpo.learning.version import EMPTY, Version
 from tfgrpo.nudges import Nudger, Recheck, Rolled
@@ -88,7 +88,7 @@ class Learner:
         run: LearnRun,
         sampler: Sampler,
         critic: Proposer,
-        practice: Practice,
+        practice: PracticeSampler,
         *,
         nudger: Nudger | None = None,
     ) -> None:

@@ -24,10 +24,10 @@ from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.sampling import GroupSpec, Sampler
 
-__all__ = ["Practice"]
+__all__ = ["PracticeSampler"]
 
 
-class Practice:
+class PracticeSampler:
     """What a run practises.
 
     Args:

@@ -36,7 +36,7 @@ from tfgrpo.statistics import (
     permutation_p,
 )
 from tfgrpo.statistics import pass_at_k_interval as best_of
-from tfgrpo.statistics.verdict import VerdictRule, judge, judge_gain
+from tfgrpo.statistics.verdict import VerdictRule, judge_gain, reach_verdict
 from tfgrpo.tasks.contamination import LeakReport, find_leaks
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "leaks_of", "summarise"]
@@ -176,7 +176,7 @@ def _verdict(
         if view.newest("final") is not None and not view.outcome.is_kept:
             verdict = verdict.of_nothing_kept()
     else:
-        verdict = judge(arms.get(view.final_arm, {}), rule, **how)
+        verdict = reach_verdict(arms.get(view.final_arm, {}), rule, **how)
     known = view.reward_range
     return (verdict if known is None else verdict.within(known)).to_dict()
 

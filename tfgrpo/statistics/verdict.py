@@ -25,7 +25,7 @@ from tfgrpo.statistics import (
     paired_difference,
 )
 
-__all__ = ["VerdictRule", "Verdict", "judge", "judge_gain", "make_rule"]
+__all__ = ["VerdictRule", "Verdict", "reach_verdict", "judge_gain", "make_rule"]
 
 Status = Literal["met", "not_met", "inconclusive"]
 RuleKind = Literal["mean", "share", "each", "gain"]
@@ -220,7 +220,7 @@ def make_rule(
     return VerdictRule(kinds[named[0]], float(given[named[0]] or 0.0))
 
 
-def judge(
+def reach_verdict(
     scores: Scores,
     rule: VerdictRule,
     *,

@@ -30,7 +30,7 @@ from tests.benchmarks.head_to_head.methods import (
 from tests.benchmarks.head_to_head.rivals import run_rival
 from tests.benchmarks.head_to_head.server import HARD_LIMIT, Bench
 from tests.benchmarks.head_to_head.table import write_page
-from tests.benchmarks.record import record
+from tests.benchmarks.record import RESULTS, commit, record
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.lm import open_lm
 from tfgrpo.statistics import Interval, Scores, mean_interval, paired_difference, seeds_difference
@@ -243,8 +243,13 @@ def parse() -> tuple[Options, bool]:
     parser.add_argument(
         "--learn", type=int, default=24, help="tasks to learn from, and to choose by"
     )
-    parser.add_argument("--budget", type=int, default=30_000, help="learning tokens a seed")
-    parser.add_argument("--deadline", type=float, default=200.0, help="seconds of learning")
+    parser.add_argument("--budget", type=int, default=20_000, help="learning tokens a seed")
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=600.0,
+        help="seconds of learning, past which nothing is waited for",
+    )
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--smoke", action="store_true", help="tiny and not recorded")
@@ -265,6 +270,13 @@ def parse() -> tuple[Options, bool]:
     )  # fmt: skip
 
 
+def kept_rows(families: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the recorded rows of families that this run leaves out."""
+    kept = RESULTS / "head_to_head.json"
+    rows = json.loads(kept.read_text())["rows"] if kept.exists() else []
+    return [r for r in rows if r.get("family") in set(FAMILIES) - set(families)]
+
+
 def main() -> None:
     options, is_smoke = parse()
     # Read when torch is loaded: waiting threads sleep, so that the rivals' own processes on the
@@ -272,9 +284,10 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     started = time.monotonic()
-    rows = [r.to_dict() for r in asyncio.run(compare(options))]
+    at = commit()
+    rows = [r.to_dict() | {"commit": at} for r in asyncio.run(compare(options))]
     figures = {
-        "rows": rows,
+        "rows": rows if is_smoke else kept_rows(options.families) + rows,
         "model": "SmolLM2-135M-Instruct",
         "tests": options.tests,
         "draws": options.draws,

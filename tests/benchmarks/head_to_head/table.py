@@ -24,16 +24,16 @@ _TEXT = """# Head-to-head
 
 Same model ({model}), same actor (temperature 0.7, 24 tokens), same {tests} held-out tasks x
 {draws} draws with the same seeds, at most {budget_tokens:,} learning tokens a seed counted at the
-server and {deadline_s:.0f} s, {learning_tasks} tasks to learn from and choose by. Score is the
-share of right answers; intervals are 95 %, over learning seeds and tasks. Gain is the
-paired difference to no library.
+server (and {deadline_s:.0f} s, meant for what hangs), {learning_tasks} tasks to learn from and
+choose by. Score is the share of right answers; intervals are 95 %, over learning seeds and tasks.
+Gain is the paired difference to no library.
 
 {tables}
 
 * Tokens are prompt and completion tokens of learning, mean over seeds. Voting learns nothing: its
   tokens are what it spends with every pass over the test tasks.
-* Seconds are the wall time of learning, all seeds side by side on two cores. Methods that ask for
-  one long reply after another (reflections, summaries) meet the seconds before the tokens.
+* Seconds are the wall time of learning, all seeds side by side on two cores with other work beside
+  them: they tell an order of magnitude, no more.
 * Every method's actor gets what was learnt in the same form: a system text, and worked examples as
   chat turns. DSPy's and ACE's own answer formats are not used for the actor, because this model
   does not write them; their reflection keeps its own prompts.

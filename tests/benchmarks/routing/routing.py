@@ -31,7 +31,7 @@ from tests.benchmarks.routing.routing_data import (
 )
 from tfgrpo.routing.backtest.backtest import ReplayPlan, ReplayResult, replay
 from tfgrpo.routing.backtest.baselines import RIVALS
-from tfgrpo.routing.backtest.decisions import Ground, chances, costs_of, curves_of, standing
+from tfgrpo.routing.backtest.decisions import BacktestData, chances, costs_of, curves_of, standing
 from tfgrpo.routing.backtest.metrics import bootstrap_gap
 from tfgrpo.routing.backtest.plots import cost_curves, label_curves
 from tfgrpo.routing.estimator.value_model import LAYERS, Layer
@@ -136,7 +136,7 @@ def decisions() -> dict[str, Any]:
     cost, quality = costs_of(table, test), table.rates[test]
     rows, curves = [], {}
     for kind in ("vectors", "vectors+metadata", "metadata"):
-        ground = Ground(table, *features_of(data, kind), train, test)
+        ground = BacktestData(table, *features_of(data, kind), train, test)
         for n, draws in DECIDED.items():
             found = [chances(ground, n, seed=seed) for seed in range(draws)]
             for method, s in standing(found, cost, quality, samples=100).items():

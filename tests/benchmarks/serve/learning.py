@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.benchmarks.record import record
-from tfgrpo.serve.learning.canary import LiveUnit, judge, worth
+from tfgrpo.serve.learning.canary import LiveUnit, live_verdict, worth
 from tfgrpo.serve.settings import CanarySettings
 from tfgrpo.statistics.sequential import EffectTest, Unit, effect_of, looks_level
 
@@ -73,7 +73,7 @@ def agrees(seed: int, settings: CanarySettings) -> bool:
     stream = units(0.2, rng, settings, [len(settings.shares) - 1], 0.5)
     for _ in range(400):
         rows.append(next(stream))
-    verdict = judge(rows, settings, number=1, share_index=len(settings.shares) - 1)
+    verdict = live_verdict(rows, settings, number=1, share_index=len(settings.shares) - 1)
     test = EffectTest(min_difference=settings.min_difference, max_harm=settings.max_harm)
     for unit in rows:
         assert unit.outcome is not None

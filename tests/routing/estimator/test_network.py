@@ -66,14 +66,14 @@ def test_hiding_a_row_equals_leaving_it_out():
 @pytest.mark.real
 def test_numpy_and_torch_compute_the_same():
     torch = pytest.importorskip("torch")
-    from tfgrpo.routing.estimator.train_network import Task, _forward
+    from tfgrpo.routing.estimator.train_network import NetworkTask, _forward
 
     context, queries, cosines = _inputs(40, 9)
     zero = np.zeros(9, np.float32)
     net = load_network()
     ours = net.correct(queries, net.encode(context), cosines)
     weights = {name: torch.from_numpy(a) for name, a in net.weights.items()}
-    theirs = _forward(torch, weights, Task(context, queries, cosines, zero, zero, zero))
+    theirs = _forward(torch, weights, NetworkTask(context, queries, cosines, zero, zero, zero))
     np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-4)
 
 

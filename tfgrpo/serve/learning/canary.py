@@ -25,7 +25,7 @@ from tfgrpo.statistics.sequential import (
     looks_level,
 )
 
-__all__ = ["LiveUnit", "CanaryVerdict", "drift", "judge", "worth"]
+__all__ = ["LiveUnit", "CanaryVerdict", "drift", "live_verdict", "worth"]
 
 Action = Literal["wait", "grow", "promote", "roll_back", "expire"]
 NEXT_SHARE = 3.0
@@ -84,7 +84,7 @@ class CanaryVerdict:
         }
 
 
-def judge(
+def live_verdict(
     units: Sequence[LiveUnit], settings: CanarySettings, *, number: int, share_index: int
 ) -> CanaryVerdict:
     """Return the decision over the closed units of one experiment.

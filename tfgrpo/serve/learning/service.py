@@ -267,7 +267,7 @@ class RouteLearning:
             self.gateway.journal, self.route.name, self.settings.feedback, now=self._clock(),
             experiment=state.experiment,
         )  # fmt: skip
-        verdict = self.verdict = canary.judge(
+        verdict = self.verdict = canary.live_verdict(
             units, settings, number=state.number, share_index=state.share_index
         )
         if verdict.action == "wait":
