@@ -36,6 +36,7 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "tfgrpo report runs/first": (0,),
     "tfgrpo report runs/first --format json": (0,),
     "tfgrpo report runs/first --live": SERVES,
+    "tfgrpo view": SERVES,
     "tfgrpo advise runs/first": (0,),
     "tfgrpo escalate runs/first --dry-run": (0,),
     "tfgrpo escalate runs/first": "not here: trains for minutes; tests/escalate/test_example.py",

@@ -36,7 +36,8 @@ _SCRIPT = """
     return base;
   };
   const luminance = (rgb) => {
-    const [r, g, b] = rgb.map((c) => { c /= 255; return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; });
+    const [r, g, b] = rgb.map((c) => c / 255)
+      .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const found = { smallest: 99, smallest_text: "", fails: [], texts: 0 };
@@ -55,14 +56,16 @@ _SCRIPT = """
     const ink = colour(isDrawn ? style.fill : style.color);
     if (!ink) continue;
     let opacity = 1;
-    for (let e = element; e; e = e.parentElement) opacity *= parseFloat(getComputedStyle(e).opacity);
+    for (let e = element; e; e = e.parentElement)
+      opacity *= parseFloat(getComputedStyle(e).opacity);
     const ground = backdrop(isDrawn ? element.closest("svg").parentElement : element);
     const shown = over({ rgb: ink.rgb, a: ink.a * opacity }, ground);
     const [high, low] = [luminance(shown), luminance(ground)].sort((a, b) => b - a);
     const ratio = (high + 0.05) / (low + 0.05);
     const isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
     const isOff = element.closest("button:disabled");
-    if (!isOff && ratio < (isLarge ? 3 : 4.5)) found.fails.push(ratio.toFixed(2) + " " + text.slice(0, 40));
+    if (!isOff && ratio < (isLarge ? 3 : 4.5))
+      found.fails.push(ratio.toFixed(2) + " " + text.slice(0, 40));
   }
   found.width = document.documentElement.clientWidth;
   found.scroll = document.documentElement.scrollWidth;
