@@ -178,5 +178,6 @@ def test_a_step_says_what_is_left_and_what_keeps_it_from_teaching(
     out = capsys.readouterr().out
     assert "step 1/3:" in out and "about 1 min 30 s left" in out
     assert out.count("100% of the replies were cut at rollout.max_tokens = 16") == 1
-    assert out.count("no group differs in reward") == 1
-    assert "left" not in out.splitlines()[-1]
+    assert out.count("no group differs in reward, so this step moves no weight") == 1
+    assert out.count("so 3 steps in a row move no weight") == 1
+    assert "left" not in next(x for x in out.splitlines() if x.startswith("step 3/3"))

@@ -85,7 +85,10 @@ def not_kept() -> RunView:
         if d.kind != "final"
     ]  # fmt: skip
     final = Decision("final", "", {"version_id": "empty", "reason": "no version was better"})
-    return replace(view, name="nothing-kept", decisions=(*gates, final), instructions="")
+    calls = {"calls": 8, "failed": 0, "cut": 8}
+    step = Decision("step", "0", {"step": 0, "calls": calls, "outcomes": [], "notes": []})
+    decisions = (*gates, step, final)
+    return replace(view, name="nothing-kept", decisions=decisions, instructions="")
 
 
 def unfinished(folder: Path) -> None:
