@@ -5,7 +5,6 @@ Does not know browsers. `tests/report/readable.py` looks at them.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import random
@@ -24,6 +23,7 @@ from tfgrpo.report.served import serve_all, serve_live
 from tfgrpo.report.served.routing import render_routing
 from tfgrpo.report.view import Decision, RunView
 from tfgrpo.routing.backtest.decisions import Standing
+from tfgrpo.runtime.event_loop import run_sync
 from tfgrpo.sampling import Progress
 from tfgrpo.search import CheckedExpander, PlanMemory, SearchSettings, search_tree
 from tfgrpo.search.proposers.lm import LMExpander
@@ -167,8 +167,8 @@ def tree() -> str:
         ScriptedLM(walk, model_id="scripted:walker"), world.specs, form="text",
         describe_tools=False, sampling=Sampling(temperature=0.7, max_tokens=20),
     )  # fmt: skip
-    result = asyncio.run(
-        search_tree(
+    result = run_sync(
+        lambda: search_tree(
             task, CheckedExpander(expander, world.check), world, algorithm="astar", memory=memory,
             context=CONTEXT, settings=SearchSettings(samples=8, execution="eager", merge="any"),
             budget=Budget(expansions=15, calls=60, depth=6),

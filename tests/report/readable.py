@@ -50,7 +50,7 @@ _SCRIPT = """
     const style = getComputedStyle(element);
     let size = parseFloat(style.fontSize);
     const isDrawn = element instanceof SVGElement;
-    if (isDrawn) size *= Math.abs(element.getScreenCTM().d || element.getScreenCTM().a);
+    if (isDrawn) size *= Math.hypot(element.getScreenCTM().a, element.getScreenCTM().b);
     found.texts += 1;
     if (size < found.smallest) { found.smallest = size; found.smallest_text = text.slice(0, 40); }
     const ink = colour(isDrawn ? style.fill : style.color);

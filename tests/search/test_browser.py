@@ -61,7 +61,11 @@ async def test_a_click_shows_a_node_s_cost_by_part(browser: Any, file: Path) -> 
     page, said = await opened(browser, file)
     await page.locator("#drawn g.node", has_text="open(door").click()
     rows = await page.locator("#detail tr").all_text_contents()
-    assert "g10.25" in rows and "h10.50" in rows and "cost of this step0.50" in rows
+    assert (
+        "like plans that worked0.25" in rows
+        and "how far along in plans that worked0.50" in rows
+        and "cost of this step0.50" in rows
+    )
     widths = await page.locator("#detail .part").evaluate_all("x => x.map(e => e.offsetWidth)")
     assert widths == [15, 30]  # 60 pixels for 1
     assert await page.locator('g.node[aria-pressed="true"]').count() == 1

@@ -163,7 +163,7 @@ def _decisions(
     from tfgrpo.routing.backtest.metrics import hull
 
     points = {name: list(zip(*hull(c.cost, c.quality), strict=True)) for name, c in curves.items()}
-    singles = zip(table.models, cost.mean(axis=0), quality.mean(axis=0), strict=True)
+    singles = zip(table.model_names, cost.mean(axis=0), quality.mean(axis=0), strict=True)
     page = render_routing(f"Routing with {title}", points, list(singles), stands)
     write_for_people(path, page)
     return stands

@@ -1,6 +1,6 @@
 """Every page that a person meets, in light, dark and on 400 pixels: measured, and kept as pictures.
 
-Run: python -m tests.benchmarks.users.pages
+Run: python -m tests.benchmarks.users.pages [--dry] [PAGE…]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ _HIGHEST = 2200
 """Pixels of a page that are kept; what comes below looks alike."""
 
 
-async def look(folder: Path) -> dict[str, dict[str, Reading]]:
-    """Open every page in every mode; keeps a picture of each."""
+async def look(folder: Path, only: Sequence[str] = ()) -> dict[str, dict[str, Reading]]:
+    """Open every page, or some, in every mode; keeps a picture of each."""
     from playwright.async_api import async_playwright
 
     found: dict[str, dict[str, Reading]] = {}
@@ -35,6 +36,8 @@ async def look(folder: Path) -> dict[str, dict[str, Reading]]:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             for name, address in addresses.items():
+                if only and name not in only:
+                    continue
                 found[name] = {}
                 for mode, options in MODES.items():
                     found[name][mode] = await _look(browser, address, f"{name}-{mode}", options)
@@ -63,7 +66,7 @@ def _keep(picture: bytes, path: Path) -> None:
     with Image.open(io.BytesIO(picture)) as whole:
         top = whole.crop((0, 0, whole.width, min(whole.height, _HIGHEST))).convert("RGB")
         path.parent.mkdir(parents=True, exist_ok=True)
-        top.quantize(48).save(path, optimize=True)
+        top.quantize(200).save(path, optimize=True)
 
 
 def figures_of(found: dict[str, dict[str, Reading]]) -> dict[str, Any]:
@@ -90,8 +93,9 @@ def figures_of(found: dict[str, dict[str, Reading]]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="tfgrpo-pages-") as place:
-        result = figures_of(asyncio.run(look(Path(place))))
-    if "--dry" in sys.argv:
+        some = [name for name in sys.argv[1:] if name != "--dry"]
+        result = figures_of(asyncio.run(look(Path(place), some)))
+    if "--dry" in sys.argv or some:
         print(json.dumps(result, indent=1))
     else:
         record("pages", result, "python -m tests.benchmarks.users.pages")

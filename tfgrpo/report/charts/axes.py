@@ -168,6 +168,7 @@ def canvas(
 
         def finish() -> str:
             out = io.StringIO()
+            figure.draw_without_rendering()  # other ticks may fit then, and their labels need room
             figure.savefig(out, format="svg", metadata={"Date": None})
             return _themed(out.getvalue(), title, salt)
 

@@ -44,7 +44,7 @@ def curve(s: Mapping[str, Any]) -> Html:
     if len(s["paid"]) > 1:
         chart = charts.reward_by_tokens(s["paid"])
         cards.append(chart_card("Reward against tokens spent", chart))
-    return h("div", cards or h("p", "No steps yet.", class_="note"), class_="grid")
+    return h("div", cards or h("p", "No steps yet.", class_="note"), class_="pictures")
 
 
 def nudge(s: Mapping[str, Any]) -> Html | None:

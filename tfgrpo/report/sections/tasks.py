@@ -35,7 +35,7 @@ def tasks(s: Mapping[str, Any]) -> Html:
     listed = table([*heads, "attempts"], rows, numbers_from=len(heads) - 3)
     return h(
         "div",
-        _pictures(s),
+        h("div", _pictures(s), class_="pictures"),
         h(
             "details",
             h("summary", f"All {len(rows)} test tasks, the largest loss first"),
@@ -43,7 +43,7 @@ def tasks(s: Mapping[str, Any]) -> Html:
             class_="card",
             open=len(rows) <= 60,
         ),
-        class_="grid",
+        class_="grid wide",
     )
 
 

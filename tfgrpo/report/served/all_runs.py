@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote, unquote
 
+from tfgrpo.diagnosis.progress import read_progress
 from tfgrpo.errors import StoreError
 from tfgrpo.report import charts
 from tfgrpo.report.html import Child, Html, h
@@ -201,7 +202,7 @@ def _row(found: Found) -> list[Child]:
 def _cells(found: Found) -> tuple[str, Child, str]:
     if found.kind == "run":
         try:
-            return _run_cells(run_row(found.path))
+            return _run_cells(run_row(found.path), read_progress(found.path))
         except StoreError as exc:
             return "–", h("span", str(exc), class_="bad"), "–"
     when = when_words(found.path.stat().st_mtime)
@@ -216,11 +217,16 @@ def _cells(found: Found) -> tuple[str, Child, str]:
     return when, "a tree" if found.kind == "search" else "cost against quality", "–"
 
 
-def _run_cells(row: Mapping[str, Any]) -> tuple[str, Child, str]:
+def _run_cells(
+    row: Mapping[str, Any], progress: Mapping[str, Any] | None
+) -> tuple[str, Child, str]:
     if "error" in row:
         return "–", h("span", row["error"], class_="bad"), "–"
     state = row["state"] or "evaluated or drawn"
+    if progress is not None and not progress["ended"] and not progress["is_quiet"]:
+        state = f"running: {progress['stages'][-1]['stage']}" if progress["stages"] else "running"
     kind = {"kept": "good", "not ended": "accent"}.get(row["state"], "")
+    kind = "accent" if state.startswith("running") else kind
     gain = "" if row["gain"] is None else f" gain {row['gain']:+.3f}"
     money = "price unknown" if row["cost_usd"] is None else f"${row['cost_usd']:.4f}"
     return row["changed"], [tag(state, kind), gain], f"{row['calls']:,} calls, {money}"

@@ -188,7 +188,7 @@ def _curves(view: TrainingView) -> Html:
             cards.append(chart_card(title, charts.lines(title, series, share=share), note))
     if not cards:
         return h("p", "The curves come with the first step.", class_="note")
-    return h("div", cards, class_="grid")
+    return h("div", cards, class_="pictures")
 
 
 def _points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[int, float]]:
