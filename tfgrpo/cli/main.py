@@ -56,6 +56,7 @@ _LAZY = {
     "search": ("tfgrpo.cli.search", "search_command", "Search tool plans."),
     "train": ("tfgrpo.cli.train", "train", "Train a model on groups."),
     "escalate": ("tfgrpo.cli.escalate", "escalate", "Train on what a run found; compare."),
+    "handover": ("tfgrpo.cli.handover", "handover", "Write a run for another trainer."),
 }
 
 

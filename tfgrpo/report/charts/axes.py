@@ -165,10 +165,10 @@ def canvas(
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(_WIDTH_IN, height_in), layout="constrained")
         axes = figure.subplots()
+        axes.locator_params(nbins=5)  # few ticks: room for their labels is measured once
 
         def finish() -> str:
             out = io.StringIO()
-            figure.draw_without_rendering()  # other ticks may fit then, and their labels need room
             figure.savefig(out, format="svg", metadata={"Date": None})
             return _themed(out.getvalue(), title, salt)
 
