@@ -1,5 +1,7 @@
 """Every page that a person meets, in light, dark and on 400 pixels: measured, and kept as pictures.
 
+The figures are written before the pictures, which are files of the repository.
+
 Run: python -m tests.benchmarks.users.pages [--dry] [PAGE…]
 """
 
@@ -25,11 +27,15 @@ _HIGHEST = 2200
 """Pixels of a page that are kept; what comes below looks alike."""
 
 
-async def look(folder: Path, only: Sequence[str] = ()) -> dict[str, dict[str, Reading]]:
-    """Open every page, or some, in every mode; keeps a picture of each."""
+Looked = dict[str, dict[str, tuple[Reading, bytes]]]
+"""By page and mode: what was measured, and a picture."""
+
+
+async def look(folder: Path, only: Sequence[str] = ()) -> Looked:
+    """Open every page, or some, in every mode."""
     from playwright.async_api import async_playwright
 
-    found: dict[str, dict[str, Reading]] = {}
+    found: Looked = {}
     with pages(folder) as addresses:
         async with async_playwright() as playwright:
             browser = await playwright.chromium.launch(
@@ -40,23 +46,24 @@ async def look(folder: Path, only: Sequence[str] = ()) -> dict[str, dict[str, Re
                     continue
                 found[name] = {}
                 for mode, options in MODES.items():
-                    found[name][mode] = await _look(browser, address, f"{name}-{mode}", options)
+                    found[name][mode] = await _look(browser, address, name == "live", options)
             await browser.close()
     return found
 
 
-async def _look(browser: Any, address: str, name: str, options: dict[str, Any]) -> Reading:
+async def _look(
+    browser: Any, address: str, is_live: bool, options: dict[str, Any]
+) -> tuple[Reading, bytes]:
     context = await browser.new_context(**options)
     page = await context.new_page()
     await page.goto(address)
     await page.wait_for_selector("html[data-ready=yes]")
-    if "live" in name:
+    if is_live:
         await page.wait_for_selector("html[data-followed=yes]")
     picture = await page.screenshot(full_page=True)
     reading = await read_page(page)
     await context.close()
-    _keep(picture, SHOTS / f"{name}.png")
-    return reading
+    return reading, picture
 
 
 def _keep(picture: bytes, path: Path) -> None:
@@ -69,9 +76,9 @@ def _keep(picture: bytes, path: Path) -> None:
         top.quantize(200).save(path, optimize=True)
 
 
-def figures_of(found: dict[str, dict[str, Reading]]) -> dict[str, Any]:
+def figures_of(found: Looked) -> dict[str, Any]:
     """Return the figures: the worst over all pages and modes, and where."""
-    rows = [(f"{n} {m}", r) for n, modes in found.items() for m, r in modes.items()]
+    rows = [(f"{n} {m}", r) for n, modes in found.items() for m, (r, _) in modes.items()]
     smallest = min(rows, key=lambda row: row[1].min_font_px)
     return {
         "pages": len(found),
@@ -91,11 +98,20 @@ def figures_of(found: dict[str, dict[str, Reading]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure all pages, or those named; record, and keep the pictures."""
+    some = [name for name in sys.argv[1:] if name != "--dry"]
     with tempfile.TemporaryDirectory(prefix="tfgrpo-pages-") as place:
-        some = [name for name in sys.argv[1:] if name != "--dry"]
-        result = figures_of(asyncio.run(look(Path(place), some)))
+        looked = asyncio.run(look(Path(place), some))
+    result = figures_of(looked)
     if "--dry" in sys.argv or some:
         print(json.dumps(result, indent=1))
     else:
         record("pages", result, "python -m tests.benchmarks.users.pages")
+    for name, modes in looked.items():
+        for mode, (_, picture) in modes.items():
+            _keep(picture, SHOTS / f"{name}-{mode}.png")
+
+
+if __name__ == "__main__":
+    main()
