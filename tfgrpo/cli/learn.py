@@ -48,10 +48,15 @@ def learn(
     set_: Override = None,
     as_json: AsJson = False,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Forecast calls, tokens and money; call nothing.")
+        bool,
+        typer.Option("--dry-run", help="Forecast calls, money and time; call nothing."),
     ] = False,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Changed settings: a new run that reuses what fits.")
+        bool,
+        typer.Option(
+            "--fork",
+            help="After changed settings: a new run, with what still fits.",
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     ui: Annotated[
@@ -132,7 +137,9 @@ def evaluate(
     config: ConfigPath,
     library: Annotated[Path, typer.Argument(help="A run, an artefact's folder or library.json.")],
     set_: Override = None,
-    group_size: Annotated[int, typer.Option(help="Draws a task and arm.", min=1)] = 4,
+    group_size: Annotated[
+        int, typer.Option(help="Attempts at each task, with and without the library.", min=1)
+    ] = 4,
     split: Annotated[
         Split, typer.Option(help="Tasks to score; untaught leaves out what taught the library.")
     ] = Split.untaught,
@@ -140,7 +147,11 @@ def evaluate(
         Path | None, typer.Option(help="The evaluation's own run; default run.folder + -eval.")
     ] = None,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Changed settings: a new run that reuses what fits.")
+        bool,
+        typer.Option(
+            "--fork",
+            help="After changed settings: a new run, with what still fits.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -23,7 +23,7 @@ from tfgrpo.report.view import load_view
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.statistics.verdict import VerdictRule, make_rule
-from tfgrpo.store.postgres.places import place_of
+from tfgrpo.store.postgres.places import is_run, place_of
 
 if TYPE_CHECKING:
     from tfgrpo.report.served import LiveServer
@@ -84,6 +84,9 @@ def report(
     if live:
         _serve(run, port)
         return
+    if _is_training(run):
+        _report_training(run, out, format)
+        return
     rule = None if asked == _NO_VERDICT else make_rule(**asdict(asked))
     text, verdict = _render(run, format, rule, level)
     target = out or (place_of(run).folder / "report.html" if format is Format.html else Path("-"))
@@ -127,6 +130,11 @@ def advise(
     """Say which lever pays next, from the groups already paid for."""
     if not 0 < level < 1:
         raise ConfigError(f"--level {level!r} is no probability: give one such as 0.9")
+    if _is_training(run):
+        raise ConfigError(
+            f"{str(run)!r} is a training run, on which no lever is ranked: tfgrpo report {run} "
+            "writes its page"
+        )
     found_view = load_view(run, shown=0)
     found = advise_on(found_view, level=level)
     if as_json:
@@ -162,6 +170,28 @@ def _render(
     from tfgrpo.report.page import render_page
 
     return render_page(view, summary), verdict
+
+
+def _is_training(run: Path) -> bool:
+    return not is_run(run) and (run / "metrics.jsonl").exists()
+
+
+def _report_training(run: Path, out: Path | None, format: Format) -> None:
+    """Write the page of a training run, which has no other form."""
+    if format is not Format.html:
+        raise ConfigError(
+            f"{str(run)!r} is a training run: it has a page, and its figures are the JSON lines of "
+            "metrics.jsonl; leave --format out"
+        )
+    from tfgrpo.report.served.training import load_training, render_training
+
+    page = render_training(load_training(run))
+    if str(out) == "-":
+        sys.stdout.write(printable(page))
+        return
+    target = out or run / "report.html"
+    _write(target, page)
+    typer.echo(str(target))
 
 
 def _write(target: Path, text: str) -> None:

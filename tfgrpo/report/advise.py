@@ -113,8 +113,8 @@ def _experience(groups: Sequence[GroupFigures], level: float, seed: int) -> Advi
         "experience",
         "more experience: another step of practice",
         f"the newest proposal (step {last}) moved the gate tasks by {gain or 'nothing known'}; "
-        f"attempts differed in {mixed:.0%} of the practice groups, and {taught:.0%} can teach, by a "
-        "reference at least",
+        f"attempts differed in {mixed:.0%} of the practice groups, and {taught:.0%} can teach, by "
+        "a reference at least",
         "measured" if gain else "unknown",
         gain,
         cost,

@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[3]
 SHOTS = ROOT / "docs" / "screenshots"
 _HIGHEST = 2200
 """Pixels of a page that are kept; what comes below looks alike."""
+_TOP = 900
+"""Pixels of the pictures that pages of the documentation show."""
 
 
 Looked = dict[str, dict[str, tuple[Reading, bytes]]]
@@ -66,12 +68,12 @@ async def _look(
     return reading, picture
 
 
-def _keep(picture: bytes, path: Path) -> None:
+def _keep(picture: bytes, path: Path, height: int = _HIGHEST) -> None:
     """Write a picture with few colours, so that it stays small."""
     from PIL import Image
 
     with Image.open(io.BytesIO(picture)) as whole:
-        top = whole.crop((0, 0, whole.width, min(whole.height, _HIGHEST))).convert("RGB")
+        top = whole.crop((0, 0, whole.width, min(whole.height, height))).convert("RGB")
         path.parent.mkdir(parents=True, exist_ok=True)
         top.quantize(200).save(path, optimize=True)
 
@@ -111,6 +113,8 @@ def main() -> None:
     for name, modes in looked.items():
         for mode, (_, picture) in modes.items():
             _keep(picture, SHOTS / f"{name}-{mode}.png")
+            if mode == "light":
+                _keep(picture, SHOTS / f"{name}-top.png", _TOP)
 
 
 if __name__ == "__main__":
