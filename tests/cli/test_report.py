@@ -164,3 +164,33 @@ def test_view_says_which_folder_is_missing(
 ) -> None:
     code, _, err = call(capsys, "view", str(tmp_path / "nowhere"))
     assert code == 2 and "there is no folder" in err and "tfgrpo learn" in err
+
+
+@pytest.mark.parametrize(("at_terminal", "waits"), [(True, 1), (False, 0)])
+def test_the_page_of_a_run_stays_until_ctrl_c_where_somebody_can_press_it(
+    at_terminal: bool,
+    waits: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tfgrpo.cli.learn import _stay
+
+    done: list[str] = []
+
+    class Server:
+        url = "http://127.0.0.1:1/token/"
+
+        def __enter__(self) -> Server:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            done.append("closed")
+
+        def wait(self) -> None:
+            done.append("waited")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_terminal, raising=False)
+    _stay(Server())  # type: ignore[arg-type]
+    assert done == ["waited"] * waits + ["closed"]
+    assert ("stays at http" if at_terminal else "tfgrpo view") in capsys.readouterr().err
