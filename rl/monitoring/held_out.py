@@ -54,7 +54,7 @@ class HeldOutLog:
         self,
         step: int,
         scores: Mapping[str, Sequence[float]],
-        reward_range: tuple[float | None, float | None] | None,
+        reward_range: tuple[float, float],
     ) -> dict[str, Any]:
         """Keep the scores of a step; return what they say: mean, interval, change since before."""
         found = mean_interval(scores).within(reward_range)

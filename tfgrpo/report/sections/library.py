@@ -77,9 +77,8 @@ def _claim(entry: Mapping[str, Any]) -> list[Child]:
 
 
 def _trust(entry: Mapping[str, Any]) -> str:
-    return {"model": "by the critic", "user": "by a person", "import": "imported"}.get(
-        entry["trust"], entry["trust"]
-    )
+    words = {"model": "by the critic", "user": "by a person", "import": "imported"}
+    return words.get(entry["trust"], str(entry["trust"]))
 
 
 def _effect(entry: Mapping[str, Any]) -> Mapping[str, Any] | None:
