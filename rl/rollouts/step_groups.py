@@ -95,6 +95,8 @@ class _Tally:
     rounds: int = 0
     full: int = 0
     """Informative groups kept, of all processes."""
+    asked: int = 0
+    """Rollouts drawn, of all processes."""
     is_graded: bool = False
 
     def add(
@@ -187,7 +189,8 @@ class StepSampler:
         wanted, most = self._curriculum.tasks_per_step, self._config.curriculum.max_resample_rounds
         tally = _Tally()
         while tally.rounds < most and tally.full < wanted:
-            size = _next_size(wanted, tally.full, len(tally.taken))
+            rolled = tally.asked / self._config.rollout.group_size
+            size = _next_size(wanted, tally.full, rolled)
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
@@ -211,6 +214,7 @@ class StepSampler:
         A group grows where it was begun; new ones are dealt out among the processes.
         """
         everyone = list(draws)
+        tally.asked += sum(d.size for d in draws)
         mine = self._make(everyone[self._rank :: self._world], seed)
         beside = self._noted(tally)
         outcomes = self._share(everyone, mine)
@@ -219,6 +223,7 @@ class StepSampler:
             more := self._curriculum.more((o.task_id, o.unaided) for o in outcomes)
         ):
             turn += 1
+            tally.asked += sum(d.size for d in more)
             known = {d.task.task_id for d in everyone}
             new = [d for d in more if d.task.task_id not in known]
             held = {g.task.task_id for g in mine}
@@ -317,8 +322,11 @@ def _unaided(group: RolloutGroup) -> tuple[float, ...]:
     return tuple(r.score.reward for r in group.graded if r.score and not is_hinted(r))
 
 
-def _next_size(wanted: int, full: int, rolled: int) -> int:
-    """Tasks of the next round: what is missing, over the share of mixed groups seen so far."""
+def _next_size(wanted: int, full: int, rolled: float) -> int:
+    """Tasks of the next round: what is missing, over the share of mixed groups seen so far.
+
+    `rolled` is in rollouts of a whole group: groups that were stopped early count as their part.
+    """
     if not rolled:
         return wanted
     return min(wanted, math.ceil((wanted - full) / max(full / rolled, 0.25)))
