@@ -77,7 +77,7 @@ def _claim(entry: Mapping[str, Any]) -> list[Child]:
 
 
 def _trust(entry: Mapping[str, Any]) -> str:
-    words = {"model": "by the critic", "user": "by a person", "import": "imported"}
+    words = {"model": "by a model", "human": "by a person", "third_party": "by a stranger"}
     return words.get(entry["trust"], str(entry["trust"]))
 
 
