@@ -27,6 +27,8 @@ class Finding:
     """`path::name` of the test that holds the mending."""
     left: str = ""
     """Why it was not mended; empty where it was."""
+    rest: str = ""
+    """What of a mended one is still open, and why."""
 
     @property
     def is_mended(self) -> bool:
@@ -72,6 +74,7 @@ if __name__ == "__main__":
         "findings": len(table),
         "mended": sum(r.is_mended for r in table),
         "left_with_reason": len(left),
+        "with_a_rest": {str(r.number): r.rest for r in table if r.rest},
         "left": {str(r.number): f"{r.title}: {r.left}" for r in left},
     }
     record("users", figures, "python -m tests.benchmarks.users.findings")
