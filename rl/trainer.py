@@ -183,6 +183,7 @@ class Trainer:
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
         self._samples: MetricsLog | None = None
+        self._has_told_size = False
         asked = [[t.to_dict() for t in held_out], run.evaluate_draws, run.evaluate_temperature]
         self._scores = HeldOutLog(
             self._folder / "evaluations.jsonl", digest(asked, 16), writes=self._rank == 0
@@ -347,7 +348,7 @@ class Trainer:
             "replay": self._replay.state_dict() if self._replay is not None else {},
             "config": self.config.to_json(),
         }
-        return run_state.save(
+        kept = run_state.save(
             self._folder / "checkpoints",
             self.step_number,
             self.optimiser,
@@ -356,6 +357,14 @@ class Trainer:
             keep=self.config.run.keep,
             moments=self.config.run.save_optimiser,
         )
+        if not self._rank and not self._has_told_size:
+            self._has_told_size = True
+            size = sum(f.stat().st_size for f in kept.rglob("*") if f.is_file())
+            log.info(
+                "a checkpoint takes %.1f MB, and %d are kept; run.save_optimiser = false leaves the "
+                "optimiser's state out", size / 1e6, self.config.run.keep,
+            )  # fmt: skip
+        return kept
 
     @property
     def origin(self) -> Origin:

@@ -87,10 +87,13 @@ def test_a_checkpoint_without_optimiser_state_is_smaller_and_goes_on(tmp_path, c
         folder = tmp_path / str(keeps)
         config = tiny_config(folder, run={"save_optimiser": keeps})
         trainer = make(config)
-        trainer.train()
+        with caplog.at_level("INFO", "tfgrpo.rl.trainer"):
+            trainer.train()
         (*_, newest) = checkpoint.found(folder / "checkpoints")
         sizes.append((newest / checkpoint.OPTIMISER).stat().st_size)
     assert sizes[1] < 0.5 * sizes[0]
+    told = [r.getMessage() for r in caplog.records if "a checkpoint takes" in r.getMessage()]
+    assert len(told) == 2 and all("2 are kept" in words for words in told)  # once for each run
     longer = make(tiny_config(folder, run={"save_optimiser": False}, optimiser={"steps": 6}))
     with caplog.at_level("WARNING"):
         assert longer.resume() and longer.step_number == 4

@@ -6,6 +6,7 @@ works; prints one line per step and one verdict. Source: own.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,7 @@ def train(
     from tfgrpo import rl
     from tfgrpo.rl import distributed
 
+    logging.getLogger("tfgrpo.rl.trainer").setLevel(logging.INFO)  # the size of a checkpoint
     add_module_folder(config.parent)
     settings = rl.TrainConfig.from_toml(config, overrides or [])
     rank, processes = distributed.start()
