@@ -361,8 +361,8 @@ class Trainer:
             self._has_told_size = True
             size = sum(f.stat().st_size for f in kept.rglob("*") if f.is_file())
             log.info(
-                "a checkpoint takes %.1f MB, and %d are kept; run.save_optimiser = false leaves the "
-                "optimiser's state out", size / 1e6, self.config.run.keep,
+                "a checkpoint takes %.1f MB, and %d are kept; run.save_optimiser = false leaves "
+                "the optimiser's state out", size / 1e6, self.config.run.keep,
             )  # fmt: skip
         return kept
 
