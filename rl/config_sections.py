@@ -16,6 +16,11 @@ class ModelConfig(Section):
 
     lm: str = "local:smollm2-135m"
     """`local:smollm2-135m`, `local:PATH` or `local:ORG/NAME`."""
+    hub_id: str = ""
+    """ORG/NAME of the starting model on the hub, for the card and the adapters; found by itself for
+    the embedded model and for `local:ORG/NAME`."""
+    licence: str = ""
+    """Licence of the starting model, for the card; found by itself for the embedded model."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Type of the weights that run; None is bfloat16 where the device multiplies it."""
     device: str | None = None
@@ -287,8 +292,13 @@ class TrainRunConfig(Section):
     """Steps between checkpoints."""
     keep: int = Field(default=2, ge=1)
     """Checkpoints kept."""
+    save_optimiser: bool = True
+    """Keep the optimiser's state in checkpoints; without it they take half the place, and a resumed
+    run starts the optimiser anew."""
     evaluate_every: int = Field(default=0, ge=0)
     """Steps between held-out evaluations; 0 evaluates at the end only."""
+    evaluate_before: bool = True
+    """Score the held-out tasks before the first step, too: the gain of training is known then."""
     evaluate_draws: int = Field(default=1, ge=1)
     """Draws a held-out task."""
     evaluate_temperature: float = Field(default=0.0, ge=0)
@@ -299,3 +309,9 @@ class TrainRunConfig(Section):
     """Also write TensorBoard scalars into the folder."""
     tracker: Literal["", "wandb", "trackio"] = ""
     """Also report to Weights & Biases or trackio."""
+    keep_samples: int = Field(default=2, ge=0)
+    """Groups of each step whose replies are kept for `tfgrpo view`."""
+    push_to_hub: str = ""
+    """ORG/NAME to upload the trained model to; the token is the one of `hf auth login`."""
+    hub_private: bool = True
+    """The uploaded repository is private."""

@@ -25,11 +25,13 @@ from tfgrpo.protocols import (
     Verifier,
 )
 from tfgrpo.rl import distributed, run_state
+from tfgrpo.rl.checkpoints.hub import Origin, origin_of
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, check_asked, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.requirements import needs_of, remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.guards import Determinism, check_parts, check_tasks, explain_out_of_memory
+from tfgrpo.rl.monitoring.held_out import HeldOutLog, sample_row
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
     Sink,
@@ -60,7 +62,7 @@ from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
 from tfgrpo.rl.update.updater import Updater, UpdateReport
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.canonical import derive_seed, digest
 
 __all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
@@ -172,6 +174,7 @@ class Trainer:
         self.optimiser = self.updater.optimiser
         self.generator = parts.sampler or own_generator(config, model, self.updater.weights.spare())
         self._counted = CountingGenerator(self.generator)
+        self._reward_range = verifier.reward_range
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
         self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
@@ -200,6 +203,12 @@ class Trainer:
         )
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
+        self._samples: MetricsLog | None = None
+        self._has_told_size = False
+        asked = [[t.to_dict() for t in held_out], run.evaluate_draws, run.evaluate_temperature]
+        self._scores = HeldOutLog(
+            self._folder / "evaluations.jsonl", digest(asked, 16), writes=self._rank == 0
+        )
 
     def _sight(self) -> Sight:
         """How a strategy looks at distributions."""
@@ -213,7 +222,8 @@ class Trainer:
     def train(self, on_step: Callable[[StepReport], None] | None = None) -> dict[str, Any]:
         """Run to the last step, resuming the newest checkpoint of the run folder.
 
-        Returns the last held-out evaluation, or an empty record without held-out tasks.
+        Returns the last held-out evaluation with the one before training, or an empty record
+        without held-out tasks. A run that has ended is not evaluated again.
 
         Raises:
             ConfigError: settings, a mismatch of log-probs, memory.
@@ -224,20 +234,27 @@ class Trainer:
         self.updater.sync()
         last: dict[str, Any] = {}
         total = self.config.optimiser.steps
+        if self._held_out and self.config.run.evaluate_before and not self.step_number:
+            self._evaluated()
         while self.step_number < total:
             report = self.step()
             every = self.config.run.evaluate_every
             if self._held_out and every and self.step_number % every == 0:
-                last = self.evaluate()
-                report.figures |= {f"held_out_{k}": v for k, v in last.items()}
+                last = self._evaluated()
+                numbers = {k: v for k, v in last.items() if not isinstance(v, dict)}
+                report.figures |= {f"held_out_{k}": v for k, v in numbers.items()}
             self._write(report)
             if on_step is not None:
                 on_step(report)
             if self.step_number % self.config.run.save_every == 0 or self.step_number == total:
                 self.save()
         if self._held_out and not last:
-            last = self.evaluate()
+            last = self._evaluated()
         return last
+
+    def _evaluated(self) -> dict[str, Any]:
+        """What this step is worth, from the file where it was scored before."""
+        return self._scores.of_step(self.step_number) or self.evaluate()
 
     def step(self) -> StepReport:
         """Make groups, update the weights once a batch, and return the figures."""
@@ -301,9 +318,8 @@ class Trainer:
         return [], UpdateReport()
 
     def evaluate(self) -> dict[str, Any]:
-        """Ask the held-out tasks without hints; mean reward with an interval over tasks."""
-        from tfgrpo.statistics import mean_interval
-
+        """Ask the held-out tasks without hints; mean reward with an interval over tasks, and the
+        change since before training where that was scored."""
         run = self.config.run
         sampling = replace(train_sampling(self.config), temperature=run.evaluate_temperature)
         mine = self._held_out[self._rank :: self._world]
@@ -321,14 +337,7 @@ class Trainer:
             scores |= part
         if not scores:
             raise VerifierError(f"none of {len(self._held_out)} held-out tasks could be graded")
-        found = mean_interval(scores)
-        return {
-            "mean": found.estimate,
-            "low": found.low,
-            "high": found.high,
-            "tasks": len(scores),
-            "step": self.step_number,
-        }
+        return self._scores.add(self.step_number, scores, self._reward_range)
 
     def _reliance(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         found = hint_reliance(
@@ -343,11 +352,16 @@ class Trainer:
     def _write(self, report: StepReport) -> None:
         if self._rank:
             return
+        done, run = self.step_number - 1, self.config.run
         if self._log is None:
-            self._log = MetricsLog(
-                self._folder / "metrics.jsonl", self.step_number - 1, self._sinks
-            )
+            self._log = MetricsLog(self._folder / "metrics.jsonl", done, self._sinks)
+            self._samples = MetricsLog(self._folder / "samples.jsonl", done, {})
         self._log.write(report.step, report.figures)
+        if self._samples is not None:
+            groups = sample_row(report.groups, run.keep_samples)
+            self._samples.write(
+                report.step, {"groups": groups, "of_steps": self.config.optimiser.steps}
+            )
 
     def save(self) -> Path:
         """Write a checkpoint of this step and return its folder.
@@ -364,21 +378,36 @@ class Trainer:
             **{name: part.state_dict() for name, part in self._stores.items() if part is not None},
             "config": self.config.to_json(),
         }
-        return run_state.save(
+        kept = run_state.save(
             self._folder / "checkpoints",
             self.step_number,
             self.optimiser,
             state,
             self.export,
             keep=self.config.run.keep,
+            moments=self.config.run.save_optimiser,
         )
+        if not self._rank and not self._has_told_size:
+            self._has_told_size = True
+            size = sum(f.stat().st_size for f in kept.rglob("*") if f.is_file())
+            log.info(
+                "a checkpoint takes %.1f MB, and %d are kept; run.save_optimiser = false leaves "
+                "the optimiser's state out", size / 1e6, self.config.run.keep,
+            )  # fmt: skip
+        return kept
+
+    @property
+    def origin(self) -> Origin:
+        """The model that training started from, as the hub names it."""
+        given = self.config.model
+        return origin_of(self._model.name, hub_id=given.hub_id, licence=given.licence)
 
     def export(self, folder: Path) -> None:
         """Write the model (and adapters) in Hugging Face form into an existing folder."""
         if isinstance(self.updater.weights, LoraWeights):
             from tfgrpo.rl.checkpoints.export import write_adapters
 
-            write_adapters(folder, self.updater.weights, self._model.name)
+            write_adapters(folder, self.updater.weights, self.origin.hub_id or self._model.name)
         write_model(folder, self._model)
 
     def resume(self) -> bool:

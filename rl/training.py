@@ -14,6 +14,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
+from tfgrpo.rl.checkpoints.hub import push
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.config_sections import TrainRunConfig
@@ -39,8 +40,10 @@ class TrainResult:
     model: Path
     """Folder of the trained model, in Hugging Face form."""
     evaluation: Mapping[str, Any] = field(default_factory=dict)
-    """Held-out mean reward with its interval: `mean`, `low`, `high`, `tasks`, `step`; empty without
-    held-out tasks."""
+    """Held-out mean reward with its interval: `mean`, `low`, `high`, `tasks`, `step`, and where it
+    was scored `before` training and the `gain`; empty without held-out tasks."""
+    pushed: str = ""
+    """Address on the hub, where it was uploaded."""
 
 
 def train(
@@ -104,11 +107,14 @@ def _train(
     trainer = Trainer(config, model, tasks, verifier, held_out=held_out, hints=hints, parts=parts)
     evaluation = trainer.train(on_step)
     folder = Path(config.run.folder) / "model"
+    pushed = ""
     if distributed.world()[0] == 0:
         folder.mkdir(parents=True, exist_ok=True)
         trainer.export(folder)
-        write_card(folder, base_model=model.name, config=config.to_json(), evaluation=evaluation)
-    return TrainResult(trainer.step_number, folder, evaluation)
+        write_card(folder, origin=trainer.origin, config=config.to_json(), evaluation=evaluation)
+        if config.run.push_to_hub:
+            pushed = push(folder, config.run.push_to_hub, private=config.run.hub_private)
+    return TrainResult(trainer.step_number, folder, evaluation, pushed)
 
 
 def saved_groups(config: TrainConfig, model: LoadedModel) -> SavedGroups:

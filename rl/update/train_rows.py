@@ -30,10 +30,10 @@ from tfgrpo.rl.update.row_features import (
     FeatureSources,
     Graded,
     RowFeatures,
-    TextOf,
     batch_of,
     collect,
 )
+from tfgrpo.rl.update.token_marks import TextOf
 from tfgrpo.rl.update.token_stats import Measured, Tokens, measure_rows
 from tfgrpo.rollout import RolloutGroup
 

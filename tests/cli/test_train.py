@@ -83,7 +83,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
     whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=PATIENCE_S)
     assert whole.returncode == 0
-    assert "held-out mean reward" in whole.stdout and "step 6:" in whole.stdout
+    assert "held-out mean reward" in whole.stdout and "step 6/6:" in whole.stdout
 
     config = write_run(tmp_path, "cut")
     process = subprocess.Popen(command(config), **options)
@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     process.communicate()
     assert not (tmp_path / "cut" / "model").exists()
     again = subprocess.run(command(config), **options, timeout=PATIENCE_S)
-    assert again.returncode == 0 and "step 1:" not in again.stdout
+    assert again.returncode == 0 and "step 1/6:" not in again.stdout
     for name in ("model.safetensors", "README.md"):
         assert (tmp_path / "cut" / "model" / name).exists()
     digests = {sha256(tmp_path / n / "model" / "model.safetensors") for n in ("whole", "cut")}
@@ -193,3 +193,28 @@ def test_every_way_to_make_a_steps_groups_is_reached_from_the_command(
     assert "step 2:" in ran.out and "held-out mean reward" in ran.out
     rows = [json.loads(r) for r in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["rollouts"] for r in rows] == [made, made]
+
+
+def test_a_step_says_what_is_left_and_what_keeps_it_from_teaching(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+
+    from tfgrpo.cli.train import StepLines
+    from tfgrpo.rl.config import TrainConfig
+
+    settings = TrainConfig.from_mapping({"optimiser": {"steps": 3}, "rollout": {"max_tokens": 16}})
+    lines = StepLines(settings)
+    figures = {
+        "reward_mean": 0.1, "informative_share": 0.0, "grad_norm": 0.0, "seconds": 45.0,
+        "rollout_seconds": 40.0, "samples_per_s": 0.4, "truncated_share": 1.0,
+    }  # fmt: skip
+    for step in (1, 2, 3):
+        lines(SimpleNamespace(step=step, figures=figures))
+    out = capsys.readouterr().out
+    assert "step 1/3:" in out and "about 1 min 30 s left" in out
+    assert out.count("100% of the replies were cut at rollout.max_tokens = 16") == 1
+    assert out.count("no group differs in reward, so this step moves no weight") == 1
+    assert out.count("so 3 steps in a row move no weight") == 1
+    assert "left" not in next(x for x in out.splitlines() if x.startswith("step 3/3"))

@@ -224,7 +224,7 @@ class WinRate:
         )
         wins = [0.5] * len(rollouts)
         for (i, j), both in zip(pairs, found, strict=True):
-            share = {(True, False): 1.0, (False, True): 0.0}.get(both, 0.5)
+            share = 1.0 if both == (True, False) else 0.0 if both == (False, True) else 0.5
             wins[i] += share
             wins[j] += 1 - share
         return [Score(w / len(rollouts)) for w in wins]
