@@ -23,7 +23,7 @@ from tfgrpo.rl.rollouts.turns import TurnTokens
 from tfgrpo.rl.saved_groups import Reading, with_tokens
 from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 
 class Prompts(Protocol):

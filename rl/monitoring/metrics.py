@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfgrpo.rl.rollouts.figures import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 
 log = logging.getLogger(__name__)
 
