@@ -84,8 +84,10 @@ class Right:
     async def score(self, rollout: Rollout, task: Task) -> Score:
         """Score a reply of one turn, or the first tokens of each turn."""
         steps = rollout.steps
-        ids = [(s.token_ids or (0,))[0] for s in steps] if len(steps) > 1 else steps[0].token_ids
-        share = share_right(task.text, ids or ())
+        ids: Sequence[int] = steps[0].token_ids or ()
+        if len(steps) > 1:
+            ids = [(s.token_ids or (0,))[0] for s in steps]
+        share = share_right(task.text, ids)
         parts = {"content": share, "structure": float(not rollout.is_truncated)}
         return Score(float(share == 1.0), parts=parts)
 
