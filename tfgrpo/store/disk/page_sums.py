@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.store.disk.files import NO_FOLLOW, read_at
+from tfgrpo.store.disk.files import NO_FOLLOW, opened_beside, read_at
 from tfgrpo.store.disk.log_frames import FRAME_HEADER_BYTES, HEADER_BYTES, Header, log_of
 
 log = logging.getLogger(__name__)
@@ -90,9 +90,11 @@ class PageSums:
         page_size = int(connection.execute("PRAGMA page_size").fetchone()[0])
         made = cls(file, page_size, 0, [])
         made._describe(connection)
-        with open(file, "rb") as source:
-            while chunk := source.read(page_size * _PAGES_A_READ):
+        step, at = page_size * _PAGES_A_READ, 0
+        with opened_beside(file, file) as handle:
+            while chunk := read_at(handle, step, at):
                 made.sums.extend(_crcs(chunk, page_size))
+                at += step
         made.take_log()
         return made
 
