@@ -2,8 +2,9 @@
 
 Started by `torchrun`; with one process every function here is the identity. The trained weights
 are float32 shards, gathered layer by layer in bfloat16; the generator has a whole copy in
-bfloat16 that is refreshed after each update. Task ids fix the seeds, so what is sampled does not
-depend on how many processes there are.
+bfloat16 that is refreshed after each update. Over several hosts each host holds all shards, so
+only gradients travel between hosts, once a step. Task ids fix the seeds, so what is sampled does
+not depend on how many processes there are.
 
 Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
 """
@@ -54,6 +55,13 @@ def end() -> NoReturn:
     end_process(0)
 
 
+def hosts() -> int:
+    """Return how many hosts `torchrun` started processes on, the same number on each."""
+    if world()[1] == 1:
+        return 1
+    return world()[1] // int(os.environ.get("LOCAL_WORLD_SIZE", world()[1]))
+
+
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of a tensor over all processes."""
     if world()[1] == 1:
@@ -61,6 +69,11 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     total = value.clone()
     torch.distributed.all_reduce(total)
     return total
+
+
+def sum_over_shards(value: Tensor) -> Tensor:
+    """Return the sum over the shards of one copy of the weights, of what every copy has equal."""
+    return sum_over_ranks(value) / hosts()
 
 
 def most_over_ranks(value: int) -> int:
@@ -88,16 +101,22 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def shard(decoder: Decoder) -> Decoder:
-    """Shard a float32 decoder over all processes; gradients are averaged over them."""
+    """Shard a float32 decoder over a host's processes; gradients are averaged over all."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     on_cuda = decoder.embed.is_cuda
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if on_cuda else None, reduce_dtype=torch.float32
     )
+    n, kind = hosts(), "cuda" if on_cuda else "cpu"
+    mesh = None  # all processes
+    if n > 1:
+        names = ("replicate", "shard")
+        mesh = init_device_mesh(kind, (n, world()[1] // n), mesh_dim_names=names)
     for layer in decoder.layers:
-        fully_shard(layer, mp_policy=policy)
-    fully_shard(decoder, mp_policy=policy)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(decoder, mesh=mesh, mp_policy=policy)
     return decoder
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tfgrpo.rl.distributed import sum_over_ranks
+from tfgrpo.rl.distributed import sum_over_shards
 from tfgrpo.rl.kernels import device
 from tfgrpo.rl.optim.master_weights import Master, Weights, join, split
 
@@ -99,13 +99,18 @@ class AdamW:
             yield from ((f"{prefix}.{n}", t) for n, t in moments.items())
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore what `state` returned, bit by bit, and publish."""
+        """Restore what `state` returned, bit by bit, and publish; without moments they start anew.
+
+        The steps count anew with them: their bias is corrected by the number of updates they saw.
+        """
+        has_moments = any(name.startswith("first.") for name in tensors)
         with torch.no_grad():
             for name, master in self.weights.masters().items():
                 master.set(tensors[f"master.{name}"])
-                self.first[name].copy_(tensors[f"first.{name}"])
-                self.second[name].copy_(tensors[f"second.{name}"])
-        self.steps = steps
+                if has_moments:
+                    self.first[name].copy_(tensors[f"first.{name}"])
+                    self.second[name].copy_(tensors[f"second.{name}"])
+        self.steps = steps if has_moments else 0
         self.weights.publish()
 
 
@@ -193,12 +198,12 @@ def _salts(step: int, n: int, place: torch.device) -> Tensor:
 
 
 def global_norm(grads: list[Tensor]) -> float:
-    """Euclidean norm over all tensors and all processes."""
+    """Euclidean norm over all tensors and all shards."""
     if not grads:
         return 0.0
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]  # no copies
     squares = torch.stack(norms).pow(2).sum()
-    return math.sqrt(float(sum_over_ranks(squares)))
+    return math.sqrt(float(sum_over_shards(squares)))
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: str) -> float:

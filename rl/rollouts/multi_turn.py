@@ -27,7 +27,13 @@ from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import sizes_of
 from tfgrpo.rl.rollouts.turn_draws import Draws, Round
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
-from tfgrpo.rl.rollouts.turns import TurnEnvironment, TurnLimits, TurnModel, play
+from tfgrpo.rl.rollouts.turns import (
+    Replayed,
+    TurnEnvironment,
+    TurnLimits,
+    TurnModel,
+    play,
+)
 from tfgrpo.rl.rollouts.visit import Accepted, TextDraw, Visit, begin_text
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
@@ -72,6 +78,9 @@ class TurnSetup:
     """Turns and tokens of a rollout."""
     act_timeout_s: float = 60.0
     """Wall time of one answer of the environment."""
+    recalls: bool = False
+    """Answers do not depend on earlier ones, so turns that are taken again need not be answered
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +223,7 @@ class MultiTurnMaker:
                 TurnModel(draws.sample, self._turns.text, self._text, self._turns.limits),
                 seed=derive_seed(seed, task.task_id, *place),
                 rollout_id=rollout_id,
-                replay=job.plan.replay,
+                replay=Replayed(job.plan.replay, self._turns.recalls),
             )
         except (PolicyError, CallTimeout) as exc:
             return Rollout(rollout_id, task.task_id, sample_index=i).failed(
@@ -222,7 +231,9 @@ class MultiTurnMaker:
             )
         finally:
             current.ended()
-        note = {"hint": job.note} if job.note else {}
+        note: dict[str, Any] = {"hint": job.note} if job.note else {}
+        if job.plan.replay and self._turns.recalls:
+            note["recalled_turns"] = len(job.plan.replay)
         made = replace(made, sample_index=i, metadata={**made.metadata, **note})
         figures, drawn = self.figures, made.steps[len(job.plan.replay) :]
         figures.rollouts += 1

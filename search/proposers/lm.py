@@ -26,7 +26,7 @@ from tfgrpo.protocols import LM, Completion, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope, count_extra_call
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.runtime.tool_names import wire_names
+from tfgrpo.runtime.texts.tool_names import wire_names
 from tfgrpo.search.algorithms.tree_rollouts import first_entropy
 from tfgrpo.search.node import FINISH, Node, NodeScore, Proposal, call, show_action
 from tfgrpo.search.paths import path_messages

@@ -128,6 +128,16 @@ def test_eval_draws_quality_against_cost_where_costs_are_known(tmp_path, data):
         run("eval", path, "--sizes", "16", "--draws", 1, "--cost-plot", plot)
 
 
+def test_eval_can_write_cost_against_quality_as_a_page(tmp_path, data):
+    path, models = data
+    plot = tmp_path / "cost.html"
+    run("eval", path, "--models", models, "--sizes", "16", "--draws", 1, "--cost-plot", plot)
+    page = plot.read_text(encoding="utf-8")
+    assert 'content="tfgrpo routing"' in page and "this router" in page
+    for words in ("oracle", "single models, mixed", "way from best model to oracle"):
+        assert words in page, words
+
+
 def test_a_calibrated_router_keeps_its_promise_in_the_folder(tmp_path):
     """Half of the prompts are easy for the cheap model: those may stay on it, and the rest not."""
 
@@ -170,7 +180,7 @@ def test_serve_puts_the_routers_models_behind_one_name(tmp_path, data, monkeypat
     folder, seen = tmp_path / "router", {}
     run("fit", data[0], "--out", folder)
     monkeypatch.setattr(
-        "tfgrpo.cli.serve.run_gateway", lambda settings, **more: seen.update(s=settings, **more)
+        "tfgrpo.cli.serve.run_gateway", lambda read, **more: seen.update(s=read(), **more)
     )
     run("serve", folder, "--lm", "m0=http://127.0.0.1:1/v1#a", "--lm", "m1=http://127.0.0.1:1/v1#b",
         "--per-usd", 5, "--listen", "127.0.0.1:0")  # fmt: skip

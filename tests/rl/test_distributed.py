@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,26 +20,40 @@ from tfgrpo.rl.update.updater import like
 ROOT = Path(__file__).parents[2]
 
 
-def launch(folder: Path, processes: int, *, on_gpu: bool = False, **sections: object) -> None:
+def launch(
+    folder: Path, processes: int, *, hosts: int = 1, on_gpu: bool = False, **sections: object
+) -> None:
+    """Train in processes of a host; several hosts are agents of torchrun on this machine."""
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tests.rl.fsdp_worker", str(folder), json.dumps(sections)]
-    if processes > 1:
-        command[1:3] = ["-m", "torch.distributed.run", "--standalone"]
-        command[4:4] = [f"--nproc-per-node={processes}", "-m", "tests.rl.fsdp_worker"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            **({} if on_gpu else {"CUDA_VISIBLE_DEVICES": ""}),
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    if processes > 1 or hosts > 1:
+        command[1:3] = ["-m", "torch.distributed.run", *_meeting(hosts)]
+        command[-2:-2] = [f"--nproc-per-node={processes}", "-m", "tests.rl.fsdp_worker"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if not on_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    agents = []
+    for host in range(hosts):
+        said = (folder / f"host{host}.log").open("w")
+        agents.append(
+            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
+        )
+    try:
+        codes = [agent.wait(PATIENCE_S) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert not any(codes), [(folder / f"host{h}.log").read_text()[-3000:] for h in range(hosts)]
+
+
+def _meeting(hosts: int) -> list[str]:
+    if hosts == 1:
+        return ["--standalone"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = [f"--rdzv-endpoint=127.0.0.1:{port}", f"--rdzv-id={port}"]
+    return [f"--nnodes={hosts}", "--rdzv-backend=c10d", "--local-addr=127.0.0.1", *place]
 
 
 def read(folder: Path, name: str = "weights"):
@@ -78,6 +93,20 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
     assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.real
+def test_two_hosts_train_and_resume_like_one_process(tmp_path) -> None:
+    """Two hosts of two processes: each host has all shards, so the norm counts one copy."""
+    launch(tmp_path / "one", 1)
+    launch(tmp_path / "hosts", 2, hosts=2)
+    one, alone = read(tmp_path / "one")
+    both, together = read(tmp_path / "hosts")
+    assert alone["ids"][0] == together["ids"][0]
+    assert together["resumed_bit_equal"]
+    assert together["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+    for name, weight in one.items():
+        torch.testing.assert_close(both[name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.gpu

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tfgrpo.diagnosis import outcome_of
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.rollout import Usage
+from tfgrpo.report.served.rows import METRICS, run_row
 from tfgrpo.runtime.terminal import printable
-from tfgrpo.store.disk.listing import kept_state
 from tfgrpo.store.disk.lock import RunLock
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
@@ -29,9 +26,6 @@ from tfgrpo.store.postgres.opening import migrate_database, purge_run
 from tfgrpo.store.postgres.places import Place, is_run, place_of, runs_under, shown
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, copy and purge runs.")
-_OURS = (FILE, f"{FILE}-wal")
-_METRICS = "metrics.jsonl"
-"""What a training run writes each step."""
 
 
 @runs_app.command("list")
@@ -42,7 +36,7 @@ def list_runs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List runs: when, what was kept, gain, calls, money."""
-    rows = [_summary(place) for place in _runs_in(root)]
+    rows = [run_row(place) for place in _runs_in(root)]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
@@ -150,77 +144,11 @@ def export(
 def _runs_in(root: Path) -> list[Path | str]:
     if not is_address(root):
         found = runs_under(root)
-        trained = {file.parent for file in root.glob(f"*/{_METRICS}")}.difference(found)
+        trained = {file.parent for file in root.glob(f"*/{METRICS}")}.difference(found)
         return [*found, *sorted(trained)]
     address = parse_address(root)
     names = [address.run] if address.run else runs_of_server(address)
     return [address.named(name).whole for name in names]
-
-
-def _summary(run: Path | str) -> dict[str, Any]:
-    if not is_address(run) and not is_run(Path(run)):
-        return _training(Path(run))
-    kept = None if is_address(run) else kept_state(Path(run), ("final", "result"))
-    try:
-        if kept is not None:
-            (state, newest, damaged), kept_in = kept, None
-        else:
-            with Journal.open(run, readonly=True) as store:
-                state, damaged, kept_in = store.state(), list(store.damaged), store.place.address
-                found = {kind: store.decisions(kind) for kind in ("final", "result")}
-                newest = {kind: rows[-1][1] for kind, rows in found.items() if rows}
-    except StoreError as exc:
-        return {"run": shown(run), "error": str(exc)}
-    final, result = newest.get("final"), newest.get("result") or {}
-    settled, booked = Usage(), Usage()
-    for row in state.spend:
-        settled, booked = settled + row.usage, booked + row.booked
-    size = None
-    if kept_in is None:
-        files = [Path(run) / name for name in _OURS]
-        size = sum(file.stat().st_size for file in files if file.exists())
-    learnt = "step" in state.decisions or final is not None
-    outcome = outcome_of(final, bool(state.library_id))
-    return {
-        "run": shown(run),
-        "store": "" if kept_in is None else str(kept_in),
-        "changed": _when(state.changed_at),
-        "state": outcome.state if learnt else "",
-        "verdict": result.get("verdict"),
-        "gain": result.get("gain"),
-        "rollouts": state.rollouts,
-        "groups": state.groups,
-        "outcomes": dict(state.outcomes),
-        "calls": settled.calls,
-        "tokens": settled.total_tokens,
-        "cost_usd": settled.cost_usd,
-        "booked_usd": booked.cost_usd,
-        "library": state.library_id,
-        "sessions": state.sessions,
-        "interruptions": state.interruptions,
-        "seconds": round(state.seconds, 3),
-        "bytes": size,
-        "damaged": damaged,
-    }
-
-
-def _training(folder: Path) -> dict[str, Any]:
-    """Return what a training run wrote of its last step."""
-    file = folder / _METRICS
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    row: dict[str, Any] = {
-        "run": str(folder),
-        "changed": _when(file.stat().st_mtime),
-    }
-    try:
-        last = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        last = {}
-    return row | {"trained_steps": last.get("step", 0), "reward_mean": last.get("reward_mean")}
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _line(row: dict[str, Any]) -> str:

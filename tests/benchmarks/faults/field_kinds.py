@@ -34,8 +34,8 @@ from tfgrpo.policies.tools import check_arguments, tool
 from tfgrpo.protocols import Sampling
 from tfgrpo.rollout import Task
 from tfgrpo.routing.outcome_files import read_outcomes
+from tfgrpo.runtime.texts.tool_names import wire_names
 from tfgrpo.runtime.thinking import split_thinking
-from tfgrpo.runtime.tool_names import wire_names
 from tfgrpo.search import SearchSettings, search_tree
 from tfgrpo.search.proposers.lm import JudgeScorer, LMExpander
 from tfgrpo.store import Journal, JournaledLM

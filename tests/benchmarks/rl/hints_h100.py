@@ -41,12 +41,14 @@ from tfgrpo.hints.metadata import MetadataHints
 from tfgrpo.hints.writer import parse_levels
 from tfgrpo.prompts import render
 from tfgrpo.protocols import HintScheduler, Sampling
-from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config import CurriculumConfig, TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.trainer import LoadedModel, Trainer, TrainerParts, load_parts
 from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.routing.budgets.factory import open_allocator
 from tfgrpo.statistics import paired_difference, seeds_difference
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -144,12 +146,18 @@ class Fixed:
 
 
 class Bench:
-    """Weights that every arm starts from, and what is done with them."""
+    """Weights that every arm starts from, and what is done with them.
 
-    def __init__(self, size: Size, folder: Path) -> None:
+    Args:
+        size: how much is done.
+        folder: of the runs.
+        model: folder of the weights; None takes SmolLM2-135M.
+    """
+
+    def __init__(self, size: Size, folder: Path, model: Path | None = None) -> None:
         self.size = size
         self.folder = folder
-        self.parts: LoadedModel = load_parts(f"local:{model_folder('smollm2')}")
+        self.parts: LoadedModel = load_parts(f"local:{model or model_folder('smollm2')}")
         self._start: dict[str, torch.Tensor] = {}
         self.keep()
         self._raw = self._start
@@ -185,9 +193,10 @@ class Bench:
         held_out: Sequence[Task],
         hints: HintScheduler | None,
         seed: int,
+        curriculum: Mapping[str, Any] | None = None,
     ) -> Trainer:
-        """A trainer on the present weights."""
-        s = self.size
+        """A trainer on the present weights; `curriculum` is the section of its settings."""
+        s, c = self.size, CurriculumConfig.model_validate(curriculum or {})
         config = TrainConfig.from_mapping(
             {
                 "rollout": {
@@ -200,6 +209,7 @@ class Bench:
                     "mismatch_row": 3.0,
                 },
                 "optimiser": {"steps": 100_000, "lr": s.lr, "micro_batch_tokens": 16_384},
+                "curriculum": c,
                 "run": {"folder": str(self.folder), "seed": seed, "deterministic": False},
             }
         )
@@ -210,7 +220,10 @@ class Bench:
             LastNumber(),
             held_out=held_out,
             hints=hints,
-            parts=TrainerParts(sampler=self.generator),
+            parts=TrainerParts(
+                sampler=self.generator,
+                allocate=open_allocator(c.allocate, c.allocate_options, group_size=s.group),
+            ),
         )
 
     def sample(
@@ -225,7 +238,7 @@ class Bench:
         """Groups of the present weights under a level of the cut solution."""
         sampling = Sampling(temperature=temperature, max_tokens=new or self.size.new)
         maker = SingleTurnMaker(
-            self.generator, self.prompter, LastNumber(), sampling, policy_id="bench"
+            self.generator, Grader(self.prompter, LastNumber()), sampling, policy_id="bench"
         )
         return maker.make(tasks, draws, seed=seed, hints=Fixed(level) if level else None)
 

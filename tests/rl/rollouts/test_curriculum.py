@@ -12,7 +12,8 @@ from tests.rl.test_trainer import comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, GroupVerifier
-from tfgrpo.rl.config import CurriculumConfig, TrainConfig
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import CurriculumConfig
 from tfgrpo.rl.rollouts.curriculum import Curriculum
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import _next_size
@@ -133,7 +134,9 @@ def test_allocators_are_found_by_name(name: str) -> None:
 
 
 def test_a_wrong_allocator_is_named() -> None:
-    with pytest.raises(ConfigError, match="allowed are practice, v0, uniform, posterior_gain"):
+    with pytest.raises(
+        ConfigError, match="allowed are practice, v0, top_up, uniform, posterior_gain"
+    ):
         allocator_of(CurriculumConfig(allocate="best"))
     with pytest.raises(ConfigError, match=r"curriculum\.allocate 'vade'"):
         allocator_of(CurriculumConfig(allocate="vade", allocate_options={"depth": 1}))
@@ -154,6 +157,8 @@ def test_a_value_model_gives_budgets(tmp_path: Path) -> None:
         draws = made.draw(3)
         assert 0 < sum(d.size for d in draws) <= 12
         made.note((t, [1.0, 0.0, 0.0]) for t in ids(draws))
+    known = made.known(made.tasks)
+    assert len(known) == 6 and all(0 < k["predicted"] < 1 for k in known)
 
 
 def test_the_next_round_is_sized_by_the_share_of_mixed_groups() -> None:
@@ -161,6 +166,7 @@ def test_the_next_round_is_sized_by_the_share_of_mixed_groups() -> None:
     assert _next_size(8, 4, 8) == 8  # half are mixed: twice the missing four
     assert _next_size(8, 6, 8) == 3
     assert _next_size(8, 7, 80) == 4  # never above four times the missing ones
+    assert _next_size(8, 4, 4.5) == 5  # groups that were stopped early cost a part of a group
 
 
 class Mixed(EvenTokens):
@@ -394,6 +400,41 @@ def test_what_stopped_groups_leave_goes_to_new_prompts_within_the_budget(tmp_pat
         assert all(n == (2 if int(t[1:]) % 2 else 4) for t, n in sizes.items())
     assert len(steps[0]) == 4  # two flat ones were stopped, which paid for a fourth prompt
     assert all(not int(t[1:]) % 2 for t in steps[2])  # what was flat is not chosen again
+
+
+def test_a_further_round_is_sized_by_what_a_mixed_group_cost(tmp_path: Path) -> None:
+    budgets: list[int] = []
+
+    class TwoMixed:
+        """Probes every flat task and two of the others, which it finishes."""
+
+        def __call__(
+            self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+        ) -> list[int]:
+            budgets.append(budget)
+            even = [t.task_id for t in tasks if not int(t.task_id[1:]) % 2][:2]
+            return [1 if int(t.task_id[1:]) % 2 or t.task_id in even else 0 for t in tasks]
+
+        def grow(
+            self,
+            tasks: Sequence[Task],
+            history: Sequence[RolloutGroup],
+            groups: Sequence[RolloutGroup],
+            sizes: Sequence[int],
+            budget: int,
+        ) -> list[int]:
+            odd = [int(t.task_id[1:]) % 2 for t in tasks]
+            return [4 if n and not flat else n for n, flat in zip(sizes, odd, strict=True)]
+
+    config = tiny_config(tmp_path, curriculum={"max_resample_rounds": 2, "candidates": "all",
+                                               "allocate": "practice"})  # fmt: skip
+    made = Trainer(
+        config, tiny_parts(), tiny_tasks(8), Wave(), parts=TrainerParts(allocate=TwoMixed())
+    )
+    figures = made.step().figures
+    # 4 × 1 + 2 × 4 rollouts, three groups' worth, gave two mixed groups: one more costs 1.5 groups
+    assert budgets == [12, 8] and figures["groups_rolled"] == 8
+    assert figures["rollouts"] == 20
 
 
 def test_scores_that_depend_on_siblings_do_not_go_with_growing_groups(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class Seen:
     ratings: Mapping[int, Rating]
     """By choice."""
     session_rating: Rating | None = None
+    group_answer: Any = None
+    """The right answer, said of the client's group as a whole."""
     source: str = ""
     """Who gave the evidence: the key's name."""
 
@@ -194,7 +196,8 @@ def _group(
     contexts: Mapping[str, Context],
 ) -> RolloutGroup:
     first = members[0].requests[0]
-    answers = [m.rating.answer for m in members if m.rating.answer is not None]
+    said = (first.group_answer, *(m.rating.answer for m in members))
+    answers = [a for a in said if a is not None]
     task_id = first.task_id or first.group_id or first.task_digest
     task = Task(task_id, read_turns(first.prompt), answers[-1] if answers else None,
                 {"route": route})  # fmt: skip
@@ -209,6 +212,7 @@ def _group(
             "stage": "traffic",
             "verifier_id": f"feedback@{revision}",
             "sources": sorted({m.requests[0].source for m in members}),
+            "responses": sorted({r.response_id for m in members for r in m.requests}),
         },
     )
 

@@ -1,0 +1,154 @@
+"""Writes a run for another trainer: data, reward, command, verifier and a card.
+
+Does not know the trainers' forms. Source: own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, identity
+from tfgrpo.handover.scoring import SETTINGS, TASKS, RunVerifier
+from tfgrpo.handover.targets import TARGETS, Target, write_rows
+from tfgrpo.runtime.canonical import jsonable
+from tfgrpo.runtime.import_string import noted_module_folder
+from tfgrpo.runtime.redaction import redact
+
+__all__ = ["TARGETS", "hand_over"]
+
+CARD = "README.md"
+VERIFIED = "verified.jsonl"
+
+
+def hand_over(bundle: Bundle, to: str, folder: Path | str) -> Path:
+    """Write a run for a trainer and return the folder that holds it.
+
+    Args:
+        bundle: the run, as `read_bundle` returns it.
+        to: a name in `TARGETS`.
+        folder: where to write; must be new or empty.
+
+    Raises:
+        ConfigError: an unknown name, a folder that holds something, or a verifier that is not the
+            run's.
+        StoreError: a file cannot be written.
+        MissingExtraError: the form is Parquet and pyarrow is absent.
+    """
+    if to not in TARGETS:
+        raise ConfigError(f"no trainer {to!r}: there are {', '.join(TARGETS)}")
+    target, root = TARGETS[to], Path(folder)
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ConfigError(f"{str(root)!r} is not empty: name a new folder")
+    place = root / bundle.name if target.package else root
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _write_verifier(bundle, place)
+        _check(bundle, place)
+        for split, stem in SPLIT_FILES.items():
+            rows = [target.row(row, bundle) for row in bundle.of(split)]
+            write_rows(place / f"{stem}.{target.suffix}", rows)
+        for name, text in target.files.items():
+            into = root if name == "pyproject.toml" else place
+            (into / name).write_text(text.replace("NAME", bundle.name), encoding="utf-8")
+        write_rows(place / VERIFIED, _supervised(bundle))
+        (root / CARD).write_text(card(bundle, target), encoding="utf-8")
+    except OSError as exc:
+        raise StoreError(f"{str(root)!r} cannot be written: {exc}") from exc
+    return root
+
+
+def _write_verifier(bundle: Bundle, place: Path) -> None:
+    config = bundle.material.config
+    settings = {
+        name: _plain(getattr(config, name).model_dump(mode="json", exclude_unset=True))
+        for name in ("policy", "judge")
+    }
+    settings["verifier"] = _plain(jsonable(dict(config.verifier)))
+    modules = noted_module_folder(bundle.material.folder)
+    row = {"settings": settings, "modules": str(modules) if modules else None}
+    (place / SETTINGS).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    rows = [row.task.to_dict() | {"split": row.split} for row in bundle.rows]
+    write_rows(place / TASKS, [{k: v for k, v in r.items() if k != "split"} for r in rows])
+
+
+def _plain(settings: Any) -> Any:
+    """Settings without secrets and without what is None."""
+    kept = {k: v for k, v in dict(settings).items() if v is not None}
+    return json.loads(redact(json.dumps(kept)))
+
+
+def _check(bundle: Bundle, place: Path) -> None:
+    """Refuse settings that describe another verifier than the one that judged the groups."""
+    used = {
+        str(g.metadata["verifier_id"])
+        for g in bundle.material.practice_groups
+        if "verifier_id" in g.metadata
+    }
+    made = RunVerifier.load(place).verifier.verifier_id
+    if used and made not in used:
+        raise ConfigError(
+            f"the settings of {str(bundle.material.folder)!r} describe verifier {made!r}, but "
+            f"{', '.join(sorted(used))!r} judged its rollouts: name it, as with --verifier "
+            '\'{kind = "function", function = "module:name"}\''
+        )
+
+
+def _supervised(bundle: Bundle) -> list[dict[str, Any]]:
+    """Verified replies as chats, each with and without what the library adds."""
+    prompts = {row.task.task_id: row.turns for row in bundle.of("practice")}
+    system = [{"role": "system", "content": bundle.system}] if bundle.system else []
+    rows = []
+    for task, reply in bundle.verified():
+        said = {"role": "assistant", "content": reply}
+        bare = [*system, *({"role": m.role, "content": m.content} for m in task.messages), said]
+        forms = {"bare": bare}
+        if bundle.with_library:
+            forms["library"] = [*prompts[task.task_id], said]
+        rows += [{"task_id": task.task_id, "form": f, "messages": m} for f, m in forms.items()]
+    return rows
+
+
+def card(bundle: Bundle, target: Target) -> str:
+    """Return the card of a handed-over run, as Markdown."""
+    material = bundle.material
+    library = f"version {material.version_id}" if bundle.with_library else "none"
+    return _CARD.format(
+        name=bundle.name,
+        reads=target.reads,
+        start=target.start.replace("NAME", bundle.name),
+        run=material.folder.name,
+        rows=identity(bundle),
+        library=library,
+        failed=target.failed,
+        practice=len(material.practice),
+        gate=len(material.gate),
+        test=len(material.test),
+        suffix=target.suffix,
+        verified=sum(1 for _ in bundle.verified()),
+        verifier=json.dumps(_plain(jsonable(dict(material.config.verifier)))),
+    )
+
+
+_CARD = """# {name}
+
+Written by `tfgrpo handover` from run `{run}` for {reads}. Start: `{start}`
+
+| what | |
+| --- | --- |
+| rows | {rows} |
+| training | `train.{suffix}`: {practice} practice tasks |
+| validation | `validation.{suffix}`: {gate} gate tasks |
+| held back | {test} test tasks: neither rows nor references are here |
+| library in the prompts | {library} |
+| verifier | `{verifier}` |
+| a reply that the verifier fails on | {failed} |
+| verified replies | `verified.jsonl`: {verified}, as chats with and without the library |
+
+What travels: tasks, references, system text and library as text, hints as a column, and the run's
+own verifier, which the reward function asks (`tfgrpo` must be installed where it runs, with the
+module of a verifier of kind `function`). What does not: schedulers of hints, credit over turns,
+rollouts that did not pass, the run's ledger and caps. The tasks keep the licence that they had.
+"""
