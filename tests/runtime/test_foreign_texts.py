@@ -230,7 +230,7 @@ def test_a_critic_s_integer_of_thousands_of_digits_is_no_operation(text: str) ->
 
 def test_a_task_id_of_thousands_of_digits_is_a_config_error(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
-    file.write_text('[{"task_id": %s, "prompt": "a"}]' % LONG)
+    file.write_text(f'[{{"task_id": {LONG}, "prompt": "a"}}]')
     with pytest.raises(ConfigError, match="task_id cannot be used"):
         read_tasks(file)
 
