@@ -289,6 +289,21 @@ def _until_stopped(pid: int) -> None:
     raise AssertionError("the process does not stop")
 
 
+def test_a_copy_of_the_process_writes_no_checksums(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "run", create=True) as journal:
+        journal.record_decision("note", 1)
+        sums = sums_of(tmp_path / "run" / "run.db")
+        before = sums.read_bytes()
+        child = os.fork()
+        if child == 0:
+            journal.writer._seal()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert sums.read_bytes() == before
+        journal.writer._seal()
+        assert sums.read_bytes() != before
+
+
 _TRY_LOCK = """
 import fcntl, os, sys
 handle = os.open(sys.argv[1], os.O_RDWR)

@@ -50,6 +50,7 @@ class PageSums:
         self.sums = array("I")
         """The checksum of page i + 1."""
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._salts = b""
         self._frames = 0
         """How many frames of the log with these salts are in `sums`."""
@@ -181,7 +182,12 @@ class PageSums:
             os.utime(self.path)
 
     def seal(self, connection: sqlite3.Connection | None = None) -> None:
-        """Write the checksums of all that is committed: then the log may begin anew."""
+        """Write the checksums of all that is committed: then the log may begin anew.
+
+        A copy of this process, which knows nothing of what is written since, leaves them alone.
+        """
+        if os.getpid() != self._owner:
+            return
         self.take_log()
         self.write(connection)
 
