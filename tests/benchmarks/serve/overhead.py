@@ -159,8 +159,9 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
             out[key] = {k: sum(r[key].get(k, 0) for r in rows) for k in
                         sorted({k for r in rows for k in r[key]})}  # fmt: skip
         else:
-            out[key] = round(statistics.median(r[key] for r in rows), 3)
-    best = [r["p99_ms"] for r in rows if "p99_ms" in r]
+            found = [r[key] for r in rows if r[key] is not None]
+            out[key] = round(statistics.median(found), 3) if found else None
+    best = [r["p99_ms"] for r in rows if r.get("p99_ms") is not None]
     if best:
         out["best_p99_ms"] = round(min(best), 3)
     return out
@@ -234,25 +235,11 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         apart[name].pop("cpu_ms")
         cpu = at_once[name].pop("cpu_ms") * 20  # counted for the 20 requests that warm up elsewhere
         at_once[name]["cpu_us_a_chunk"] = round(cpu * 1e3 / (101 * 50), 2)
-    ttft = {n: round(apart[n]["ttft_p50_ms"] - apart["direct"]["ttft_p50_ms"], 3) for n in gateways}
-    figures: dict[str, Any] = {
-        "p50_ms": added["ours"]["p50_ms"],
-        "p99_ms": added["ours"]["p99_ms"],
-        "cpu_ms": steady["ours"]["cpu_ms"],
-        "cpu_vs_litellm": _share(steady, "litellm"),
-        "cpu_vs_portkey": _share(steady, "portkey"),
-        "ttft_ms": ttft["ours"],
-        "rate": asked.rate,
-        "steady": steady,
-        "added": added,
-        "streams_apart": apart,
-        "streams_at_once": at_once,
-        "ttft_added_ms": ttft,
-        "rss_mb": {n: round(rss_mb(rivals.processes[n].pid), 1) for n in gateways},
+    begin = apart["direct"]["ttft_p50_ms"]
+    ttft = {
+        n: None if apart[n]["ttft_p50_ms"] is None else round(apart[n]["ttft_p50_ms"] - begin, 3)
+        for n in gateways
     }
-    if asked.highest:
-        rates = list(range(200, 1001, 50))
-        figures["highest_rate"] = {n: highest_rate(rivals, n, rates) for n in gateways}
     figures["pressure"] = {"before": busy, "after": pressure()}
     figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
                                                     "uvloop")}  # fmt: skip
