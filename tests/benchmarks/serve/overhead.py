@@ -172,7 +172,7 @@ def highest_rate(rivals: Rivals, name: str, rates: list[int]) -> int:
     held = 0
     for rate in rates:
         figures = load({"rate": rate, "seconds": 4, **rivals.jobs[name]}, 1)
-        if figures["p99_ms"] >= 100 or set(figures["statuses"]) != {"200"}:
+        if (figures["p99_ms"] or 100.0) >= 100 or set(figures["statuses"]) != {"200"}:
             break
         held = rate
     return held
@@ -240,6 +240,24 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         n: None if apart[n]["ttft_p50_ms"] is None else round(apart[n]["ttft_p50_ms"] - begin, 3)
         for n in gateways
     }
+    figures: dict[str, Any] = {
+        "p50_ms": added["ours"]["p50_ms"],
+        "p99_ms": added["ours"]["p99_ms"],
+        "cpu_ms": steady["ours"]["cpu_ms"],
+        "cpu_vs_litellm": _share(steady, "litellm"),
+        "cpu_vs_portkey": _share(steady, "portkey"),
+        "ttft_ms": ttft["ours"],
+        "rate": asked.rate,
+        "steady": steady,
+        "added": added,
+        "streams_apart": apart,
+        "streams_at_once": at_once,
+        "ttft_added_ms": ttft,
+        "rss_mb": {n: round(rss_mb(rivals.processes[n].pid), 1) for n in gateways},
+    }
+    if asked.highest:
+        rates = list(range(200, 1001, 50))
+        figures["highest_rate"] = {n: highest_rate(rivals, n, rates) for n in gateways}
     figures["pressure"] = {"before": busy, "after": pressure()}
     figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
                                                     "uvloop")}  # fmt: skip
