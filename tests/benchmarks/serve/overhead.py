@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -41,6 +42,7 @@ from tfgrpo.experience.library import from_texts
 
 LESSONS = [f"Lesson {i}: name the order, the cause and the next step in one sentence." for i in
            range(12)]  # fmt: skip
+_LITELLM = "from importlib.metadata import version; print(version('litellm'))"
 MASTER = "sk-benchmark-master-key-of-a-gateway-1234"
 
 
@@ -90,6 +92,7 @@ class Rivals:
     def __init__(self, folder: Path, upstream: int) -> None:
         self.jobs: dict[str, dict[str, Any]] = {"direct": {"port": upstream}}
         self.processes: dict[str, Any] = {}
+        self.versions: dict[str, str] = {}
         self._folder, self._upstream = folder, upstream
 
     def ours(self, port: int) -> None:
@@ -113,6 +116,9 @@ class Rivals:
             print(f"litellm did not start: {exc}", file=sys.stderr)
             return
         self.jobs["litellm"] = {"port": port, "key": MASTER}
+        told = subprocess.run([str(Path(program).parent / "python"), "-c", _LITELLM],
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        self.versions["litellm"] = told.stdout.strip()
 
     def portkey(self, port: int) -> None:
         folder = os.environ.get("PORTKEY_GATEWAY", "")
@@ -121,6 +127,8 @@ class Rivals:
             return
         self._start("portkey", ["node", str(script), f"--port={port}", "--headless"])
         wait_for(f"http://127.0.0.1:{port}/")
+        package = json.loads((script.parents[1] / "package.json").read_text())
+        self.versions["portkey"] = package["version"]
         self.jobs["portkey"] = {
             "port": port,
             "headers": {
@@ -259,8 +267,8 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         rates = list(range(200, 1001, 50))
         figures["highest_rate"] = {n: highest_rate(rivals, n, rates) for n in gateways}
     figures["pressure"] = {"before": busy, "after": pressure()}
-    figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
-                                                    "uvloop")}  # fmt: skip
+    figures["versions"] = {n: _version(n) for n in ("aiohttp", "uvicorn", "orjson", "uvloop")}
+    figures["versions"] |= rivals.versions
     return figures
 
 
