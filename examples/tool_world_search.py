@@ -1,21 +1,26 @@
-"""A small home-made tool world, searched by the embedded model: A* beside a single attempt.
+"""A small home-made tool world: A* beside a single attempt.
 
 Somebody waits for a thing that lies elsewhere: walk, take it, walk, hand it over. The tools change
-a state; the goal is tested by the world. Run it with
+a state; the goal is tested by the world. Without a model a scripted walker proposes actions, right
+in every second draw; it takes seconds:
 
-    python -m examples.tool_world_search          (or: tfgrpo search examples/tool_world.toml)
+    python -m examples.tool_world_search                        (or: tfgrpo search CONFIG.toml)
+    python -m examples.tool_world_search local:smollm2-135m     the embedded model, minutes
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 import sys
 from typing import Any
 
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.lm import open_lm
+from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
-from tfgrpo.protocols import LM, Sampling
+from tfgrpo.protocols import LM, Request, Sampling
 from tfgrpo.rollout import Task
 from tfgrpo.search import BestOfN, CheckedExpander, PlanMemory, SearchSettings, search_tree
 from tfgrpo.search.environments.tools import ToolEnvironment
@@ -119,6 +124,32 @@ CONTEXT = Context(
 )
 
 
+_ERRAND = re.compile(
+    r"Go to the (\w+) and take the (\w+)\. Then go to the (\w+) and give the \w+ to (\w+)\."
+)
+
+
+def walk(request: Request, seed: int | None) -> str:
+    """Return a next action: the right one in half of the draws, else a walk somewhere."""
+    turns = list(request.messages)
+    start = max(i for i, m in enumerate(turns) if _ERRAND.search(m.content))
+    errand = _ERRAND.search(turns[start].content)
+    assert errand is not None
+    thing_at, thing, person_at, person = errand.groups()
+    seen = [m.content for m in turns[start + 1 :] if m.role == "user"]
+    carries = any(f"You carry the {thing}" in text for text in seen)
+    goal = person_at if carries else thing_at
+    places = [place for text in seen for place in re.findall(r"You are in the (\w+)", text)]
+    rng = random.Random(f"{seed}")
+    if rng.random() < 0.5:
+        return f'Action: go {{"place": "{rng.choice(PLACES)}"}}'
+    if not places or places[-1] != goal:
+        return f'Action: go {{"place": "{goal}"}}'
+    if carries:
+        return f'Action: give {{"thing": "{thing}", "person": "{person}"}}'
+    return f'Action: take {{"thing": "{thing}"}}'
+
+
 async def run(lm: LM, tasks: tuple[Task, ...] = TASKS, calls: int = 60) -> dict[str, list[bool]]:
     """Search each errand with A* and with one chain; return which were solved."""
     memory = PlanMemory()
@@ -126,6 +157,7 @@ async def run(lm: LM, tasks: tuple[Task, ...] = TASKS, calls: int = 60) -> dict[
     solved: dict[str, list[bool]] = {"astar": [], "one chain": []}
     for task in tasks:
         for name in solved:
+            print(f"{task.task_id}, {name} …", file=sys.stderr, flush=True)
             world = make_world(task)
             expander = LMExpander(
                 lm,
@@ -156,8 +188,8 @@ async def run(lm: LM, tasks: tuple[Task, ...] = TASKS, calls: int = 60) -> dict[
 
 
 async def main() -> None:
-    """Run the errands with the embedded model, or the one named on the command line."""
-    lm = open_lm(sys.argv[1] if len(sys.argv) > 1 else "local:smollm2-135m")
+    """Run the errands with the scripted walker, or the model named on the command line."""
+    lm = open_lm(sys.argv[1]) if len(sys.argv) > 1 else ScriptedLM(walk, model_id="scripted:walker")
     try:
         solved = await run(lm)
     finally:

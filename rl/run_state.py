@@ -5,6 +5,7 @@ Does not know how files are written whole (`checkpoint`) or what happens in a st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,18 @@ from tfgrpo.rl.optim.adamw import AdamW
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest
 
+log = logging.getLogger(__name__)
+
 _FREE = {
-    "run": ("folder", "save_every", "keep", "evaluate_every", "tensorboard", "tracker"),
+    "run": (
+        "folder", "save_every", "keep", "save_optimiser", "evaluate_every", "evaluate_before",
+        "keep_samples", "tensorboard", "tracker", "push_to_hub", "hub_private",
+    ),
+    "model": ("hub_id", "licence"),
     "optimiser": ("steps",),
-    "tasks": ("path", "held_out"),
+    "tasks": ("path", "held_out", "groups"),
     "rollout": ("max_tokens", "max_skipped_steps", "max_unscored_share", "verifier_timeout_s"),
-}
+}  # fmt: skip
 """Settings that a resumed run may change."""
 
 
@@ -44,13 +51,18 @@ def save(
     write_model: Callable[[Path], None],
     *,
     keep: int,
+    moments: bool = True,
 ) -> Path:
     """Write a checkpoint of all processes' shares and return its folder.
+
+    Without `moments` it holds the weights alone: half the size, and a resumed run starts the
+    optimiser anew.
 
     Raises:
         StoreError: the disk refuses; earlier checkpoints are whole.
     """
-    parts = distributed.gather_objects({n: t.cpu() for n, t in optimiser.state()})
+    kept = ((n, t) for n, t in optimiser.state() if moments or n.startswith("master."))
+    parts = distributed.gather_objects({n: t.cpu() for n, t in kept})
     final = folder / f"step-{step:06d}"
     if distributed.world()[0] == 0:
         merged = {f"{i}.{n}": t for i, part in enumerate(parts) for n, t in part.items()}
@@ -81,4 +93,8 @@ def load(
     prefix = f"{distributed.world()[0]}."
     mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     optimiser.load(mine, state["optimiser_steps"])
+    if optimiser.steps != state["optimiser_steps"]:
+        log.warning(
+            "checkpoint %s holds no optimiser state: the optimiser starts anew", done[-1].name
+        )
     return state

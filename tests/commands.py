@@ -36,6 +36,7 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "tfgrpo report runs/first": (0,),
     "tfgrpo report runs/first --format json": (0,),
     "tfgrpo report runs/first --live": SERVES,
+    "tfgrpo view": SERVES,
     "tfgrpo advise runs/first": (0,),
     "tfgrpo escalate runs/first --dry-run": (0,),
     "tfgrpo escalate runs/first": "not here: trains for minutes; tests/escalate/test_example.py",
@@ -69,6 +70,7 @@ HOW: Mapping[str, tuple[int, ...] | str] = {
     "make real": "not here: a part of make test",
     "make lint types": "not here: a part of make test",
     "make bench": "not here: rewrites recorded figures",
+    "make docs": "not here: tests/docs/test_site.py",
 }
 """Exit codes that are right, or how else a command is treated; run in this order."""
 _STAND_FOR = {"RUN": "runs/first", "config.toml": "first/config.toml"}

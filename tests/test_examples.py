@@ -287,6 +287,7 @@ def test_arithmetic_runs_on_the_embedded_model_behind_serve_model(
         ("tfgrpo_in_100_lines.py", (), "test: +"),
         ("tool_agent/run.py", (), "verdict met"),
         ("learn_from_traces.py", (), "ready to paste"),
+        ("tool_world_search.py", (), "astar: 3 of 3 solved"),
     ],
 )
 def test_an_example_runs_alone_from_any_folder(

@@ -99,13 +99,18 @@ class AdamW:
             yield from ((f"{prefix}.{n}", t) for n, t in moments.items())
 
     def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Restore what `state` returned, bit by bit, and publish."""
+        """Restore what `state` returned, bit by bit, and publish; without moments they start anew.
+
+        The steps count anew with them: their bias is corrected by the number of updates they saw.
+        """
+        has_moments = any(name.startswith("first.") for name in tensors)
         with torch.no_grad():
             for name, master in self.weights.masters().items():
                 master.set(tensors[f"master.{name}"])
-                self.first[name].copy_(tensors[f"first.{name}"])
-                self.second[name].copy_(tensors[f"second.{name}"])
-        self.steps = steps
+                if has_moments:
+                    self.first[name].copy_(tensors[f"first.{name}"])
+                    self.second[name].copy_(tensors[f"second.{name}"])
+        self.steps = steps if has_moments else 0
         self.weights.publish()
 
 

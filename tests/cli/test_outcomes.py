@@ -12,6 +12,7 @@ from tests.learning.worlds import HARMFUL, HELPFUL, Killed, World, settings
 from tfgrpo.experience import load_artefact
 from tfgrpo.learning.result import Result
 from tfgrpo.store import Journal
+from tfgrpo.testing import FaultServer, status
 
 NOT_KEPT = "candidate, not kept"
 
@@ -165,3 +166,24 @@ def test_a_stopped_run_remembers_its_config(tmp_path: Path) -> None:
     note_config(tmp_path / "run", tmp_path / "mine" / "config.toml")
     assert noted_config(tmp_path / "run") == str(tmp_path / "mine" / "config.toml")
     assert noted_module_folder(tmp_path / "run") == (tmp_path / "mine").resolve()
+
+
+def test_a_servers_error_is_its_own_sentence_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "Incorrect API key provided. You can find yours in the settings."
+    with FaultServer(status(401, {"error": {"message": said, "type": "invalid"}})) as server:
+        folder = folder_with(tmp_path, f'[policy]\nlm = "{server.spec("m")}"')
+        ran = here(capsys, "learn", str(folder / "config.toml"), "--quiet")
+    assert ran.code == 3 and ran.err.count(said) == 1
+    assert '{"error"' not in ran.err and "\\" not in ran.err
+
+
+def test_a_folder_as_config_and_a_server_that_is_not_there_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = here(capsys, "learn", str(tmp_path))
+    assert folder.code == 2 and "give the path of a TOML file" in folder.err
+    away = here(capsys, "models", "--check", "http://127.0.0.1:9/v1#m")
+    assert away.code == 5 and "no answer could be had" in away.err
+    assert "inconclusive" not in away.err and "the same command goes on" in away.err

@@ -141,3 +141,56 @@ def test_no_text_breaks_a_stream_of_any_code_page(text: str, encoding: str) -> N
         print(text)
     stream.flush()
     assert raw.getvalue()
+
+
+def test_a_training_run_has_a_page_and_advice_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.report.pages_made import training
+
+    folder = str(tmp_path / "train")
+    training(tmp_path / "train")
+    code, out, _ = call(capsys, "report", folder)
+    assert (code, out.strip()) == (0, f"{folder}/report.html")
+    page = (tmp_path / "train" / "report.html").read_text(encoding="utf-8")
+    assert "Held-out reward +0.310 by training" in page
+    for words in (["report", folder, "--format", "json"], ["advise", folder]):
+        code, _, err = call(capsys, *words)
+        assert code == 2 and "is a training run" in err
+
+
+def test_view_says_which_folder_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = call(capsys, "view", str(tmp_path / "nowhere"))
+    assert code == 2 and "there is no folder" in err and "tfgrpo learn" in err
+
+
+@pytest.mark.parametrize(("at_terminal", "waits"), [(True, 1), (False, 0)])
+def test_the_page_of_a_run_stays_until_ctrl_c_where_somebody_can_press_it(
+    at_terminal: bool,
+    waits: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tfgrpo.cli.learn import _stay
+
+    done: list[str] = []
+
+    class Server:
+        url = "http://127.0.0.1:1/token/"
+
+        def __enter__(self) -> Server:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            done.append("closed")
+
+        def wait(self) -> None:
+            done.append("waited")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: at_terminal, raising=False)
+    _stay(Server())  # type: ignore[arg-type]
+    assert done == ["waited"] * waits + ["closed"]
+    assert ("stays at http" if at_terminal else "tfgrpo view") in capsys.readouterr().err

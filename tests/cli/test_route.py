@@ -128,6 +128,16 @@ def test_eval_draws_quality_against_cost_where_costs_are_known(tmp_path, data):
         run("eval", path, "--sizes", "16", "--draws", 1, "--cost-plot", plot)
 
 
+def test_eval_can_write_cost_against_quality_as_a_page(tmp_path, data):
+    path, models = data
+    plot = tmp_path / "cost.html"
+    run("eval", path, "--models", models, "--sizes", "16", "--draws", 1, "--cost-plot", plot)
+    page = plot.read_text(encoding="utf-8")
+    assert 'content="tfgrpo routing"' in page and "this router" in page
+    for words in ("oracle", "single models, mixed", "way from best model to oracle"):
+        assert words in page, words
+
+
 def test_a_calibrated_router_keeps_its_promise_in_the_folder(tmp_path):
     """Half of the prompts are easy for the cheap model: those may stay on it, and the rest not."""
 

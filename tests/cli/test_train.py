@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import here
 from tests.patience import PATIENCE_S
 from tests.rl.tiny import tiny_hf
 from tfgrpo.errors import ConfigError
+from tfgrpo.messages import Message
 from tfgrpo.rl.checkpoints.files import sha256
+from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
+from tfgrpo.store import write_groups
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +83,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     options = {"cwd": ROOT, "env": environment, "stdout": subprocess.PIPE, "text": True}
     whole = subprocess.run(command(write_run(tmp_path, "whole")), **options, timeout=PATIENCE_S)
     assert whole.returncode == 0
-    assert "held-out mean reward" in whole.stdout and "step 6:" in whole.stdout
+    assert "held-out mean reward" in whole.stdout and "step 6/6:" in whole.stdout
 
     config = write_run(tmp_path, "cut")
     process = subprocess.Popen(command(config), **options)
@@ -91,7 +95,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(tmp_path) -> None:
     process.communicate()
     assert not (tmp_path / "cut" / "model").exists()
     again = subprocess.run(command(config), **options, timeout=PATIENCE_S)
-    assert again.returncode == 0 and "step 1:" not in again.stdout
+    assert again.returncode == 0 and "step 1/6:" not in again.stdout
     for name in ("model.safetensors", "README.md"):
         assert (tmp_path / "cut" / "model" / name).exists()
     digests = {sha256(tmp_path / n / "model" / "model.safetensors") for n in ("whole", "cut")}
@@ -156,3 +160,61 @@ def test_a_judge_of_a_training_run_is_kept_priced_and_capped(tmp_path) -> None:
         assert server.call_count <= 21
         with Journal.open(tmp_path / "judged" / "judge", budget=Budget(calls=21)) as store:
             assert store.ledger.spent["calls"] == server.call_count
+
+
+@pytest.mark.parametrize(
+    ("sets", "made"),
+    [
+        (["rollout.strategy=latr"], 8),
+        (["rollout.strategy=tree", "rollout.strategy_options.factors=[2, 2]"], 8),
+        (["rollout.strategy=spo_chain", "credit.name=spo_chain"], 8),
+        (["rollout.strategy=echo"], 8),
+        (["rollout.strategy=april"], 8),
+        (["curriculum.allocate=top_up", "loss.advantage=shrunk"], 8),
+        (["curriculum.select=rorecomp", "curriculum.refill=1", "curriculum.replay=1"], 8),
+        (["tasks.path=", "tasks.groups=saved.jsonl", "credit.name=portool"], 0),
+    ],
+)
+def test_every_way_to_make_a_steps_groups_is_reached_from_the_command(
+    sets: list[str], made: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`made` rollouts a step, exactly: two groups of four, or saved ones."""
+    write_model(tmp_path / "model")
+    config = write_run(tmp_path, "run")
+    task = Task("s", "abc")
+    saved = [
+        Rollout(f"r{i}", "s", (Step(Message("assistant", text)),), sample_index=i).graded(Score(r))
+        for i, (text, r) in enumerate((("ab", 1.0), ("cd", 0.0)))
+    ]
+    write_groups(tmp_path / "saved.jsonl", [RolloutGroup("g", task, tuple(saved))])
+    options = [x for s in ("optimiser.steps=2", *sets) for x in ("--set", s)]
+    ran = here(capsys, "train", str(config), *options)
+    assert ran.code == 0, ran.err
+    assert "step 2:" in ran.out and "held-out mean reward" in ran.out
+    rows = [json.loads(r) for r in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["rollouts"] for r in rows] == [made, made]
+
+
+def test_a_step_says_what_is_left_and_what_keeps_it_from_teaching(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+
+    from tfgrpo.cli.train import StepLines
+    from tfgrpo.rl.config import TrainConfig
+
+    settings = TrainConfig.from_mapping({"optimiser": {"steps": 3}, "rollout": {"max_tokens": 16}})
+    lines = StepLines(settings)
+    figures = {
+        "reward_mean": 0.1, "informative_share": 0.0, "grad_norm": 0.0, "seconds": 45.0,
+        "rollout_seconds": 40.0, "samples_per_s": 0.4, "truncated_share": 1.0,
+    }  # fmt: skip
+    for step in (1, 2, 3):
+        lines(SimpleNamespace(step=step, figures=figures))
+    out = capsys.readouterr().out
+    assert "step 1/3:" in out and "about 1 min 30 s left" in out
+    assert out.count("100% of the replies were cut at rollout.max_tokens = 16") == 1
+    assert out.count("no group differs in reward, so this step moves no weight") == 1
+    assert out.count("so 3 steps in a row move no weight") == 1
+    assert "left" not in next(x for x in out.splitlines() if x.startswith("step 3/3"))

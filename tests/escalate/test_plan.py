@@ -8,12 +8,13 @@ import pytest
 
 from tfgrpo.context import Context, ContextPart
 from tfgrpo.errors import ConfigError
-from tfgrpo.escalate.cost import cache_bytes, training_bytes
+from tfgrpo.escalate.cost import Cost, StageCost, cache_bytes, training_bytes
 from tfgrpo.escalate.distil_stage import best_look, dealt
 from tfgrpo.escalate.grpo_stage import practice_tasks
 from tfgrpo.escalate.plan import GRPO_STEPS, RunEvidence, choose, make_plan
 from tfgrpo.escalate.run_data import task_states
 from tfgrpo.escalate.settings import EscalateSettings
+from tfgrpo.escalate.student import Speed
 from tfgrpo.messages import Message
 from tfgrpo.report.advise import Advice
 from tfgrpo.rl.model.shape import Shape
@@ -166,3 +167,13 @@ def test_adapters_take_less_memory_than_all_weights() -> None:
     assert whole > 20 * parameters and adapters < whole
     # 3 rows of 10 tokens, 4 layers, keys and values of 2 heads of 16 numbers of 4 bytes.
     assert cache_bytes(shape, 3, 10) == 3 * 10 * 4 * 2 * 2 * 16 * 4
+
+
+def test_a_cost_is_told_in_hours_and_minutes() -> None:
+    stages = tuple(
+        StageCost(name, 8, 100, 64, 128, 0, seconds)
+        for name, seconds in (("draws", 47.0), ("distil", 12259.0))
+    )
+    lines = Cost(stages, 3_000_000_000, Speed(900.0, 150.0)).lines()
+    assert lines[1].rstrip().endswith("≈47 s") and lines[2].rstrip().endswith("≈3 h 24 min")
+    assert lines[-1].startswith("in all about 3 h 25 min, measured at 900 tokens read")

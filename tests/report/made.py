@@ -21,12 +21,32 @@ LESSONS = (
     "Give the label alone: no sentence, no full stop, lower case.",
 )
 
+FORECAST = {
+    "stages": [
+        {
+            "stage": stage, "calls_low": calls, "calls_high": 2 * calls, "prompt_low": 900,
+            "prompt_high": 90_000, "completion_low": 400, "completion_high": 30_000,
+            "cost_low_usd": 0.01, "cost_high_usd": 0.04, "seconds_low": 20.0, "seconds_high": 95.0,
+        }
+        for stage, calls in (("practice", 384), ("contrast", 20), ("gate", 500), ("test", 192))
+    ],
+    "min_detectable": 0.1831,
+    "keepable": 0.2104,
+    "notes": ["24 test tasks find a gain of 0.183 four times in five"],
+    "warnings": [],
+}  # fmt: skip
+
 
 def task(i: int) -> Task:
     words = ("parcel", "invoice", "password", "voucher", "courier", "address", "colour", "size")
     rng = random.Random(i)
     said = " ".join(rng.choice(words) for _ in range(12))
-    return Task(f"msg-{i:03d}", f"Which class has this message? {i}: {said}", reference="refund")
+    return Task(
+        f"msg-{i:03d}",
+        f"Which class has this message? {i}: {said}",
+        reference="refund",
+        metadata={"category": ("delivery", "refund", "account")[i % 3]},
+    )
 
 
 def rollout(rollout_id: str, task_id: str, reward: float | None, text: str) -> Rollout:
@@ -136,7 +156,7 @@ def made_run(
         Decision("summary", "", {"group_id": groups[0].group_id,
                                  "rollout_id": groups[0].rollouts[0].rollout_id, "text": HOSTILE}),
         Decision("final", "", {"version_id": "v3", "reason": "best bound"}),
-        Decision("forecast", "", {"calls": 2000, "tokens_low": 250_000, "tokens_high": 420_000}),
+        Decision("forecast", "", FORECAST),
     ]  # fmt: skip
     spend = tuple(
         SpendRow(
@@ -165,5 +185,10 @@ def made_run(
         decisions=tuple(decisions),
         libraries=tuple((f"v{n}", library(n, n)) for n in range(4)),
         spend=spend,
-        config={"learn": {"preset": "default", "seed": 1}, "policy": {"lm": "scripted:test"}},
+        config={
+            "learn": {"preset": "default", "seed": 1},
+            "policy": {"lm": "scripted:test", "system": "You sort messages of customers."},
+        },
+        folder="runs/customer-messages",
+        instructions="You sort messages of customers.\n\n" + "\n".join(LESSONS),
     )

@@ -107,3 +107,47 @@ async def test_provenance_links_lead_to_the_group(browser: Any, file: Path) -> N
     await page.locator("#library + div a[data-group]").first.click()
     await page.wait_for_selector("#group-view h1")
     assert await page.locator("#group-view h1").text_content() == "msg-000"
+
+
+async def test_groups_can_be_sorted_and_filtered_by_what_happened(browser: Any, file: Path) -> None:
+    page, said = await opened(browser, file, viewport={"width": 1200, "height": 900})
+    await page.locator("#kind").select_option("worse")
+    worse = await page.locator("#group-rows tr").count()
+    assert (
+        worse and await page.locator("#group-rows .tag.bad", has_text="made worse").count() == worse
+    )
+    await page.locator("#kind").select_option("")
+    await page.locator("#stage").select_option("test")
+    await page.locator("button.sort", has_text="mean").focus()
+    await page.keyboard.press("Enter")
+    cells = page.locator("#group-rows td[data-label=mean]")
+    means = [float(text) for text in await cells.all_text_contents()]
+    assert means == sorted(means) and means[0] < means[-1]
+    await page.keyboard.press("Enter")
+    assert await page.locator("th[aria-sort=descending]").text_content() == "mean"
+    falling = [float(text) for text in await cells.all_text_contents()]
+    assert falling == sorted(falling, reverse=True)
+    await page.locator("#kind").select_option("cut")
+    assert await page.locator("#page-words").text_content() == "no groups"
+    assert said == []
+
+
+async def test_a_group_shows_the_messages_as_sent_and_what_was_learnt_can_be_copied(
+    browser: Any, file: Path
+) -> None:
+    page, _ = await opened(
+        browser, file, permissions=["clipboard-read", "clipboard-write"],
+        viewport={"width": 1200, "height": 900},
+    )  # fmt: skip
+    await page.locator("#use + div button.copy").first.click()
+    await page.wait_for_selector("button.copy:text('copied')")
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert "load_artefact('runs/customer-messages')" in copied
+    await page.locator("#find").fill("msg-203")
+    await page.locator("#group-rows a").last.click()
+    turns = await page.locator("#group-view .turn b").all_text_contents()
+    assert turns == ["system", "user"]
+    system = await page.locator("#group-view .turn.system pre").text_content()
+    assert system.startswith("You sort messages of customers.") and "answer 'refund'" in system
+    other = page.locator("#group-view a", has_text="the same task with")
+    assert await other.count() == 1

@@ -11,7 +11,7 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.report.made import made_run
 from tfgrpo.errors import ConfigError
-from tfgrpo.report.live import LiveServer, serve_live
+from tfgrpo.report.served import LiveServer, serve_live
 from tfgrpo.report.view import load_view
 from tfgrpo.store.journal import Journal
 
@@ -58,7 +58,7 @@ def test_the_page_is_served_under_its_token_and_never_cached(server: LiveServer)
     assert server.url.startswith("http://127.0.0.1:")
 
 
-@pytest.mark.parametrize("path", ["/", "/version", "/wrong/", "//", "/../", "/%2e%2e/"])
+@pytest.mark.parametrize("path", ["/", "/status", "/wrong/", "//", "/../", "/%2e%2e/"])
 def test_nothing_is_told_without_the_token(server: LiveServer, path: str) -> None:
     status, _, body = ask(server, path)
     assert (status, body) == (404, "not found\n")
@@ -82,11 +82,11 @@ def test_a_rebound_name_is_refused(server: LiveServer, host: str) -> None:
 def test_the_version_changes_when_the_journal_grows(folder: Path) -> None:
     with serve_live(folder) as server:
         path = path_of(server)
-        before = ask(server, path + "version")[2]
-        assert ask(server, path + "version")[2] == before
+        before = ask(server, path + "status")[2]
+        assert ask(server, path + "status")[2] == before
         with Journal.open(folder) as store:
             store.record_decision("final", {"version_id": "empty", "reason": "nothing helped"})
-        assert ask(server, path + "version")[2] != before
+        assert ask(server, path + "status")[2] != before
         assert "Kept: no library. nothing helped" in ask(server, path)[2]
 
 

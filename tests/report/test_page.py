@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import json
 import random
 import re
@@ -15,12 +16,13 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.report.made import HOSTILE, made_run, rollout
+from tests.report.pages_made import not_kept
 from tfgrpo.report.embedded_groups import pack_groups
 from tfgrpo.report.html import Html, h
 from tfgrpo.report.markdown import render_markdown
 from tfgrpo.report.page import render_page
 from tfgrpo.report.summary import summarise
-from tfgrpo.report.view import RunView
+from tfgrpo.report.view import Decision, RunView
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.runtime.redaction import forget_secrets, register
 
@@ -83,7 +85,7 @@ def test_without_matplotlib_the_page_lacks_charts_alone_and_says_so_once(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     bare = render_page(made_run())
-    assert (page.count("<svg"), bare.count("<svg")) == (7, 0)
+    assert (page.count("<svg"), bare.count("<svg")) == (12, 0)
     assert (page.count("tfgrpo[report]"), bare.count("tfgrpo[report]")) == (0, 1)
     parsed, bare_parsed = Elements(), Elements()
     parsed.feed(re.sub("<svg.*?</svg>", "", page, flags=re.DOTALL))
@@ -177,3 +179,73 @@ def test_markdown_of_hostile_text_has_no_active_part() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| E1 ")]
     assert len(rows) == 1 and rows[0].count(" | ") == 5
     assert HOSTILE not in text
+
+
+def test_nothing_on_the_page_is_raw_data(page: str) -> None:
+    static = re.sub(r"<(script|style|svg).*?</\1>", "", page, flags=re.DOTALL)
+    shown = re.sub(r"<[^>]+>", " ", static).replace("&#x27;", "'").replace("&quot;", '"')
+    for raw in ("{'", '{"', "[{", "None", "': ", "_usd", "calls_low", "min_detectable"):
+        assert raw not in shown, raw
+    assert "Forecast before spending" in shown and "384 to 768" in shown  # calls of practice
+    assert "20 s to 1 min 35 s" in shown
+    assert "1 steps" not in shown and "1 changes" not in shown and "1 entries" not in shown
+    numbers = re.findall(r"\d\.\d{5,}", shown)
+    assert numbers == []
+
+
+def test_a_reference_and_the_messages_reach_the_group_as_lines() -> None:
+    view = made_run(tests=2, practice=2)
+    first = view.groups[0]
+    task = replace(first.task, reference={"order": 4711, "items": ["tea"]})
+    islands = pack_groups(replace(view, groups=(replace(first, task=task),)))
+    (group,) = unpacked(islands.chunks[0])
+    assert group["reference"] == "order: 4711\nitems:\n  - tea"
+    assert group["messages"] == [["system", "You sort messages of customers."],
+                                 ["user", task.text]]  # fmt: skip
+
+
+def test_a_reward_has_one_colour_in_every_run_of_a_verifier() -> None:
+    view = made_run(tests=2, practice=2)
+    assert unpacked(pack_groups(view).index)["range"] == [0.0, 1.0]
+    bounds = Decision("rewards", "range", {"low": -1.0, "high": 3.0})
+    told = replace(view, decisions=(*view.decisions, bounds))
+    assert unpacked(pack_groups(told).index)["range"] == [-1.0, 3.0]
+
+
+def test_groups_carry_what_a_person_may_look_for() -> None:
+    view = made_run()
+    entries = unpacked(pack_groups(view).index)["groups"]
+    for entry, group in zip(entries, view.groups, strict=True):
+        assert ("mixed" in entry["kinds"]) == group.is_informative()
+        if group.rewards_G:
+            assert ("failed" in entry["kinds"]) == (max(group.rewards_G) == 0.0)
+    worse = {e["task_id"] for e in entries if "worse" in e["kinds"]}
+    means = {
+        (g.task.task_id, g.metadata["arm"]): sum(g.rewards_G) / len(g.rewards_G)
+        for g in view.groups
+        if g.metadata["stage"] == "test" and g.rewards_G
+    }
+    fell = {t for t, arm in means if arm == "final" and means[t, arm] < means.get((t, "empty"), -1)}
+    assert worse == fell and fell
+
+
+def test_a_run_that_goes_on_says_so_instead_of_a_verdict() -> None:
+    view = made_run(tests=2, practice=4)
+    groups = tuple(g for g in view.groups if g.metadata["stage"] != "test")
+    open_now = replace(
+        view, groups=groups, decisions=tuple(d for d in view.decisions if d.kind != "final")
+    )
+    page = render_page(open_now)
+    assert "Not ended: learning so far" in page and "4 proposals tried so far, 3 accepted" in page
+    assert "No verdict" not in page and "Kept: " not in page
+
+
+def test_why_nothing_was_kept_stands_first_and_once_with_its_command() -> None:
+    page = render_page(not_kept())
+    summary = summarise(not_kept())
+    assert summary["why_not_kept"]
+    first = summary["why_not_kept"][0]
+    assert first["cause"] == "critic_unread" and first["command"] in page
+    assert page.count(html.escape(first["text"], quote=False)) == 1
+    assert page.index("Why nothing was kept") < page.index("Test tasks, before and after")
+    assert "Use what was learnt" not in page

@@ -30,7 +30,7 @@ async def opened(browser: Any, file: Path, **context: Any) -> tuple[Any, list[st
     page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
     page.on("request", lambda r: None if r.url.startswith("file:") else said.append(r.url))
     await page.goto(file.as_uri())
-    await page.wait_for_selector("#tree button.node")
+    await page.wait_for_selector("#drawn g.node")
     return page, said
 
 
@@ -39,38 +39,43 @@ async def test_the_page_opens_without_complaint_and_shows_the_whole_tree(
 ) -> None:
     page, said = await opened(browser, file)
     assert await page.title() == "Errands <b>"
-    labels = await page.locator("#tree button.node").all_text_contents()
+    labels = await page.locator("#drawn g.node text.name").all_text_contents()
     assert labels[:2] == ["start", "open(door='red')"] and len(labels) == 4
     assert await page.locator("#facts").text_content() == "calls: 3"
-    assert await page.locator("#now").text_content() == "1 of 1 · 4 nodes"
-    assert await page.locator("li.goal.best").count() == 1
+    assert await page.locator("#now").text_content() == "1 of 1 visits, 4 steps known"
+    assert await page.locator("g.goal.best").count() == 1
     assert said == []
 
 
 async def test_the_slider_goes_back_in_time(browser: Any, file: Path) -> None:
     page, said = await opened(browser, file)
     await page.locator("#time").fill("0")
-    assert await page.locator("#tree li:visible").count() == 1
-    assert await page.locator("#now").text_content() == "0 of 1 · 1 nodes"
+    assert await page.locator("#drawn g.node:visible").count() == 1
+    assert await page.locator("#now").text_content() == "0 of 1 visits, 1 steps known"
     await page.locator("#time").press("End")
-    assert await page.locator("#tree li:visible").count() == 4
+    assert await page.locator("#drawn g.node:visible").count() == 4
     assert said == []
 
 
 async def test_a_click_shows_a_node_s_cost_by_part(browser: Any, file: Path) -> None:
     page, said = await opened(browser, file)
-    await page.locator("#tree button.node", has_text="open(door").click()
+    await page.locator("#drawn g.node", has_text="open(door").click()
     rows = await page.locator("#detail tr").all_text_contents()
-    assert "g10.25" in rows and "h10.50" in rows and "step_cost0.50" in rows
+    assert (
+        "like plans that worked0.25" in rows
+        and "how far along in plans that worked0.50" in rows
+        and "cost of this step0.50" in rows
+    )
     widths = await page.locator("#detail .part").evaluate_all("x => x.map(e => e.offsetWidth)")
     assert widths == [15, 30]  # 60 pixels for 1
-    assert await page.locator('button[aria-pressed="true"]').count() == 1
+    assert await page.locator('g.node[aria-pressed="true"]').count() == 1
     assert said == []
 
 
 async def test_model_text_is_shown_and_runs_nothing(browser: Any, file: Path) -> None:
     page, said = await opened(browser, file)
-    shown = await page.locator("#tree button.node").nth(2).text_content()
+    await page.locator("#drawn g.node").nth(2).press("Enter")
+    shown = await page.locator("#detail h2").text_content()
     assert shown.startswith("x</script><script>alert(1)</script>") and "\x1b" not in shown
     assert EVIL.startswith("x</script>")
     assert await page.locator("script").count() == 2

@@ -95,6 +95,8 @@ def escalate(
     settings = training.settings()
     given = None if places.tasks is None else read_tasks(places.tasks)
     if dry:
+        if not quiet:
+            _say("loading the model and measuring how fast this machine reads and makes tokens …")
         found = verb.preview(run, settings, tasks=given)
         typer.echo(json.dumps(found.to_dict()) if as_json else printable("\n".join(found.lines())))
         return

@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
@@ -21,7 +21,7 @@ import typer
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import TfgrpoError
 from tfgrpo.learning.learn import dry_run, learn_async
-from tfgrpo.learning.progress import QuietView, choose_view
+from tfgrpo.learning.progress import NotedView, QuietView, choose_view
 from tfgrpo.runtime.import_string import add_module_folder, note_config
 from tfgrpo.runtime.terminal import printable
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tfgrpo.learning.evaluate import Evaluation
     from tfgrpo.learning.progress import ProgressView
     from tfgrpo.protocols import Allocator
+    from tfgrpo.report.served import LiveServer
     from tfgrpo.sampling import Stop
     from tfgrpo.store import Journal
 
@@ -47,14 +48,19 @@ def learn(
     set_: Override = None,
     as_json: AsJson = False,
     dry: Annotated[
-        bool, typer.Option("--dry-run", help="Forecast calls, tokens and money; call nothing.")
+        bool,
+        typer.Option("--dry-run", help="Forecast calls, money and time; call nothing."),
     ] = False,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Changed settings: a new run that reuses what fits.")
+        bool,
+        typer.Option(
+            "--fork",
+            help="After changed settings: a new run, with what still fits.",
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
     ui: Annotated[
-        bool, typer.Option("--ui", help="Serve the report on 127.0.0.1 while running.")
+        bool, typer.Option("--ui", help="Serve the page on 127.0.0.1, until Ctrl-C.")
     ] = False,
 ) -> None:
     """Learn an experience library and prove what it is worth."""
@@ -74,30 +80,34 @@ def learn(
     stop = Stop()
     opened: list[Journal] = []
 
+    def spent() -> str:
+        return spent_words(opened[0]) if opened else ""
+
     def on_open(store: Journal) -> None:
         opened.append(store)
         note_config(store.folder, config)  # a run that is stopped is gone on with, too
+        view.note_in(store.folder)
 
-    view = QuietView() if quiet else choose_view(lambda: spent_words(opened[0]) if opened else "")
-    with view:
-        if ui:
-            _serve(settings, view)
-        with json_of_failures(as_json, {"verdict": None}):
-            result = _interruptible(
-                lambda: learn_async(
-                    settings,
-                    fork=fork,
-                    view=view,
-                    stop=stop,
-                    on_open=on_open,
-                    allocate=_allocator(settings),
-                ),
-                stop,
-                view,
-            )
+    view = NotedView(QuietView() if quiet else choose_view(spent), spent)
+    server = _serve(settings, view) if ui else None
+    with view, json_of_failures(as_json, {"verdict": None}):
+        result = _interruptible(
+            lambda: learn_async(
+                settings,
+                fork=fork,
+                view=view,
+                stop=stop,
+                on_open=on_open,
+                allocate=_allocator(settings),
+            ),
+            stop,
+            view,
+        )
     typer.echo(
         json.dumps(result.to_dict()) if as_json else "\n".join(result_lines(result, str(config)))
     )
+    if server is not None:
+        _stay(server)
     raise typer.Exit(result.exit_code)
 
 
@@ -127,7 +137,9 @@ def evaluate(
     config: ConfigPath,
     library: Annotated[Path, typer.Argument(help="A run, an artefact's folder or library.json.")],
     set_: Override = None,
-    group_size: Annotated[int, typer.Option(help="Draws a task and arm.", min=1)] = 4,
+    group_size: Annotated[
+        int, typer.Option(help="Attempts at each task, with and without the library.", min=1)
+    ] = 4,
     split: Annotated[
         Split, typer.Option(help="Tasks to score; untaught leaves out what taught the library.")
     ] = Split.untaught,
@@ -135,7 +147,11 @@ def evaluate(
         Path | None, typer.Option(help="The evaluation's own run; default run.folder + -eval.")
     ] = None,
     fork: Annotated[
-        bool, typer.Option("--fork", help="Changed settings: a new run that reuses what fits.")
+        bool,
+        typer.Option(
+            "--fork",
+            help="After changed settings: a new run, with what still fits.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -160,7 +176,15 @@ def evaluate(
     )
     stop = Stop()
     opened: list[Journal] = []
-    view = choose_view(lambda: spent_words(opened[0]) if opened else "")
+
+    def spent() -> str:
+        return spent_words(opened[0]) if opened else ""
+
+    def on_open(store: Journal) -> None:
+        opened.append(store)
+        view.note_in(store.folder)
+
+    view = NotedView(choose_view(spent), spent)
     with view, json_of_failures(as_json, nothing):
         done = _interruptible(
             lambda: evaluate_async(
@@ -171,7 +195,7 @@ def evaluate(
                 fork=fork,
                 view=view,
                 stop=stop,
-                on_open=opened.append,
+                on_open=on_open,
             ),
             stop,
             view,
@@ -221,11 +245,23 @@ def spent_words(store: Journal) -> str:
     return f"{words}, ${spent['cost_usd']:.4f}" if spent["cost_usd"] else words
 
 
-def _serve(settings: Config, view: ProgressView) -> None:
-    from tfgrpo.report.live import serve_live
+def _serve(settings: Config, view: ProgressView) -> LiveServer:
+    from tfgrpo.report.served import serve_live
 
     server = serve_live(Path(settings.run.folder))
     view.say(f"live report: {server.url}")
+    return server
+
+
+def _stay(server: LiveServer) -> None:
+    """Keep the page where a person looks at it: until Ctrl-C at a terminal, else not at all."""
+    with server:
+        if sys.stderr.isatty():
+            typer.echo(f"the page stays at {server.url}; Ctrl-C ends it", err=True)
+            with suppress(KeyboardInterrupt):
+                server.wait()
+        else:
+            typer.echo("the page ends with this command; tfgrpo view shows all runs", err=True)
 
 
 def _interruptible(make: Callable[[], Coroutine[Any, Any, T]], stop: Stop, view: ProgressView) -> T:

@@ -47,6 +47,7 @@ _LAZY = {
     "runs": ("tfgrpo.cli.runs", "runs_app", "List and purge runs."),
     "export": ("tfgrpo.cli.runs", "export", "Write a run's groups as JSONL or Parquet."),
     "report": ("tfgrpo.cli.report", "report", "Write the report of a run."),
+    "view": ("tfgrpo.cli.report", "view", "Show all runs as pages, until Ctrl-C."),
     "advise": ("tfgrpo.cli.report", "advise", "Say which lever pays next."),
     "models": ("tfgrpo.cli.models", "models", "List backends and known models."),
     "serve-model": ("tfgrpo.cli.models", "serve_model", "Offer a local model over HTTP."),

@@ -1,4 +1,4 @@
-"""`tfgrpo report RUN` and `tfgrpo advise RUN`.
+"""`tfgrpo report RUN`, `tfgrpo view` and `tfgrpo advise RUN`.
 
 Records go to standard output, remarks to standard error. The verdict printed, the JSON and the
 exit code come from one object. Does not know how a report is made. Source: own.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+import webbrowser
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,9 +23,12 @@ from tfgrpo.report.view import load_view
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.runtime.terminal import printable
 from tfgrpo.statistics.verdict import VerdictRule, make_rule
-from tfgrpo.store.postgres.places import place_of
+from tfgrpo.store.postgres.places import is_run, place_of
 
-__all__ = ["advise", "report"]
+if TYPE_CHECKING:
+    from tfgrpo.report.served import LiveServer
+
+__all__ = ["advise", "report", "view"]
 
 
 class Format(StrEnum):
@@ -80,6 +84,9 @@ def report(
     if live:
         _serve(run, port)
         return
+    if _is_training(run):
+        _report_training(run, out, format)
+        return
     rule = None if asked == _NO_VERDICT else make_rule(**asdict(asked))
     text, verdict = _render(run, format, rule, level)
     target = out or (place_of(run).folder / "report.html" if format is Format.html else Path("-"))
@@ -93,6 +100,28 @@ def report(
         raise typer.Exit(verdict["exit_code"])
 
 
+def view(
+    root: Annotated[Path, typer.Argument(help="Folder that holds runs, or one run.")] = Path(
+        "runs"
+    ),
+    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
+) -> None:
+    """Show all runs as pages on 127.0.0.1 until Ctrl-C.
+
+    Learning, evaluation, training, escalation, search trees and routing below ROOT, read anew on
+    each visit: a run that goes on is followed, with its stage, pace and time left.
+    """
+    if not root.is_dir():
+        raise ConfigError(
+            f"there is no folder {str(root)!r}: give the folder that holds your runs, or make one "
+            "with tfgrpo learn CONFIG.toml"
+        )
+    from tfgrpo.report.served import serve_all
+
+    _show(serve_all(root, port), open_)
+
+
 def advise(
     run: _Run,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array.")] = False,
@@ -101,12 +130,17 @@ def advise(
     """Say which lever pays next, from the groups already paid for."""
     if not 0 < level < 1:
         raise ConfigError(f"--level {level!r} is no probability: give one such as 0.9")
-    view = load_view(run, shown=0)
-    found = advise_on(view, level=level)
+    if _is_training(run):
+        raise ConfigError(
+            f"{str(run)!r} is a training run, on which no lever is ranked: tfgrpo report {run} "
+            "writes its page"
+        )
+    found_view = load_view(run, shown=0)
+    found = advise_on(found_view, level=level)
     if as_json:
         typer.echo(json.dumps([a.to_dict() for a in found], indent=1))
         return
-    outcome = view.outcome
+    outcome = found_view.outcome
     typer.echo(printable(f"{outcome.state}: {outcome.reason}" if outcome.reason else outcome.state))
     for rank, advice in enumerate(found, 1):
         gain = f"  {advice.gain}" if advice.gain else ""
@@ -138,6 +172,28 @@ def _render(
     return render_page(view, summary), verdict
 
 
+def _is_training(run: Path) -> bool:
+    return not is_run(run) and (run / "metrics.jsonl").exists()
+
+
+def _report_training(run: Path, out: Path | None, format: Format) -> None:
+    """Write the page of a training run, which has no other form."""
+    if format is not Format.html:
+        raise ConfigError(
+            f"{str(run)!r} is a training run: it has a page, and its figures are the JSON lines of "
+            "metrics.jsonl; leave --format out"
+        )
+    from tfgrpo.report.served.training import load_training, render_training
+
+    page = render_training(load_training(run))
+    if str(out) == "-":
+        sys.stdout.write(printable(page))
+        return
+    target = out or run / "report.html"
+    _write(target, page)
+    typer.echo(str(target))
+
+
 def _write(target: Path, text: str) -> None:
     """Write a file whole or not at all."""
     try:
@@ -150,9 +206,15 @@ def _write(target: Path, text: str) -> None:
 
 
 def _serve(run: Path, port: int) -> None:
-    from tfgrpo.report.live import serve_live
+    from tfgrpo.report.served import serve_live
 
-    with serve_live(run, port) as server:
+    _show(serve_live(run, port), False)
+
+
+def _show(server: LiveServer, is_opened: bool) -> None:
+    with server:
         typer.echo(server.url)
         typer.echo("Ctrl-C stops it", err=True)
+        if is_opened:
+            webbrowser.open(server.url)
         server.wait()

@@ -28,6 +28,7 @@ from tfgrpo.routing.estimator.prompt_features import PromptFeatures, embed_promp
 from tfgrpo.routing.records import OutcomeTable, SuccessCount
 from tfgrpo.routing.router_files import features_of
 from tfgrpo.runtime.embedders import Embedder, open_embedder
+from tfgrpo.runtime.files import write_for_people
 
 __all__ = ["evaluate"]
 
@@ -50,7 +51,10 @@ class Files:
     )
     cost_plot: Annotated[
         Path | None,
-        typer.Option(help="Write quality against cost; needs prices or recorded costs."),
+        typer.Option(
+            help="Write quality against cost as PNG, SVG or an HTML page; needs prices or recorded "
+            "costs."
+        ),
     ] = None
 
 
@@ -150,8 +154,19 @@ def _decisions(
     ground = BacktestData(table, rows, encoder, np.flatnonzero(split < 6), test)
     cost, quality = costs_of(table, test), table.rates[test]
     value = chances(ground, n)
-    cost_curves(curves_of(value, cost, quality), path, title=f"{n} labels a model")
-    return dict(standing([value], cost, quality))
+    curves, title = curves_of(value, cost, quality), f"{n} labels a model"
+    stands = dict(standing([value], cost, quality))
+    if path.suffix.lower() != ".html":
+        cost_curves(curves, path, title=title)
+        return stands
+    from tfgrpo.report.served.routing import render_routing
+    from tfgrpo.routing.backtest.metrics import hull
+
+    points = {name: list(zip(*hull(c.cost, c.quality), strict=True)) for name, c in curves.items()}
+    singles = zip(table.model_names, cost.mean(axis=0), quality.mean(axis=0), strict=True)
+    page = render_routing(f"Routing with {title}", points, list(singles), stands)
+    write_for_people(path, page)
+    return stands
 
 
 def _sizes(text: str) -> list[int]:

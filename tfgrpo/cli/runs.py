@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tfgrpo.diagnosis import outcome_of
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.rollout import Usage
+from tfgrpo.report.served.rows import METRICS, run_row
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.store.disk.lock import RunLock
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
-from tfgrpo.store.lock import RunLock
 from tfgrpo.store.postgres.address import is_address, parse_address
 from tfgrpo.store.postgres.copying import copy_run
 from tfgrpo.store.postgres.opening import list_runs as runs_of_server
@@ -28,9 +26,6 @@ from tfgrpo.store.postgres.opening import migrate_database, purge_run
 from tfgrpo.store.postgres.places import Place, is_run, place_of, runs_under, shown
 
 runs_app = typer.Typer(no_args_is_help=True, help="List, copy and purge runs.")
-_OURS = (FILE, f"{FILE}-wal")
-_METRICS = "metrics.jsonl"
-"""What a training run writes each step."""
 
 
 @runs_app.command("list")
@@ -41,7 +36,7 @@ def list_runs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """List runs: when, what was kept, gain, calls, money."""
-    rows = [_summary(place) for place in _runs_in(root)]
+    rows = [run_row(place) for place in _runs_in(root)]
     if as_json:
         for row in rows:
             typer.echo(json.dumps(row))
@@ -149,73 +144,11 @@ def export(
 def _runs_in(root: Path) -> list[Path | str]:
     if not is_address(root):
         found = runs_under(root)
-        trained = {file.parent for file in root.glob(f"*/{_METRICS}")}.difference(found)
+        trained = {file.parent for file in root.glob(f"*/{METRICS}")}.difference(found)
         return [*found, *sorted(trained)]
     address = parse_address(root)
     names = [address.run] if address.run else runs_of_server(address)
     return [address.named(name).whole for name in names]
-
-
-def _summary(run: Path | str) -> dict[str, Any]:
-    if not is_address(run) and not is_run(Path(run)):
-        return _training(Path(run))
-    try:
-        with Journal.open(run, readonly=True) as store:
-            state = store.state()
-            kept_in = store.place.address
-            finals, results = (
-                [payload for _, payload in store.decisions(kind)] for kind in ("final", "result")
-            )
-    except StoreError as exc:
-        return {"run": shown(run), "error": str(exc)}
-    settled, booked = Usage(), Usage()
-    for row in state.spend:
-        settled, booked = settled + row.usage, booked + row.booked
-    size = None
-    if kept_in is None:
-        files = [Path(run) / name for name in _OURS]
-        size = sum(file.stat().st_size for file in files if file.exists())
-    learnt = "step" in state.decisions or finals
-    outcome = outcome_of(finals[-1] if finals else None, bool(state.library_id))
-    return {
-        "run": shown(run),
-        "store": "" if kept_in is None else str(kept_in),
-        "changed": _when(state.changed_at),
-        "state": outcome.state if learnt else "",
-        "verdict": (results[-1] if results else {}).get("verdict"),
-        "gain": (results[-1] if results else {}).get("gain"),
-        "rollouts": state.rollouts,
-        "groups": state.groups,
-        "outcomes": dict(state.outcomes),
-        "calls": settled.calls,
-        "tokens": settled.total_tokens,
-        "cost_usd": settled.cost_usd,
-        "booked_usd": booked.cost_usd,
-        "library": state.library_id,
-        "sessions": state.sessions,
-        "interruptions": state.interruptions,
-        "seconds": round(state.seconds, 3),
-        "bytes": size,
-    }
-
-
-def _training(folder: Path) -> dict[str, Any]:
-    """Return what a training run wrote of its last step."""
-    file = folder / _METRICS
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    row: dict[str, Any] = {
-        "run": str(folder),
-        "changed": _when(file.stat().st_mtime),
-    }
-    try:
-        last = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        last = {}
-    return row | {"trained_steps": last.get("step", 0), "reward_mean": last.get("reward_mean")}
-
-
-def _when(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -232,6 +165,7 @@ def _line(row: dict[str, Any]) -> str:
         money += f" (+ at most {worst} for calls cut off)"
     cut = f", interrupted {row['interruptions']}x" if row["interruptions"] else ""
     size = "on a server" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
+    cut += f"; {printable(row['damaged'][0])}" if row["damaged"] else ""
     state = f", {row['state']}" if row["state"] else ""
     if row["gain"] is not None:
         state += f", gain {row['gain']:+.3f}"

@@ -43,7 +43,7 @@ class EscalateSettings(BaseModel):
     epochs: int = Field(default=6, ge=1)
     """Of distillation, over the tasks that gave rows."""
     looks: int = Field(default=3, ge=1)
-    """How often distillation is scored on the gate tasks; the best look is kept."""
+    """How often distillation is scored on the gate tasks; the best-scoring weights are kept."""
     tasks_per_step: int = Field(default=8, ge=1)
     """Tasks whose rows make one optimiser step."""
     rows_per_task: int = Field(default=4, ge=0)

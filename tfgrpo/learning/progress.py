@@ -11,9 +11,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from tfgrpo.diagnosis.progress import ProgressFile
 from tfgrpo.sampling import Progress
 
 
@@ -161,6 +163,48 @@ class BarView:
     def say(self, text: str) -> None:
         """Print a line above the bars, without markup."""
         self._draw(lambda: self._bars.console.print(text, markup=False, highlight=False))
+
+
+class NotedView:
+    """Another view, and a file beside the journal that pages read.
+
+    Args:
+        view: what shows progress here.
+        cost: returns the spend so far as text.
+    """
+
+    def __init__(self, view: ProgressView, cost: Callable[[], str] = str) -> None:
+        self._view = view
+        self._cost = cost
+        self._file: ProgressFile | None = None
+
+    def note_in(self, folder: Path) -> None:
+        """Write into this folder from here on."""
+        self._file = ProgressFile(folder)
+
+    def __enter__(self) -> Self:
+        self._view.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._file is not None:
+            self._file.end()
+        self._view.__exit__(kind, error, trace)
+
+    def update(self, progress: Progress) -> None:
+        """Show and note the newest state of a stage."""
+        self._view.update(progress)
+        if self._file is not None:
+            self._file.update(progress, self._cost())
+
+    def say(self, text: str) -> None:
+        """Show one line that stays."""
+        self._view.say(text)
 
 
 def choose_view(cost: Callable[[], str]) -> ProgressView:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from tfgrpo.group_figures import GroupFigures, figures_of
@@ -112,8 +113,9 @@ def _experience(groups: Sequence[GroupFigures], level: float, seed: int) -> Advi
     return Advice(
         "experience",
         "more experience: another step of practice",
-        f"the last of {len(steps)} gated steps moved the gate tasks by {gain or 'nothing known'}; "
-        f"{mixed:.0%} of practice groups were mixed, {taught:.0%} can teach",
+        f"the newest proposal (step {last}) moved the gate tasks by {gain or 'nothing known'}; "
+        f"attempts differed in {mixed:.0%} of the practice groups, and {taught:.0%} can teach, by "
+        "a reference at least",
         "measured" if gain else "unknown",
         gain,
         cost,
@@ -170,24 +172,24 @@ def _routing(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
             "routing",
             "routing between models: not measured",
             f"{len(by_policy)} policy in this run: sample the same tasks with a second model, "
-            "two draws or more",
+            "two attempts or more",
             "unknown",
             None,
-            "a few draws a task and model to find out",
+            "a few attempts at each task with each model to find out",
             None,
         )
     rewards = {p: {t: r[t] for t in shared} for p, r in by_policy.items()}
-    single = max(sorted(rewards), key=lambda p: math.fsum(map(_mean, rewards[p].values())))
+    single = max(sorted(rewards), key=lambda p: math.fsum(map(fmean, rewards[p].values())))
     base, oracle = _cross_fitted(rewards, shared, single)
     gain = paired_difference(base, oracle, level=level, seed=seed)
     return Advice(
         "routing",
         f"routing over {len(rewards)} models",
-        f"choosing the better model a task, cross-fitted over {len(shared)} tasks, is {gain} "
-        f"over {single!r} alone",
+        f"the better model for each task, chosen on one half of the attempts and scored on the "
+        f"other over {len(shared)} tasks, is above {single!r} alone by {gain}",
         "ceiling",
         gain,
-        "no further draws; a router decides before the call",
+        "no further attempts; a router decides before the call",
         0.0 if gain.estimate > 0 else None,
     )
 
@@ -206,8 +208,8 @@ def _cross_fitted(
                 halves,
                 key=lambda p: (math.fsum(halves[p][choose]) / len(halves[p][choose]), p == single),
             )
-            base.setdefault(task, []).append(_mean(halves[single][test]))
-            oracle.setdefault(task, []).append(_mean(halves[best][test]))
+            base.setdefault(task, []).append(fmean(halves[single][test]))
+            oracle.setdefault(task, []).append(fmean(halves[best][test]))
     return base, oracle
 
 
@@ -217,7 +219,7 @@ def _best_of_k(groups: Sequence[GroupFigures], k: int, level: float, seed: int) 
         return Advice(
             "best_of_k",
             "search or best of k: not measured",
-            "no task has two graded draws under one context",
+            "no task was tried twice with the same prompt",
             "unknown",
             None,
             "k times the tokens of a task",
@@ -228,8 +230,8 @@ def _best_of_k(groups: Sequence[GroupFigures], k: int, level: float, seed: int) 
     return Advice(
         "best_of_k",
         f"best of {k} with a verifier at run time, or search",
-        f"max@{k} − mean@1 over {gain.n_tasks} tasks is {gain}; that much needs a verifier when "
-        "the agent is used, to choose among its answers",
+        f"the best of {k} attempts is above a single one by {gain}, over {gain.n_tasks} tasks; to "
+        "have it, a verifier must choose among the answers when the agent is used",
         "measured",
         gain,
         f"{k} times the tokens: {_number(extra)} more a task, with every task",
@@ -248,7 +250,7 @@ def _hints(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
             "no two different rewards in this run",
             "unknown",
             None,
-            "one more group a task and hint level",
+            "one more group for each failed task and level of hint",
             None,
         )
     worst, best = min(rewards), max(rewards)
@@ -266,7 +268,7 @@ def _hints(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
         + (f"; {len(hinted)} groups with hints so far" if hinted else "; no hints tried yet"),
         "ceiling",
         gain,
-        f"about {_number(tokens)} tokens a task and hint level, while learning only",
+        f"about {_number(tokens)} tokens for each task and level of hint, while learning only",
         _per_point(tokens * share * len(dead), gain),
     )
 
@@ -278,8 +280,8 @@ def _rl(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advi
     if k < 2:
         return Advice(
             "rl",
-            "RL on the weights: not measured",
-            "no task has two graded draws",
+            "train the weights (RL): not measured",
+            "no task was tried twice",
             "unknown",
             None,
             "training on a GPU",
@@ -290,9 +292,9 @@ def _rl(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advi
     useful = f"{_number(tokens * mixed)} of {_number(tokens)} tokens lie in mixed groups"
     return Advice(
         "rl",
-        "RL on the weights",
-        f"{mixed:.0%} of {len(practice)} groups are mixed and carry a gradient ({useful}); moving "
-        f"max@{k} into the first draw would give {gain}",
+        "train the weights (RL)",
+        f"{mixed:.0%} of {len(practice)} groups are mixed and carry a gradient ({useful}); a model "
+        f"whose first attempt is as good as its best of {k} would gain {gain}",
         "ceiling",
         gain,
         f"an epoch over these tasks takes about {_number(tokens)} tokens and a GPU, once",
@@ -301,7 +303,7 @@ def _rl(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advi
 
 
 def _lift(scores: Scores, k: int, level: float, seed: int) -> Interval:
-    base = {t: [_mean(r)] for t, r in scores.items()}
+    base = {t: [fmean(r)] for t, r in scores.items()}
     best = {t: [max_at_k(r, k)] for t, r in scores.items()}
     return paired_difference(base, best, level=level, seed=seed)
 
@@ -354,10 +356,6 @@ def _share(groups: Sequence[GroupFigures], test: Any) -> float:
 
 def _tokens(groups: Iterable[GroupFigures]) -> float:
     return float(sum(g.tokens for g in groups))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _per_point(tokens: float, gain: Interval | None) -> float | None:

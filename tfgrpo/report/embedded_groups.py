@@ -16,13 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfgrpo.context import render_messages
+from tfgrpo.messages import Message
 from tfgrpo.report.view import RunView, stage_of, step_of
+from tfgrpo.report.wording import plain_lines
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.runtime.terminal import printable
 
-__all__ = ["MAX_BYTES", "Islands", "pack_groups"]
+__all__ = ["MAX_BYTES", "Islands", "pack_groups", "reward_range"]
 
 MAX_BYTES = 4_000_000
 """For the groups; charts and tables come on top."""
@@ -70,16 +73,59 @@ def _raw_size(view: RunView, limit: int) -> int:
 
 
 def _pack(view: RunView, notes: _Notes, clip: _Clip) -> Islands:
+    system = str((view.config.get("policy") or {}).get("system") or "")
     chunks = [
-        _squeeze([_group(g, notes, clip) for g in view.groups[i : i + _CHUNK_GROUPS]])
+        _squeeze([_group(g, system, notes, clip) for g in view.groups[i : i + _CHUNK_GROUPS]])
         for i in range(0, len(view.groups), _CHUNK_GROUPS)
     ]
-    rewards = [r for g in view.groups for r in g.rewards_G]
+    low, high = reward_range(view)
+    worse = _made_worse(view)
     index = {
-        "range": [min(rewards), max(rewards)] if rewards else [0, 1],
-        "groups": [_entry(i, g) for i, g in enumerate(view.groups)],
+        "range": [low, high],
+        "is_function": (view.config.get("policy") or {}).get("kind") == "function",
+        "groups": [_entry(i, g, (low, high), worse) for i, g in enumerate(view.groups)],
     }
     return Islands(_squeeze(index), tuple(chunks), clip.limit, clip.n_cut, len(view.groups))
+
+
+def reward_range(view: RunView) -> tuple[float, float]:
+    """Return the verifier's least and largest reward, else what the run has seen, 0 and 1 with it:
+    a reward has the same colour in every run of a verifier."""
+    known = view.reward_range or (None, None)
+    rewards = [r for g in view.groups for r in g.rewards_G]
+    low = min((0.0, *rewards)) if known[0] is None else known[0]
+    high = max((1.0, *rewards)) if known[1] is None else known[1]
+    return low, high
+
+
+def _made_worse(view: RunView) -> set[tuple[str, str]]:
+    """Return stage and task of held-out tasks whose mean fell with the library."""
+    means: dict[tuple[str, str], dict[str, float]] = {}
+    for group in view.groups:
+        arm = str(group.metadata.get("arm") or "")
+        if stage_of(group) in ("test", "eval") and group.rewards_G:
+            found = means.setdefault((stage_of(group), group.task.task_id), {})
+            found[arm] = sum(group.rewards_G) / len(group.rewards_G)
+    return {
+        key for key, m in means.items() if "empty" in m and "final" in m and m["final"] < m["empty"]
+    }
+
+
+def _kinds(group: RolloutGroup, bounds: tuple[float, float], is_worse: bool) -> list[str]:
+    """Return what a person may look for: the words are the options of the page's filter."""
+    rewards = group.rewards_G
+    found = ["mixed" if group.is_informative() else "equal"]
+    if rewards and max(rewards) <= bounds[0] + 1e-9:
+        found.append("failed")
+    if rewards and min(rewards) >= bounds[1] - 1e-9:
+        found.append("right")
+    if is_worse:
+        found.append("worse")
+    if any(r.is_truncated for r in group.rollouts):
+        found.append("cut")
+    if any(r.reward is None for r in group.rollouts):
+        found.append("unscored")
+    return found
 
 
 def _squeeze(value: Any) -> str:
@@ -88,7 +134,13 @@ def _squeeze(value: Any) -> str:
     return base64.b64encode(gzip.compress(data.encode("utf-8"), 9, mtime=0)).decode("ascii")
 
 
-def _entry(number: int, group: RolloutGroup) -> dict[str, Any]:
+def _entry(
+    number: int,
+    group: RolloutGroup,
+    bounds: tuple[float, float],
+    worse: set[tuple[str, str]],
+) -> dict[str, Any]:
+    is_worse = (stage_of(group), group.task.task_id) in worse
     return {
         "number": number,
         "chunk": number // _CHUNK_GROUPS,
@@ -98,12 +150,12 @@ def _entry(number: int, group: RolloutGroup) -> dict[str, Any]:
         "stage": _safe(stage_of(group)),
         "step": step_of(group),
         "arm": _safe(str(group.metadata.get("arm") or "")),
-        "mixed": group.is_informative(),
+        "kinds": _kinds(group, bounds, is_worse),
         "rewards": [r.reward for r in group.rollouts],
     }
 
 
-def _group(group: RolloutGroup, notes: _Notes, clip: _Clip) -> dict[str, Any]:
+def _group(group: RolloutGroup, system: str, notes: _Notes, clip: _Clip) -> dict[str, Any]:
     reference = group.task.reference
     return {
         "group_id": _safe(group.group_id),
@@ -115,7 +167,11 @@ def _group(group: RolloutGroup, notes: _Notes, clip: _Clip) -> dict[str, Any]:
         "text": clip(group.task.text),
         "reference": None
         if reference is None
-        else clip(reference if isinstance(reference, str) else json.dumps(jsonable(reference))),
+        else clip("\n".join(plain_lines(jsonable(reference)))),
+        "messages": [
+            [m.role, clip(_message_text(m))]
+            for m in render_messages(group.task.messages, group.context, system=system)
+        ],
         "context": [
             clip(f"{p.source or p.kind}: " + (p.text or "\n".join(m.content for m in p.turns)))
             for p in group.context.parts
@@ -131,7 +187,7 @@ def _rollout(rollout: Rollout, notes: _Notes, clip: _Clip) -> dict[str, Any]:
         "outcome": rollout.outcome,
         "reward": rollout.reward,
         "is_truncated": rollout.is_truncated,
-        "tokens": rollout.usage.total_tokens,
+        "tokens": rollout.usage.completion_tokens,
         "text": clip(_trajectory(rollout)),
         "error": clip(rollout.error),
         "feedback": clip(rollout.score.feedback if rollout.score else ""),
@@ -141,14 +197,16 @@ def _rollout(rollout: Rollout, notes: _Notes, clip: _Clip) -> dict[str, Any]:
 
 def _trajectory(rollout: Rollout) -> str:
     """Actions and observations in order, roles named where there is more than one turn."""
-    parts = []
-    for message in rollout.messages:
-        calls = "".join(f"\n→ {c.name}({c.arguments})" for c in message.tool_calls)
-        reasoning = f"(thinking) {message.reasoning}\n" if message.reasoning else ""
-        parts.append((message.role, reasoning + message.content + calls))
+    parts = [(m.role, _message_text(m)) for m in rollout.messages]
     if len(parts) == 1:
         return parts[0][1]
     return "\n\n".join(f"{role}: {text}" for role, text in parts)
+
+
+def _message_text(message: Message) -> str:
+    calls = "".join(f"\n→ {c.name}({c.arguments})" for c in message.tool_calls)
+    reasoning = f"(thinking) {message.reasoning}\n" if message.reasoning else ""
+    return reasoning + message.content + calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tfgrpo.report.library_rows import entry_text, library_texts
 from tfgrpo.report.view import RunView, scores_of, step_of
 from tfgrpo.statistics import Scores, mean_interval, paired_difference
 
-__all__ = ["GROUP_KINDS", "curve", "informative", "rejected", "versions"]
+__all__ = ["GROUP_KINDS", "curve", "gate_means", "informative", "rejected", "versions"]
 
 GROUP_KINDS = ("mixed", "all_fail", "all_pass", "equal", "unusable")
 """What a practice group can teach: mixed ones only; `equal` is between worst and best."""
@@ -28,16 +28,17 @@ def curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
     by_version = _gate_scores(view)
     points = []
     for step, scores in sorted(_practice_scores(view).items()):
-        points.append(_point(step, None, "practice", _mean(view, scores, level, seed)))
+        points.append(_point(step, None, "practice", _mean_row(view, scores, level, seed)))
     for decision in view.of_kind("gate"):
         pair = [by_version.get(str(decision.get(name)), {}) for name in ("current", "proposed")]
         point = _point(decision.step or 0, decision.get("look"), "gate", None)
-        point["current"], point["proposed"] = (_mean(view, s, level, seed) for s in pair)
+        point["current"], point["proposed"] = (_mean_row(view, s, level, seed) for s in pair)
         if any(r and pair[1].get(t) for t, r in pair[0].items()):
             found = paired_difference(*pair, level=level, seed=seed)
             point["difference"] = asdict(view.within(found, of_difference=True))
         point["accepted"] = bool(decision.get("accepted"))
         point["reason"] = str(decision.get("reason") or "")
+        point["version"] = str(decision.get("proposed") or "")
         point["what"] = str(decision.get("what") or _what(decision.get("edits")))
         points.append(point)
     return sorted(points, key=lambda p: (p["step"], p["look"] or 0))
@@ -55,6 +56,7 @@ def _point(step: int, look: Any, kind: str, practice: dict[str, Any] | None) -> 
         "accepted": None,
         "reason": "",
         "what": "",
+        "version": "",
     }
 
 
@@ -73,6 +75,12 @@ def _gate_scores(view: RunView) -> dict[str, dict[str, list[float]]]:
     return {version: scores_of(groups) for version, groups in versions.items()}
 
 
+def gate_means(view: RunView, level: float, seed: int) -> dict[str, dict[str, Any]]:
+    """Mean gate reward of each library version that was scored."""
+    found = {v: _mean_row(view, scores, level, seed) for v, scores in _gate_scores(view).items()}
+    return {version: mean for version, mean in found.items() if mean is not None}
+
+
 def _what(edits: Any) -> str:
     """What a look tried, such as `2 lessons, 1 exemplar`."""
     if not isinstance(edits, Sequence):
@@ -81,7 +89,7 @@ def _what(edits: Any) -> str:
     return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
 
 
-def _mean(view: RunView, scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
+def _mean_row(view: RunView, scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
     if not any(scores.values()):
         return None
     return asdict(view.within(mean_interval(scores, level=level, seed=seed)))
@@ -155,13 +163,13 @@ def rejected(view: RunView) -> list[dict[str, Any]]:
         why = decision.get("reason") or _reason(decision.get("decision"))
         for edit in edits:
             row = edit if isinstance(edit, Mapping) else {}
-            text = row.get("text") or decision.get("text") or decision.get("row")
+            text = entry_text(row) or decision.get("text") or decision.get("row")
             rows.append(
                 {
                     "step": decision.step,
-                    "what": str(row.get("op") or "edit"),
+                    "what": _words_of(row),
                     "target": str(row.get("target") or ""),
-                    "text": str(text or entry_text(row)),
+                    "text": str(text or ""),
                     "reason": str(why or ""),
                 }
             )
@@ -179,6 +187,12 @@ def rejected(view: RunView) -> list[dict[str, Any]]:
                 }
             )
     return sorted(rows, key=lambda r: (r["step"] is None, r["step"] or 0))
+
+
+def _words_of(edit: Mapping[str, Any]) -> str:
+    """Say what an edit would have done."""
+    kind = {"exemplar": "worked example"}.get(str(edit.get("kind")), str(edit.get("kind") or ""))
+    return f"{edit.get('op') or 'edit'} {kind}".strip()
 
 
 def _reason(decision: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Tables, cells, tags and numbers as the page shows them.
+"""Tables, cells, tags, numbers and texts to copy, as the pages show them.
 
 Does not know what they say. Source: own.
 """
@@ -10,12 +10,34 @@ from typing import Any
 
 from tfgrpo.report.html import Child, Html, h, trusted
 
-__all__ = ["cell", "chart_card", "money", "number", "signed", "table", "tag", "tokens", "words"]
+__all__ = [
+    "cell",
+    "chart_card",
+    "copyable",
+    "money",
+    "number",
+    "signed",
+    "table",
+    "tag",
+    "tokens",
+]
 
 
-def chart_card(title: str | None, svg: str) -> Html | None:
+def chart_card(title: str | None, svg: str, note: Child = None) -> Html | None:
     """Return a chart under its title; None where there is no chart."""
-    return h("div", title and h("h3", title), trusted(svg), class_="card") if svg else None
+    if not svg:
+        return None
+    return h(
+        "div", title and h("h3", title), trusted(svg), note and h("p", note, class_="note"),
+        class_="card",
+    )  # fmt: skip
+
+
+def copyable(text: str, word: str = "copy") -> Html:
+    """Return a text with a button that copies it."""
+    return h(
+        "div", h("button", word, type="button", class_="copy"), h("pre", text), class_="copyable"
+    )
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Child]], numbers_from: int = 99) -> Html:
@@ -23,7 +45,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Child]], numbers_from: i
     head = h("tr", [h("th", x, class_="n" if i >= numbers_from else None)
                     for i, x in enumerate(heads)])  # fmt: skip
     body = h("tbody", [h("tr", row) for row in rows])
-    return h("div", h("table", h("thead", head), body, class_="stack"), class_="scroll")
+    return h(
+        "div", h("table", h("thead", head), body, class_="stack"), class_="scroll", tabindex="0"
+    )
 
 
 def cell(label: str, value: Child, class_: str | None = None) -> Html:
@@ -62,10 +86,3 @@ def money(amounts: Mapping[str, Any]) -> str:
     """Return a cost; an unknown one says so."""
     cost = amounts["cost_usd"]
     return "price unknown" if cost is None else f"${cost:.4f}" if cost < 1 else f"${cost:,.2f}"
-
-
-def words(value: Any) -> str:
-    """Return an object as one line."""
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
-    return str(value)

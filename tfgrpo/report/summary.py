@@ -3,9 +3,10 @@
 HTML, Markdown and JSON show this object and compute nothing of their own, so they cannot disagree.
 Figures on held-out tasks leave contaminated tasks out and say so.
 
-Keys: `state`, `why_not_kept`, `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `informative`,
-`outcomes`, `spend`, `library`, `versions`, `rejected`, `leaks`, `advice`, `forecast`; `nudge` where
-failed tasks were helped. Intervals are objects with `estimate`, `low`, `high`, `level`, `n_tasks`.
+Keys: `state`, `why_not_kept`, `verdict`, `arms`, `gain`, `noise`, `curve`, `tasks`, `categories`,
+`informative`, `growth`, `paid`, `outcomes`, `spend`, `library`, `versions`, `rejected`, `leaks`,
+`use`, `advice`, `forecast`; `nudge` where failed tasks were helped. Intervals are objects with
+`estimate`, `low`, `high`, `level`, `n_tasks`.
 
 Does not know HTML, files or how groups were made. Source: own.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from tfgrpo.experience.entry_value import observations_of, value_entries
 from tfgrpo.group_figures import GroupFigures
 from tfgrpo.nudges.record import nudge_totals, total_lines
-from tfgrpo.report import history
+from tfgrpo.report import history, pictures
 from tfgrpo.report.library_rows import entries_of, entry_text, library_texts
 from tfgrpo.report.next_steps import advise_on
 from tfgrpo.report.reflection import claim_words, reflection
@@ -71,16 +72,21 @@ def summarise(
     summary["verdict"] = _verdict(view, arms, leaks, rule or VerdictRule("gain", 0.0), level, seed)
     summary["curve"] = history.curve(view, level, seed)
     summary["tasks"] = _tasks(view, arms, leaks)
+    summary["categories"] = pictures.categories(summary["tasks"])
     summary["informative"] = history.informative(view)
+    summary["growth"] = pictures.growth(view)
+    summary["paid"] = pictures.paid(view, level, seed)
     summary["outcomes"] = _outcomes(view.figures)
     summary["spend"] = _spend(view)
-    summary["library"] = _library(view, level)
     summary["versions"] = history.versions(view)
+    arrived = pictures.arrivals(summary["versions"], summary["curve"])
+    summary["library"] = _library(view, level, arrived)
     summary["rejected"] = history.rejected(view)
     summary["leaks"] = leaks.to_dict()
     why = view.why_not_kept()
     summary["state"] = view.outcome.state
     summary["why_not_kept"] = [r.to_dict() | {"command": r.command(view.config_path)} for r in why]
+    summary["use"] = {"folder": view.folder or view.name, "instructions": view.instructions}
     summary["advice"] = [a.to_dict() for a in advise_on(view, seed=seed)]
     plan = view.newest("forecast")
     summary["forecast"] = None if plan is None else plan.payload
@@ -198,6 +204,7 @@ def _arm(view: RunView, arm: str, scores: Scores, level: float, seed: int) -> di
 def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list[dict[str, Any]]:
     """Test tasks before and after, the largest loss first."""
     rows = []
+    shown = {a: {g.task_id: g.group_id for g in view.of_stage(view.proof_stage, a)} for a in arms}
     for task in view.tasks(view.proof_stage):
         before, after = (arms.get(a, {}).get(task.task_id, ()) for a in ("empty", "final"))
         row: dict[str, Any] = {
@@ -208,6 +215,8 @@ def _tasks(view: RunView, arms: Mapping[str, Scores], leaks: LeakReport) -> list
             "n_before": len(before),
             "n_after": len(after),
             "contaminated": task.task_id in leaks.contaminated,
+            "category": pictures.category_of(task),
+            "groups": {a: shown[a][task.task_id] for a in shown if task.task_id in shown[a]},
         }
         both = row["before"] is not None and row["after"] is not None
         row["difference"] = row["after"] - row["before"] if both else None
@@ -255,8 +264,11 @@ def _amounts(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _library(view: RunView, level: float) -> dict[str, Any]:
+def _library(
+    view: RunView, level: float, arrived: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     version, library = view.final_library
+    tasks = {g.group_id: g.task_id for g in view.figures}
     shown: Counter[str] = Counter()
     for group in view.figures:
         for source in set(group.sources):
@@ -278,11 +290,17 @@ def _library(view: RunView, level: float) -> dict[str, Any]:
             "created_step": e.get("created_step"),
             "shown": max(e.get("shown", 0), shown[str(e.get("experience_id"))]),
             "provenance": e.get("provenance") or {},
+            "sources": [[g, tasks[g]] for g in _group_ids(e) if g in tasks],
+            "arrived": arrived.get(str(e.get("experience_id"))),
             "value": measured.get(str(e.get("experience_id"))) or e.get("value"),
         }
         for e in entries_of(library)
     ]
     return {"version_id": version, "entries": sorted(rows, key=_by_value)}
+
+
+def _group_ids(entry: Mapping[str, Any]) -> list[str]:
+    return [str(g) for g in (entry.get("provenance") or {}).get("group_ids", ())]
 
 
 def _by_value(row: Mapping[str, Any]) -> tuple[float, str]:

@@ -109,6 +109,8 @@ class RunView:
     """The run's folder or address as it was given, without password."""
     config_path: str = "CONFIG.toml"
     """Where its settings lay, for commands that go on from it."""
+    instructions: str = ""
+    """What was kept as one plain text, as the run wrote it; empty where nothing was."""
 
     _made: list[GroupFigures] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -277,7 +279,15 @@ def load_view(
             damaged=tuple(store.damaged),
             folder=shown_place(folder),
             config_path=noted_config(store.folder),
+            instructions=_instructions(store.folder),
         )
+
+
+def _instructions(folder: Path) -> str:
+    try:
+        return (folder / "instructions.txt").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""  # not written yet
 
 
 def sampled(groups: Sequence[GroupFigures], most: int) -> list[GroupFigures]:

@@ -29,7 +29,7 @@ from tfgrpo.serve.identity import Extensions, private_hash
 from tfgrpo.serve.inject import EMPTY, Injection
 from tfgrpo.serve.routes import Assignment, Route, by_weight
 from tfgrpo.serve.wire.errors import ApiError, from_failure
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 __all__ = ["Attempt", "Exchange", "Ended"]
 

@@ -33,7 +33,7 @@ from tfgrpo.serve.routes import Route, draw
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 log = logging.getLogger(__name__)
 

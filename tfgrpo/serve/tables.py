@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfgrpo.store import Journal
-from tfgrpo.store.database import GATEWAY_VERSION
+from tfgrpo.store.disk.files import GATEWAY_VERSION
 
 __all__ = ["add_tables"]
 

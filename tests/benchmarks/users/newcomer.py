@@ -19,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.benchmarks.record import record
 
@@ -159,9 +160,39 @@ def _dead_end(code: int, out: str, is_python: bool) -> str:
     return ""
 
 
+def first_steps(seeds: Sequence[int | None]) -> dict[str, dict[str, Any]]:
+    """Learn on what `init` writes, as shipped (None) and with other seeds; returns CPU seconds and
+    exit code of each."""
+    env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+    found: dict[str, dict[str, Any]] = {}
+    for seed in seeds:
+        with tempfile.TemporaryDirectory(prefix="tfgrpo-newcomer-") as place:
+            before = _cpu_s()
+            command = [sys.executable, "-P", "-m", "tfgrpo"]
+            _run([*command, "init", "first"], Path(place), env, interrupt=False)
+            given = [] if seed is None else [f"learn.seed={seed}", f"tasks.seed={seed}"]
+            sets = [word for value in given for word in ("--set", value)]
+            learn = [*command, "learn", "first/config.toml", "--quiet", *sets]
+            code, out = _run(learn, Path(place), env, interrupt=False)
+            gains = re.findall(r"gain ([-+]?\d+\.\d+)", out)
+            name = "as shipped" if seed is None else f"seed {seed}"
+            found[name] = {
+                "exit_code": code, "cpu_s": round(_cpu_s() - before, 1),
+                "gain": float(gains[-1]) if gains else None,
+            }  # fmt: skip
+            print(name, found[name], flush=True)
+    return found
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def measure(outcomes: tuple[str, ...] = OUTCOMES, *, fast: bool = False) -> dict[str, object]:
     """Walk all outcomes; returns the figures."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = _cpu_s()
     steps: dict[str, list[Step]] = {}
     for outcome in outcomes:
         with tempfile.TemporaryDirectory(prefix="tfgrpo-newcomer-") as place:
@@ -170,8 +201,7 @@ def measure(outcomes: tuple[str, ...] = OUTCOMES, *, fast: bool = False) -> dict
                 steps[outcome].append(step)
                 mark = f"DEAD END: {step.dead_end}" if step.dead_end else "ok"
                 print(f"{outcome:<17} {step.code:>3}  {step.command}  {mark}", flush=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+    used = _cpu_s() - before
     dead = [asdict(s) | {"outcome": o} for o, rows in steps.items() for s in rows if s.dead_end]
     return {
         "commands": len(commands()),
@@ -184,7 +214,7 @@ def measure(outcomes: tuple[str, ...] = OUTCOMES, *, fast: bool = False) -> dict
 
 
 if __name__ == "__main__":
-    figures = measure()
+    figures = measure() | {"first_steps": first_steps((None, 1, 2, 3))}
     if "--dry" in sys.argv:
         print(json.dumps(figures, indent=1))
     else:

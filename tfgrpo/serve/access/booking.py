@@ -36,8 +36,8 @@ from tfgrpo.store.booking import (
     worst_case,
 )
 from tfgrpo.store.calls import CallEnd, CallStart
-from tfgrpo.store.database import Statement
 from tfgrpo.store.prices import Price
+from tfgrpo.store.rows import Statement
 
 log = logging.getLogger(__name__)
 

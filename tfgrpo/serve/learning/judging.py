@@ -20,7 +20,7 @@ from tfgrpo.rollout import Rollout, Step, Task
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.serve import tables
 from tfgrpo.serve.settings import FeedbackSettings, LearnSettings
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 from tfgrpo.verifiers import make_verifier
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from tfgrpo.serve import tables
 from tfgrpo.serve.access.booking import OpenCall, Planned
 from tfgrpo.serve.gateway import Gateway, learn_key
 from tfgrpo.serve.routes import Route
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 __all__ = ["Purse"]
 
