@@ -34,10 +34,9 @@ def load(name: str) -> str:
     Raises:
         KeyError: there is no prompt of that name.
     """
-    path = _folder().joinpath(f"{name}.md")
-    if not path.is_file():
-        raise KeyError(f"no prompt {name!r}; there are {', '.join(names())}")
-    return path.read_text(encoding="utf-8").removesuffix("\n")
+    if name not in names():  # a name from a file of somebody else's is no path
+        raise KeyError(f"no prompt {name[:80]!r}; there are {', '.join(names())}")
+    return _folder().joinpath(f"{name}.md").read_text(encoding="utf-8").removesuffix("\n")
 
 
 @cache

@@ -8,300 +8,38 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from tfgrpo.config.learn import BudgetConfig
 from tfgrpo.config.sections import Section, explain, load_toml, wrong_verb
 from tfgrpo.errors import ConfigError
 from tfgrpo.hints.sections import Common
 from tfgrpo.hints.settings import method_of
+from tfgrpo.rl.config_sections import (
+    CreditConfig,
+    CurriculumConfig,
+    EngineConfig,
+    LossConfig,
+    ModelConfig,
+    MultiTurnConfig,
+    OptimiserConfig,
+    RewardsConfig,
+    RolloutConfig,
+    TrainRunConfig,
+    TrainTasksConfig,
+)
 from tfgrpo.rl.formulas import requirements
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
-
-
-class ModelConfig(Section):
-    """What is trained."""
-
-    lm: str = "local:smollm2-135m"
-    """`local:smollm2-135m`, `local:PATH` or `local:ORG/NAME`."""
-    hub_id: str = ""
-    """ORG/NAME of the starting model on the hub, for the card and the adapters; found by itself for
-    the embedded model and for `local:ORG/NAME`."""
-    licence: str = ""
-    """Licence of the starting model, for the card; found by itself for the embedded model."""
-    dtype: Literal["bfloat16", "float32"] | None = None
-    """Type of the weights that run; None is bfloat16 where the device multiplies it."""
-    device: str | None = None
-    """`cpu` or `cuda`; None takes a GPU where there is one."""
-    system: str = ""
-    """System text of the prompt."""
-    template: Literal["chat", "plain"] = "chat"
-    """`plain` joins the turns' texts, for models whose tokenizer has no chat template."""
-    lora_rank: int = Field(default=0, ge=0)
-    """0 trains every weight."""
-    lora_alpha: float = Field(default=32.0, gt=0)
-    """Scale of the LoRA update: alpha over rank."""
-    lora_targets: tuple[str, ...] = ()
-    """Projections to adapt; empty means all seven."""
-    checkpoint_activations: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
-
-
-class TrainTasksConfig(Section):
-    """What is practised and what is held out."""
-
-    path: str = ""
-    """JSONL of training tasks."""
-    held_out: str = ""
-    """JSONL of evaluation tasks; never trained on, never hinted."""
-
-
-class RolloutConfig(Section):
-    """How groups are made."""
-
-    tasks_per_step: int = Field(default=16, ge=1)
-    """Groups of a step."""
-    group_size: int = Field(default=8, ge=1)
-    """Rollouts of a group."""
-    max_tokens: int = Field(default=256, ge=1)
-    """Limit of a reply, or of each turn."""
-    temperature: float = Field(default=1.0, gt=0)
-    """How widely tokens are drawn in training."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Must be 1: a truncated draw would give wrong probability ratios."""
-    stop: tuple[str, ...] = ()
-    """Texts that end a reply."""
-    max_rows: int = Field(default=256, ge=1)
-    """Rows decoded at once; the cache's memory grows with it."""
-    poll_steps: int = Field(default=16, ge=1)
-    """Decoding steps between two looks at finished rows."""
-    fixed_rows: bool = False
-    """Decode with a constant row count: bit-exact under any batch, slower at the tail."""
-    ignore_eos: bool = False
-    """Every completion reaches `max_tokens` (for measurements)."""
-    on_truncated: Literal["grade", "exclude"] = "grade"
-    """Judge a reply that hit its limit, or leave it out of its group."""
-    verifier_timeout_s: float = Field(default=120.0, gt=0)
-    """Wall time of one verification."""
-    max_skipped_steps: int = Field(default=5, ge=1)
-    """Steps in a row whose every reply is cut at its limit, and which are skipped, before the run
-    stops."""
-    max_unscored_share: float = Field(default=0.5, ge=0, le=1)
-    """Share of a step's rollouts that could not be scored (a verifier, judge or environment that
-    failed) above which the run stops with the first cause."""
-    mismatch_mean: float = Field(default=0.1, gt=0)
-    """Mean |Δ log-prob| between generator and trainer, nats, beyond which training stops.
-    bfloat16 logits alone give 0.01 to 0.04 (measured on an H100)."""
-    mismatch_row: float = Field(default=1.0, gt=0)
-    """The same for a whole row's sum, nats times the root of the longest row's tokens. A rarely
-    drawn token alone can differ by a nat in bfloat16."""
-
-
-class LossConfig(Section):
-    """What is minimised."""
-
-    name: str = "clip"
-    """Entry of the registry of losses (docs/rl_registry.md)."""
-    options: dict[str, float | str] = {}
-    """Options of the loss."""
-    aggregation: str = ""
-    """How token losses become one number; empty takes the loss's own (`token_mean` for most)."""
-    advantage: str = "grpo"
-    """An advantage a rollout; see [credit] for advantages a token."""
-    advantage_options: dict[str, float | str] = {}
-    """Options of the advantage."""
-    answer_pattern: str = ""
-    """Finds the final answer in a reply, for entries that need `answers`; empty takes what stands
-    in the last box, else the last number, else the whole text."""
-    kl: float = Field(default=0.0, ge=0)
-    """Weight of the k3 estimate of KL(policy ‖ start)."""
-    kl_end: float | None = Field(default=None, ge=0)
-    """Weight at the last step, reached in a line from `kl` (GRPO-D of OThink-MR1, abstract: an
-    approximation); empty keeps it. Where the weight is 0 no reference pass is made."""
-    entropy: float = 0.0
-    """Weight of an entropy bonus."""
-    entropy_target: float | None = Field(default=None, gt=0)
-    """Nats a token; the bonus is on in steps whose last batch had a mean entropy below it
-    (Confucius3-Math, abstract: an approximation). Empty keeps it on."""
-    log_entropy: bool = False
-    """Write the mean entropy of each step to the metrics."""
-    skip_zero_advantage: bool = True
-    """Leave rows without a gradient out of the forward; exact, since they still count in the
-    normaliser."""
-
-
-class RewardsConfig(Section):
-    """How rewards are reshaped before advantages are taken."""
-
-    names: tuple[str, ...] = ()
-    """Entries of the registry, applied in this order."""
-    options: dict[str, dict[str, float | str]] = {}
-    """Options of each, by its name."""
-
-
-class CreditConfig(Section):
-    """Advantages finer than a rollout; takes the place of `loss.advantage`."""
-
-    name: str = ""
-    """Entry of the registry of credit; empty gives every token of a rollout its advantage."""
-    options: dict[str, float | str] = {}
-    """Options of the entry."""
-    state: Literal["", "observation", "history"] = ""
-    """When two steps start from the same state: equal last observation, or all tokens so far equal.
-    Empty takes what the entry means: `history` for trees, else `observation`."""
-    phrases: tuple[str, ...] = ()
-    """Texts whose tokens count as planning (`hicra`)."""
-
-
-class MultiTurnConfig(Section):
-    """Rollouts of several turns; off while both `tools` and `environment` are empty."""
-
-    tools: tuple[str, ...] = ()
-    """Python functions as `module:name`."""
-    calls: Literal["text", "native"] = "text"
-    """How tools are offered and called: as text (`Action: name {json}`), or in the form of the
-    model's own chat template (`<tool_call>`)."""
-    environment: str = ""
-    """`module:name`, called with a task for each rollout; returns an `Environment`."""
-    max_turns: int = Field(default=8, ge=1)
-    """Turns of a rollout at most."""
-    max_tokens: int = Field(default=2048, ge=2)
-    """Of the whole sequence, prompt included; `rollout.max_tokens` limits each turn."""
-    tool_timeout_s: float = Field(default=60.0, gt=0)
-    """Wall time of one tool call."""
-    max_observation_chars: int = Field(default=4000, ge=1)
-    """Longest observation that a prompt holds; more is cut."""
-
-    @property
-    def is_on(self) -> bool:
-        """True when rollouts have several turns."""
-        return bool(self.tools or self.environment)
-
-
-class EngineConfig(Section):
-    """What makes tokens."""
-
-    kind: Literal["own", "vllm", "vllm-server"] = "own"
-    """`own` samples from the trained weights; `vllm` in this process; `vllm-server` over HTTP."""
-    base_url: str = "http://127.0.0.1:8000/v1"
-    """Address of the server, for kind `vllm-server`."""
-    model: str = ""
-    """The served name; empty means `folder`."""
-    folder: str = ""
-    """Where the server was started from (`vllm serve FOLDER`); new weights are written there."""
-    options: dict[str, Any] = {}
-    """Further arguments of `vllm.LLM`, for kind `vllm`."""
-    api_key_env: str = ""
-    """Environment variable that holds the server's key."""
-    concurrency: int = Field(default=64, ge=1)
-    """Requests in flight."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """Wall time of one request."""
-
-
-class CurriculumConfig(Section):
-    """Which tasks are rolled, how often, and what is used again."""
-
-    profile: int = Field(default=0, ge=0)
-    """Draws a training task before the first step; 0 makes no profiling pass."""
-    band: tuple[float, float] = (0.0, 1.0)
-    """Success shares, both included, between which the profiling pass keeps a task."""
-    unsolved_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the tasks without any success in the profiling pass that are kept all the same."""
-    success_above: float = 0.0
-    """A larger reward is a success."""
-    order: Literal["shuffled", "easy_first"] = "shuffled"
-    """`easy_first`: by falling share of the profiling pass, the same in every epoch."""
-    rest_epochs: int = Field(default=0, ge=0)
-    """Epochs that a task rests whose last group's share lay outside `band`; 0 never rests any."""
-    allocate: str = ""
-    """What gives group sizes: `practice` (a probe first, then what can turn out mixed),
-    `posterior_gain`, `v0`, `sgpo`, `vade`, `xrpo`, `dars`, `gdro`, or `module:name` of a class
-    whose objects are `Allocator`s."""
-    allocate_options: dict[str, Any] = {}
-    """Options of the allocator."""
-    candidates: Literal["step", "all"] = "step"
-    """What the allocator chooses from: the step's tasks, or all of them."""
-    max_resample_rounds: int = Field(default=1, ge=1)
-    """Rounds of tasks a step at most, until it is full of groups whose rewards differ; the others
-    are dropped. 1 takes one round as it is."""
-    replay: int = Field(default=0, ge=0)
-    """Past groups whose rewards differ, added to a step."""
-    replay_keep: int = Field(default=64, ge=1)
-    """Past groups that are kept for replay."""
-    replay_age: int = Field(default=8, ge=1)
-    """Steps after which a kept group is forgotten."""
-
-
-class OptimiserConfig(Section):
-    """How weights move."""
-
-    steps: int = Field(default=100, ge=1)
-    """Training steps."""
-    lr: float = Field(default=1e-6, gt=0)
-    """Learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate goes on after the warm-up."""
-    warmup: int = Field(default=0, ge=0)
-    """Steps over which the learning rate rises from 0."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay of AdamW."""
-    max_norm: float = Field(default=1.0, ge=0)
-    """Gradients are scaled down to this norm; 0 does not."""
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-    beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
-    moments: Literal["float32", "bfloat16"] = "float32"
-    """`bfloat16` takes 4 bytes a parameter less; rounded by chance, so right on average."""
-    epochs_per_batch: int = Field(default=1, ge=1)
-    """How often a batch of groups is used."""
-    updates_per_epoch: int = Field(default=1, ge=1)
-    """Optimiser batches that a batch of groups is cut into."""
-    micro_batch_tokens: int = Field(default=8192, ge=16)
-    """Input tokens of one forward; lower it when memory runs out."""
-    vocabulary_chunk: int = Field(default=2048, ge=1)
-    """Tokens whose logits exist at once."""
-
-
-class TrainRunConfig(Section):
-    """Where the run lives."""
-
-    folder: str = "runs/train"
-    """Where checkpoints, metrics and the model are written; the same command goes on from the last
-    checkpoint."""
-    seed: int = 0
-    """Seeds every draw of the run."""
-    save_every: int = Field(default=50, ge=1)
-    """Steps between checkpoints."""
-    keep: int = Field(default=2, ge=1)
-    """Checkpoints kept."""
-    save_optimiser: bool = True
-    """Keep the optimiser's state in checkpoints; without it they take half the place, and a resumed
-    run starts the optimiser anew."""
-    evaluate_every: int = Field(default=0, ge=0)
-    """Steps between held-out evaluations; 0 evaluates at the end only."""
-    evaluate_before: bool = True
-    """Score the held-out tasks before the first step, too: the gain of training is known then."""
-    evaluate_draws: int = Field(default=1, ge=1)
-    """Draws a held-out task."""
-    evaluate_temperature: float = Field(default=0.0, ge=0)
-    """Of held-out draws; 0 takes the likeliest token."""
-    deterministic: bool = True
-    """Equal runs give equal bits on the same machine."""
-    tensorboard: bool = False
-    """Also write TensorBoard scalars into the folder."""
-    tracker: Literal["", "wandb", "trackio"] = ""
-    """Also report to Weights & Biases or trackio."""
-    keep_samples: int = Field(default=2, ge=0)
-    """Groups of each step whose replies are kept for `tfgrpo view`."""
-    push_to_hub: str = ""
-    """ORG/NAME to upload the trained model to; the token is the one of `hf auth login`."""
-    hub_private: bool = True
-    """The uploaded repository is private."""
+from tfgrpo.rl.strategy_options import (
+    SEGMENTED,
+    TURNS,
+    TreeOptions,
+    refuse_beside,
+    strategy_options,
+)
 
 
 class TrainConfig(Section):
@@ -354,7 +92,7 @@ class TrainConfig(Section):
         """
         path = Path(path)
         values = load_toml(path, overrides)
-        for key in ("path", "held_out"):
+        for key in ("path", "held_out", "groups"):
             given = values.get("tasks", {}).get(key)
             if isinstance(given, str) and given:
                 values["tasks"][key] = str(path.parent / given)
@@ -379,15 +117,22 @@ class TrainConfig(Section):
             columns=self.features,
             verifier=str(self.verifier.get("kind", "")),
             temperature=self.rollout.temperature,
-            is_multi_turn=played.is_on,
+            is_multi_turn=played.is_on or bool(self.tasks.groups),
             has_environment=bool(played.environment),
             hints=str(self.hints.get("name", "")),
             has_phrases=bool(self.credit.phrases),
+            has_separator=bool(self.credit.separator),
+            segments=self.rollout.strategy if self.rollout.strategy in SEGMENTED else "",
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
-            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.curriculum.replay > 0,
+            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.reuses,
         )
+
+    @property
+    def reuses(self) -> bool:
+        """True where rollouts that older weights sampled may be trained on."""
+        return self.curriculum.reuses or self.rollout.strategy == "april"
 
     def check(self) -> None:
         """Raise `ConfigError` for settings that contradict each other."""
@@ -397,6 +142,11 @@ class TrainConfig(Section):
                 "make the advantages: keep one of them"
             )
         requirements.check(self.formulas)
+        if self.credit.separator and (self.multi_turn.is_on or self.formulas.segments):
+            raise ConfigError(
+                "credit.separator cuts replies of one turn into steps, and [multi_turn] or "
+                "rollout.strategy gives steps already: leave one of them out"
+            )
         self._check_sections()
         _check_engine_options(self.engine.options)
         if self.rollout.top_p < 1:
@@ -427,17 +177,12 @@ class TrainConfig(Section):
             )
         if c.candidates == "all" and not c.allocate:
             raise ConfigError("curriculum.candidates 'all' needs curriculum.allocate")
-        if c.replay and "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+        if c.select_options and not c.select:
             raise ConfigError(
-                f"curriculum.replay with loss {self.loss.name!r}: that loss has no ratio to the "
-                "weights that sampled, so old rollouts would give a wrong gradient; use clip, "
-                "cispo or another loss with a ratio"
+                f"curriculum.select_options has {sorted(c.select_options)}, and curriculum.select "
+                "is empty: name a rule or leave them out"
             )
-        if c.replay and self.rollout.temperature != 1.0:
-            raise ConfigError(
-                f"curriculum.replay with rollout.temperature {self.rollout.temperature}: samplers "
-                "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
-            )
+        self._check_reuse()
         if self.multi_turn.calls == "native" and self.model.template != "chat":
             raise ConfigError("multi_turn.calls 'native' needs model.template 'chat'")
         if self.multi_turn.tools and self.multi_turn.environment:
@@ -448,6 +193,71 @@ class TrainConfig(Section):
             )
         if self.hints:
             self._check_hints(method_of(self.hints))
+        if self.tasks.groups:
+            self._check_saved()
+        self._check_strategy()
+
+    def _check_reuse(self) -> None:
+        """Refuse old rollouts where their ratio could not be right."""
+        c = self.curriculum
+        names = [f"curriculum.{n}" for n in ("replay", "refill", "select") if getattr(c, n)]
+        if self.rollout.strategy == "april":
+            names.append("rollout.strategy 'april'")
+        if not names:
+            return
+        if "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+            raise ConfigError(
+                f"{names[0]} with loss {self.loss.name!r}: that loss has no ratio to the "
+                "weights that sampled, so old rollouts would give a wrong gradient; use clip, "
+                "cispo or another loss with a ratio"
+            )
+        if self.rollout.temperature != 1.0:
+            raise ConfigError(
+                f"{names[0]} with rollout.temperature {self.rollout.temperature}: samplers "
+                "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
+            )
+
+    def _check_saved(self) -> None:
+        """Refuse saved groups together with what needs sampling."""
+        c, r = self.curriculum, self.rollout
+        clashes = {
+            "tasks.path": bool(self.tasks.path),
+            "[hints]": bool(self.hints),
+            "curriculum.profile": bool(c.profile),
+            "curriculum.allocate": bool(c.allocate),
+            f"rollout.strategy {r.strategy!r}": r.strategy != "plain",
+            f"loss.advantage {self.loss.advantage!r}": self.loss.advantage == "remax",
+        } | {f"curriculum.{n}": bool(getattr(c, n)) for n in ("replay", "refill", "select")}
+        for name, is_set in clashes.items():
+            if is_set:
+                raise ConfigError(
+                    f"tasks.groups with {name}: saved groups are trained as they are, and that "
+                    "needs rollouts of the weights; leave one of them out"
+                )
+
+    def _check_strategy(self) -> None:
+        """Refuse a strategy that other settings contradict."""
+        r, c = self.rollout, self.curriculum
+        options = strategy_options(r.strategy, r.strategy_options)
+        if options is None:
+            return
+        if isinstance(options, TreeOptions):
+            options.check(r.group_size)
+        told = f"rollout.strategy {r.strategy!r}"
+        if (r.strategy in TURNS) != self.multi_turn.is_on:
+            raise ConfigError(
+                f"{told} is for rollouts of several turns: set [multi_turn]"
+                if r.strategy in TURNS
+                else f"{told} with [multi_turn]: it is for replies of one turn; take 'arpo' or "
+                "'turn_tree', or leave one of them out"
+            )
+        clashes = {"[hints]": bool(self.hints), "curriculum.allocate": bool(c.allocate)}
+        if r.strategy == "april":
+            clashes |= {
+                "curriculum.max_resample_rounds above 1": c.max_resample_rounds > 1,
+                f"engine.kind {self.engine.kind!r}": self.engine.kind != "own",
+            }
+        refuse_beside(told, clashes)
 
     def _check_hints(self, method: Common) -> None:
         if self.multi_turn.is_on and method.forces_prefix:

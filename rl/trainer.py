@@ -12,20 +12,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.protocols import (
     Allocator,
     Generator,
-    GroupVerifier,
-    GrowingAllocator,
     HintScheduler,
     Verifier,
 )
@@ -33,8 +28,9 @@ from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.hub import Origin, origin_of
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, check_asked, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
-from tfgrpo.rl.formulas.requirements import remarks
+from tfgrpo.rl.formulas.requirements import needs_of, remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.guards import Determinism, check_parts, check_tasks, explain_out_of_memory
 from tfgrpo.rl.monitoring.held_out import HeldOutLog, sample_row
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
@@ -53,8 +49,13 @@ from tfgrpo.rl.rollouts.factory import (
     prompter_of,
     train_sampling,
 )
+from tfgrpo.rl.rollouts.recompose import Recompose, RecomposeOptions
 from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rl.rollouts.step_groups import MakeGroups, StepGroups, StepSampler
+from tfgrpo.rl.rollouts.step_groups import StepGroups, StepSampler
+from tfgrpo.rl.rollouts.step_parts import MakeGroups, StepParts
+from tfgrpo.rl.strategies.maker import Sight
+from tfgrpo.rl.strategies.settings import makers_of, turns_of
+from tfgrpo.rl.strategy_options import strategy_options
 from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.hint_reliance import hint_reliance
@@ -100,6 +101,18 @@ class TrainerParts:
     """Further receivers of metrics."""
 
 
+class Store(Protocol):
+    """What keeps rollouts from step to step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
+
+
 class Trainer:
     """Trains one model.
 
@@ -124,32 +137,26 @@ class Trainer:
         hints: HintScheduler | None = None,
         parts: TrainerParts | None = None,
     ) -> None:
-        _check_tasks(tasks, held_out, verifier, config)
+        parts = parts or TrainerParts()
+        check_tasks(tasks, held_out, verifier, config)
+        own_groups = parts.make_groups is not None
+        check_parts(config, verifier, hints, parts.allocate, has_own_groups=own_groups)
         check_asked(model, dtype=config.model.dtype, device=config.model.device)
         for remark in remarks(config.formulas) if not distributed.world()[0] else ():
             log.warning("%s", remark)
         self.config = config
         self.step_number = 0
         self._skipped = 0
-        parts = parts or TrainerParts()
         self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
+        options = strategy_options(config.rollout.strategy, config.rollout.strategy_options)
+        hints = hints or turns_of(options, model.decoder.shape.vocab, config.run.seed)
         self._hints = hints
         self._rank, self._world = distributed.world()
         c, r, run = config.curriculum, config.rollout, config.run
-        for name, is_set in (("[hints]", hints is not None), ("curriculum.replay", c.replay)):
-            if is_set and self._world > 1:
-                raise ConfigError(
-                    f"{name} with {self._world} processes: one process keeps the state; train on "
-                    "one, or leave it out"
-                )
-        if isinstance(parts.allocate, GrowingAllocator) and isinstance(verifier, GroupVerifier):
-            raise ConfigError(
-                "curriculum.allocate lets groups grow, and the verifier scores the rollouts of a "
-                "group against each other: such scores change with it; use another of the two"
-            )
         self._folder = Path(run.folder)
+        knows = bool({"extra:prior_R", "extra:past_share_R"} & needs_of(config.formulas))
         self.curriculum = Curriculum(
             c,
             tasks,
@@ -157,11 +164,11 @@ class Trainer:
             group_size=r.group_size,
             seed=run.seed,
             allocate=parts.allocate,
+            remembers=knows,
         )
-        keeps = c.replay > 0
-        self._replay = (
-            Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
-        )
+        keeps = c.replay > 0 or c.refill > 0
+        recompose = Recompose(RecomposeOptions.of(c.select_options)) if c.select else None
+        replay = Replay(keep=c.replay_keep, age=c.replay_age, seed=run.seed) if keeps else None
         self._state = FormulaState()
         self.updater = Updater(config, model.decoder, parts.generator, self._state)
         self.optimiser = self.updater.optimiser
@@ -171,14 +178,28 @@ class Trainer:
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
         self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
+        grower, partial = makers_of(
+            options, self._maker, self._sight(), is_foreign=parts.generator is not None
+        )
+        self._stores: dict[str, Store | None] = {
+            "replay": replay,
+            "partial": partial,
+            "recompose": recompose,
+        }
         self._roller = StepSampler(
             config,
             self._maker,
             self.curriculum,
-            replay=self._replay,
-            hints=hints,
-            make_groups=parts.make_groups,
-            greedy="baseline" in self._row_maker.needs,
+            StepParts(
+                replay,
+                hints,
+                parts.make_groups,
+                grower,
+                partial,
+                recompose,
+                knows=knows,
+                greedy="baseline" in self._row_maker.needs,
+            ),
         )
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
@@ -187,6 +208,15 @@ class Trainer:
         asked = [[t.to_dict() for t in held_out], run.evaluate_draws, run.evaluate_temperature]
         self._scores = HeldOutLog(
             self._folder / "evaluations.jsonl", digest(asked, 16), writes=self._rank == 0
+        )
+
+    def _sight(self) -> Sight:
+        """How a strategy looks at distributions."""
+        o, rollout = self.config.optimiser, self.config.rollout
+        eos_ids = () if rollout.ignore_eos else tuple(self._model.eos_ids)
+        decoder = self._model.decoder
+        return Sight(
+            decoder, rollout.temperature, eos_ids, o.micro_batch_tokens, o.vocabulary_chunk
         )
 
     def train(self, on_step: Callable[[StepReport], None] | None = None) -> dict[str, Any]:
@@ -232,13 +262,13 @@ class Trainer:
         roofline = measure_roofline(weight.device, weight.dtype)
         started = time.monotonic()
         number, epoch = self.step_number, self.curriculum.epoch
-        with _explain_out_of_memory(number + 1, "rollout.max_rows or rollout.max_tokens"):
+        with explain_out_of_memory(number + 1, "rollout.max_rows or rollout.max_tokens"):
             first = {} if self.curriculum.is_profiled else self._roller.profile()
             rolled = self._roller.roll(number)
         made = time.monotonic()
         with (
-            _explain_out_of_memory(number + 1, _UPDATE_ROOM),
-            _determinism(self.config.run.deterministic),
+            explain_out_of_memory(number + 1, _UPDATE_ROOM),
+            Determinism(self.config.run.deterministic),
         ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
             rows, done = self._update(rolled, number)
@@ -345,7 +375,7 @@ class Trainer:
             "formulas": self._state.state_dict(),
             "skipped": self._skipped,
             "curriculum": self.curriculum.state_dict(),
-            "replay": self._replay.state_dict() if self._replay is not None else {},
+            **{name: part.state_dict() for name, part in self._stores.items() if part is not None},
             "config": self.config.to_json(),
         }
         kept = run_state.save(
@@ -399,55 +429,8 @@ class Trainer:
         self._state.load_state_dict(state["formulas"])
         self._skipped = int(state["skipped"])
         self.curriculum.load_state_dict(state["curriculum"])
-        if self._replay is not None:
-            self._replay.load_state_dict(state["replay"])
+        for name, part in self._stores.items():
+            if part is not None:
+                part.load_state_dict(state[name])
         self.step_number = int(state["step"])
         return True
-
-
-@contextmanager
-def _explain_out_of_memory(step: int, settings: str) -> Iterator[None]:
-    """Turn a GPU that is full into one line with the settings to lower."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as exc:
-        torch.cuda.empty_cache()
-        raise ConfigError(
-            f"step {step}: the GPU's memory is used up; lower {settings}; "
-            "the last checkpoint is whole"
-        ) from exc
-
-
-class _determinism:
-    """Ask torch for equal bits in equal runs while a block runs."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted and torch.cuda.is_available()
-
-    def __enter__(self) -> None:
-        self._before = torch.are_deterministic_algorithms_enabled()
-        if self._wanted:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-
-    def __exit__(self, *_: object) -> None:
-        torch.use_deterministic_algorithms(self._before)
-
-
-def _check_tasks(
-    tasks: Sequence[Task], held_out: Sequence[Task], verifier: Verifier, config: TrainConfig
-) -> None:
-    if not tasks:
-        raise ConfigError("there are no training tasks: set tasks.path")
-    seen = {t.task_id for t in tasks}
-    if len(seen) != len(tasks):
-        raise ConfigError("training tasks repeat a task_id: every task needs an id of its own")
-    both = sorted(seen & {t.task_id for t in held_out})
-    if both:
-        raise ConfigError(
-            f"{len(both)} held-out tasks are training tasks too, such as {both[0]!r}: take them out"
-        )
-    world = distributed.world()[1]
-    if min(config.rollout.tasks_per_step, len(tasks)) < world:
-        raise ConfigError(f"{world} processes need at least as many tasks a step")
-    for task in (*tasks, *held_out):
-        verifier.check_task(task)

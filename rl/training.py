@@ -15,14 +15,19 @@ from tfgrpo.protocols import Allocator, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.export import write_card
 from tfgrpo.rl.checkpoints.hub import push
-from tfgrpo.rl.checkpoints.loaded_model import load_parts
-from tfgrpo.rl.config import TrainConfig, TrainRunConfig
+from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import TrainRunConfig
 from tfgrpo.rl.generation import engine_of
 from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.monitoring.metrics import Sink, tensorboard_sink, tracker_sink
+from tfgrpo.rl.rollouts.factory import prompter_of
 from tfgrpo.rl.rollouts.hint_setup import prepare
+from tfgrpo.rl.rollouts.turn_tools import TurnText
+from tfgrpo.rl.saved_groups import Reading, SavedGroups
 from tfgrpo.rl.trainer import StepReport, Trainer, TrainerParts
 from tfgrpo.rollout import Task
+from tfgrpo.store import read_groups
 from tfgrpo.tasks.files import read_tasks
 from tfgrpo.verifiers import make_verifier
 
@@ -70,7 +75,8 @@ def train(
             "curriculum.allocate is set: pass the allocator as train(…, allocate=…), or use "
             "`tfgrpo train`, which makes it from the settings"
         )
-    tasks = _tasks(config.tasks.path) if tasks is None else tasks
+    if tasks is None:
+        tasks = [] if config.tasks.groups else _tasks(config.tasks.path)
     if held_out is None:
         held_out = read_tasks(config.tasks.held_out) if config.tasks.held_out else []
     with JudgeCalls(config) as judge:
@@ -87,9 +93,16 @@ def _train(
     on_step: Callable[[StepReport], None] | None,
 ) -> TrainResult:
     model = load_parts(config.model.lm, device=config.model.device, dtype=config.model.dtype)
+    saved: SavedGroups | None = None
+    if config.tasks.groups:
+        saved = saved_groups(config, model)
+        tasks = saved.tasks
     tasks, hints = prepare(config, tasks, model)
     parts = TrainerParts(
-        generator=engine_of(config, model), allocate=allocate, sinks=_sinks(config.run, config)
+        generator=engine_of(config, model),
+        make_groups=saved,
+        allocate=allocate,
+        sinks=_sinks(config.run, config),
     )
     trainer = Trainer(config, model, tasks, verifier, held_out=held_out, hints=hints, parts=parts)
     evaluation = trainer.train(on_step)
@@ -102,6 +115,19 @@ def _train(
         if config.run.push_to_hub:
             pushed = push(folder, config.run.push_to_hub, private=config.run.hub_private)
     return TrainResult(trainer.step_number, folder, evaluation, pushed)
+
+
+def saved_groups(config: TrainConfig, model: LoadedModel) -> SavedGroups:
+    """Return the groups that `tasks.groups` names, as this model's tokens.
+
+    Raises:
+        ConfigError: none of them can be trained on.
+    """
+    prompter = prompter_of(config, model)
+    eos_ids = tuple(model.eos_ids)
+    turns = TurnText(prompter.tokenizer, template=config.model.template, eos_ids=eos_ids)
+    reading = Reading(prompter.tokenizer, turns, eos_ids[0] if eos_ids else None)
+    return SavedGroups(read_groups(config.tasks.groups), prompter, reading)
 
 
 def _tasks(path: str) -> list[Task]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 
 __all__ = ["EventLog", "FileLog", "LOG_VERSION", "MemoryLog"]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.runtime.repetition import goes_round
+from tfgrpo.runtime.texts.repetition import goes_round
 from tfgrpo.search.algorithms.protocol import Algorithm, VisitRequest
 from tfgrpo.search.environments.protocol import StepResult
 from tfgrpo.search.node import NO_PARTS, Node, NodeScore, Proposal, action_key, make_node

@@ -9,7 +9,7 @@ Does not know slots, tickets' order or budgets (`driver.py`). Source: own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +70,7 @@ class Ticket:
         `BudgetError` where so much is not left."""
         if self.reservation is None:
             return
-        perhaps: dict[str, float] = {}
-        if failure is not None:
-            end = book_failure(failure, duration_s=0.0, price=None)
-            if end.kind == "unsettled":
-                held = self.reservation.amounts
-                calls = max(1.0, held.get("calls", 1.0) - self.extra_calls)
-                names = ("prompt_tokens", "completion_tokens", "cost_usd")
-                perhaps = {n: (held.get(n, 0.0) - self.lost.get(n, 0.0)) / calls for n in names}
-                perhaps = {n: amount for n, amount in perhaps.items() if amount > 0}
+        perhaps = {} if failure is None else self._share(failure)
         try:
             self.reservation.extend(calls=1, **perhaps)
         except BudgetError:
@@ -86,6 +78,27 @@ class Ticket:
                 self.take_failure("propose", failure)
             raise
         self.extra_calls += not is_reported
+        self._lose(perhaps)
+
+    def take_lost(self, failure: ProviderError) -> None:
+        """Book one of the promised calls that failed for good while others went on, by what it can
+        have cost."""
+        perhaps = self._share(failure)
+        if perhaps or book_failure(failure, duration_s=0.0, price=None).usage.calls:
+            self.extra_calls += 1
+        self._lose(perhaps)
+
+    def _share(self, failure: ProviderError) -> dict[str, float]:
+        """Return what of all that is held one failed call may have been billed, calls aside."""
+        if self.reservation is None or not _may_be_billed(failure):
+            return {}
+        held = self.reservation.amounts
+        calls = max(1.0, held.get("calls", 1.0) - self.extra_calls)
+        names = ("prompt_tokens", "completion_tokens", "cost_usd")
+        shares = {n: (held.get(n, 0.0) - self.lost.get(n, 0.0)) / calls for n in names}
+        return {n: amount for n, amount in shares.items() if amount > 0}
+
+    def _lose(self, perhaps: Mapping[str, float]) -> None:
         for name, amount in perhaps.items():
             self.lost[name] = self.lost.get(name, 0.0) + amount
 
@@ -114,6 +127,11 @@ class Ticket:
                 is_estimated=True,
             ),
         )
+
+
+def _may_be_billed(failure: ProviderError) -> bool:
+    """True where nobody can tell what a failed call cost."""
+    return book_failure(failure, duration_s=0.0, price=None).kind == "unsettled"
 
 
 @dataclass(slots=True)
@@ -190,7 +208,7 @@ class Worker:
             with boundary(PolicyError, f"expander {type(self.expander).__name__}"):
                 proposals = await self.expander.propose(ctx, node, ticket.k)
         finally:
-            self._take_usage(visit, ctx)
+            self._take_usage(ticket, ctx)
         visit.proposals = self._cut(proposals, ticket.k)
         self.write(
             ticket,
@@ -229,7 +247,7 @@ class Worker:
             self._unscored(ticket, ctx, exc)
             return
         finally:
-            self._take_usage(visit, ctx)
+            self._take_usage(ticket, ctx)
         if len(scores) != len(children):
             raise ConfigError(
                 f"{where} gave {len(scores)} scores for {len(children)} children: one a child"
@@ -238,14 +256,17 @@ class Worker:
         self.write(ticket, "scored", scores=[s.to_dict() for s in scores], usage=usage_rows(visit))
 
     def _unscored(self, ticket: Ticket, ctx: SearchContext, exc: TfgrpoError) -> None:
-        self._take_usage(ticket.visit, ctx)
+        self._take_usage(ticket, ctx)
         ticket.visit.gave_up |= {"score"}
         self.write(ticket, "unscored", error=str(exc), usage=usage_rows(ticket.visit))
 
-    def _take_usage(self, visit: VisitResult, ctx: SearchContext) -> None:
+    def _take_usage(self, ticket: Ticket, ctx: SearchContext) -> None:
         for role, usage in ctx.spent.items():
-            visit.spend(role, usage)
+            ticket.visit.spend(role, usage)
         ctx.spent.clear()
+        for failure in ctx.failed:
+            ticket.take_lost(failure)
+        ctx.failed.clear()
 
     async def _execute_children(self, ticket: Ticket, node: Node, children: Sequence[Node]) -> None:
         visit = ticket.visit

@@ -92,9 +92,8 @@ class HintPlan:
 
     @property
     def is_bare(self) -> bool:
-        """True when the policy is given nothing but the task."""
-        forced = self.response_prefix or self.prefix_ids
-        return not (self.text or self.turns or forced or self.replay)
+        """True when the policy is given nothing but the task, and its own turns to go on from."""
+        return not (self.text or self.turns or self.response_prefix or self.prefix_ids)
 
     @property
     def forces_prefix(self) -> bool:
@@ -112,8 +111,7 @@ class HintPlan:
         """
         if self.is_bare:
             return "none"
-        in_prompt = self.text or self.turns
-        kind = self.kind if in_prompt else "prefix" if self.forces_prefix else "replay"
+        kind = self.kind if self.text or self.turns else "prefix"
         return f"{kind}:{self.source}:{self.level}"
 
     def part(self) -> ContextPart | None:

@@ -58,10 +58,11 @@ class Message:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Restore a message from its JSON form."""
+        calls = row.get("tool_calls")
         return cls(
             role=row["role"],
             content=row.get("content") or "",
-            tool_calls=tuple(ToolCall.from_dict(c) for c in row.get("tool_calls", ())),
+            tool_calls=tuple(ToolCall.from_dict(c) for c in calls) if calls else (),
             tool_call_id=row.get("tool_call_id", ""),
             reasoning=row.get("reasoning", ""),
         )

@@ -341,7 +341,8 @@ class Generated:
     logprobs: tuple[float, ...]
     """Natural-log probability of each token under the drawing distribution's raw softmax
     (temperature 1, no truncation), the convention trainers compare with."""
-    finish: Literal["stop", "length"]
+    finish: Literal["stop", "length", "partial"]
+    """`partial`: ended by whoever asked, before its end or its limit."""
 
 
 class Generator(Protocol):

@@ -262,9 +262,10 @@ class Step:
     @classmethod
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Restore a step from its JSON form."""
+        seen = row.get("observations")
         return cls(
             action=Message.from_dict(row["action"]),
-            observations=tuple(Message.from_dict(m) for m in row.get("observations", ())),
+            observations=tuple(Message.from_dict(m) for m in seen) if seen else (),
             token_ids=_optional_tuple(row.get("token_ids")),
             logprobs=_optional_tuple(row.get("logprobs")),
             prompt_token_ids=_optional_tuple(row.get("prompt_token_ids")),

@@ -19,8 +19,11 @@ from typing import Any, Protocol
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.rollouts.turns import TurnTokens
+from tfgrpo.rl.saved_groups import Reading, with_tokens
+from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 
 class Prompts(Protocol):
@@ -80,8 +83,10 @@ def rows_of_groups(
     source: str,
     end_id: int,
     own_tokens: bool,
+    turns: TurnTokens | None = None,
 ) -> list[DistillRow]:
-    """Return one row for every distinct kept reply of one step; longer rollouts are refused.
+    """Return one row for every distinct kept rollout; of several turns only what the policy wrote
+    bears a loss.
 
     Args:
         groups: of the tasks to train on; a group's context is the teacher's.
@@ -90,24 +95,30 @@ def rows_of_groups(
         source: where the groups come from.
         end_id: ends a reply that is tokenised here.
         own_tokens: take the ids that the groups hold; they must be this model's.
+        turns: renders answers between turns; None refuses rollouts of several.
 
     Raises:
-        ConfigError: a rollout has several steps or calls tools.
+        ConfigError: a rollout has several steps or calls tools, and `turns` is not given.
     """
-    rows: dict[tuple[str, tuple[int, ...]], DistillRow] = {}
+    rows: dict[tuple[str, Row], DistillRow] = {}
     for group in groups:
         bare = prompts.ids(group.task)
         told = None if group.context.is_empty else prompts.ids(group.task, group.context)
         for rollout in filter(keep, group.rollouts):
-            ids = _reply_ids(rollout, prompts.tokenizer, end_id, own_tokens)
-            if not ids:
+            if turns is not None and (len(rollout.steps) > 1 or rollout.steps[0].action.tool_calls):
+                reading = Reading(prompts.tokenizer, turns, end_id, own_tokens)
+                row = replace(row_of(with_tokens(rollout, bare, reading), index=0), prompt_ids=bare)
+            else:
+                ids = _reply_ids(rollout, prompts.tokenizer, end_id, own_tokens)
+                row = Row(0, bare, ids)
+            if not row.n_loss:
                 continue
-            key = (group.task.task_id, ids)
+            key = (group.task.task_id, row)
             if key in rows:
                 rows[key] = replace(rows[key], count=rows[key].count + 1)
                 continue
-            teacher = None if told is None else Row(0, told, ids)
-            rows[key] = DistillRow(Row(0, bare, ids), teacher, group.task.task_id, source)
+            teacher = None if told is None else replace(row, prompt_ids=told)
+            rows[key] = DistillRow(row, teacher, group.task.task_id, source)
     return list(rows.values())
 
 
@@ -136,16 +147,16 @@ def balanced(rows: Sequence[DistillRow], *, per_task: int = 0) -> list[DistillRo
     >>> [(r.row.index, r.weight) for r in balanced([*rows, rows[0]])]
     [(0, 0.5), (1, 0.5)]
     """
-    tasks: dict[str, dict[tuple[int, ...], DistillRow]] = {}
+    tasks: dict[str, dict[Any, DistillRow]] = {}
     for row in rows:
         mine = tasks.setdefault(row.task_id, {})
-        known = mine.get(row.row.suffix_ids)
+        key = (row.row.suffix_ids, row.row.loss_positions)
+        known = mine.get(key)
         if known is None:
-            mine[row.row.suffix_ids] = row
+            mine[key] = row
         else:
             teacher = known.teacher or row.teacher
-            joined = replace(known, count=known.count + row.count, teacher=teacher)
-            mine[row.row.suffix_ids] = joined
+            mine[key] = replace(known, count=known.count + row.count, teacher=teacher)
     found: list[DistillRow] = []
     for mine in tasks.values():
         kept = sorted(mine.values(), key=lambda r: -r.count)  # stable: earlier ones first

@@ -47,6 +47,19 @@ class TokenBatch:
     """int64 group of each row, for losses that need `group`."""
     reward_R: torch.Tensor | None = None
     """Reward of each row, for losses that need `group`."""
+    columns: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Further facts a token, by name: D. `width`: factor of the clip's widths; `segment`: number of
+    the turn, line or item that a token belongs to; others are a loss's own."""
+    vocabulary: int = 0
+    """Tokens of the vocabulary; 0 where unknown."""
+
+    def segments(self) -> tuple[torch.Tensor, int]:
+        """Number the segments of all rows: D, and how many there are at most."""
+        segment_D = self.columns.get("segment")
+        if segment_D is None or not len(segment_D):
+            return self.row_D, self.n_rows
+        most = int(segment_D.max()) + 1
+        return self.row_D * most + segment_D.long(), self.n_rows * most
 
     def row_mean(self, value_D: torch.Tensor) -> torch.Tensor:
         """Mean of a per-token value over each row: R."""
@@ -100,6 +113,8 @@ class RewardBatch:
     baseline_R: Floats | None = None
     """Reward of a greedy or reference rollout of the row's task, where one was made."""
     extra: Mapping[str, Floats] = field(default_factory=dict)
+    is_tree: bool = False
+    """True where the sampler makes trees: a step without any fork is chance, not a mistake."""
 
     @property
     def n_groups(self) -> int:

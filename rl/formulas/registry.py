@@ -28,6 +28,7 @@ NEEDS = (
     "behaviour",
     "next_gap",
     "ratio",
+    "width",
     "parts",
     "logp",
     "logp_tokens",
@@ -44,13 +45,17 @@ NEEDS = (
 `group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
 `losses.regression.rover`), `ratio` (its gradient depends on log π_old, so that old rollouts may be
-used, and one update per batch leaves the ratio at 1). An advantage, a reward or a credit: the
+used, and one update per batch leaves the ratio at 1); it may use `width` (it widens its clip by
+`TokenBatch.columns["width"]`). A loss with `columns`, an advantage, a reward or a credit: the
 optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 
 
 AfterStep = Callable[[Mapping[str, float], Any, Mapping[str, Any]], dict[str, float]]
 """(state, what the step saw, options) to the next step's state. A step sees the `RewardBatch` for
 an advantage, a reward or a credit, and `RatioFacts` for a loss."""
+Columns = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
+"""(`RewardBatch`, options) to further facts a token (D) that the loss is given by name, see
+`TokenBatch.columns`."""
 
 
 class FormulaSource(TypedDict):
@@ -86,6 +91,8 @@ class Entry:
     """The aggregation that its paper or release uses, taken where none is set."""
     after_step: AfterStep | None = None
     """For a function with state between steps, which it gets as options."""
+    columns: Columns | None = None
+    """For a loss, or a credit that says more to the loss than advantages."""
 
     @property
     def is_approximation(self) -> bool:
@@ -104,6 +111,7 @@ def register(
     uses: tuple[str, ...] = (),
     aggregation: str = "",
     after_step: AfterStep | None = None,
+    columns: Columns | None = None,
     **texts: Unpack[FormulaSource],
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
@@ -132,6 +140,7 @@ def register(
             uses=uses,
             aggregation=aggregation,
             after_step=after_step,
+            columns=columns,
             **texts,
         )
         return fn

@@ -18,15 +18,17 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
 from tfgrpo.rl.formulas.aggregations import AGGREGATIONS
 from tfgrpo.rl.formulas.credit import CREDIT
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import Entry, check_needs, check_options, lookup
 from tfgrpo.rl.formulas.rewards import REWARDS
 
 _ALWAYS = (
     *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
-    *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers"),
+    *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers", "width"),
+    "extra:prompt_confidence_R",
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
-    *("extra:think_entropy_R", "extra:answer_entropy_R"),
+    *("extra:think_entropy_R", "extra:answer_entropy_R", "extra:prior_R", "extra:past_share_R"),
 )
 _PLAYED = ("steps", "states", "extra:tool_calls_R", "extra:invalid_R")
 _FILLED = ("step", "steps", "progress", "max_tokens")
@@ -61,7 +63,11 @@ class FormulaChoice:
     has_environment: bool = False
     hints: str = ""
     """Method of [hints]; empty for none."""
+    segments: str = ""
+    """Strategy that cuts replies of one turn into segments; empty for none."""
     has_phrases: bool = False
+    has_separator: bool = False
+    """Replies of one turn are cut into steps."""
     group_size: int = 2
     steps: int = 1
     max_tokens: int = 1
@@ -83,6 +89,10 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found |= {"behaviour", "extra:ratio_R"}
     if choice.is_multi_turn:
         found |= set(_PLAYED)
+    if choice.segments:
+        found |= {"steps", "states"}
+    if choice.segments == "spo_chain":
+        found.add("step_rewards")
     if kind == "tool_calls":
         found.add("extra:tool_calls_R")
     if choice.is_multi_turn and (choice.has_environment or kind == "function"):
@@ -92,14 +102,21 @@ def supplied(choice: FormulaChoice) -> set[str]:
     else:
         found.add("baseline")
     if choice.has_phrases:
-        found.add("extra:planning_D")
+        found |= {"extra:planning_D", "extra:reasoning_D"}
+    if choice.has_separator:
+        found |= {"steps", "states"}
+    if choice.has_separator and kind == "function":
+        found.add("step_rewards")
     return found
 
 
 def advice(need: str) -> str:
     """Return what to set so that a need is met."""
     if need in ("steps", "states", "extra:tool_calls_R", "extra:invalid_R"):
-        return "set [multi_turn], so that rollouts have several turns"
+        return (
+            "set [multi_turn], so that rollouts have several turns, rollout.strategy = 'tree' for "
+            "segments of a reply, or credit.separator for its lines"
+        )
     if need == "step_rewards":
         return (
             "set multi_turn.environment, or a verifier of kind 'function' with parts step_0, "
@@ -117,6 +134,8 @@ def advice(need: str) -> str:
         return "use a verifier of kind 'arena', or name a column, features.round_R = 'part:NAME'"
     if need == "extra:planning_D":
         return "list the planning phrases in credit.phrases"
+    if need == "extra:reasoning_D":
+        return "list what begins a call, such as 'Action:', in credit.phrases"
     name = need.removeprefix("extra:")
     return f"say where the column comes from, such as features.{name} = 'task:KEY' or 'part:NAME'"
 
@@ -140,12 +159,31 @@ def check(choice: FormulaChoice) -> None:
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
     check_options(entry, "loss", choice.loss_options)
+    _check_spans(choice, have)
     k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
     if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
         raise ConfigError(
             f"reward 'length_outlier' with k = {k:g} and rollout.group_size {choice.group_size}: "
             f"no length lies {k:g} population deviations above the mean of so few, the most is "
             f"{bound:.2f}; lower rewards.options.length_outlier.k or raise the group size"
+        )
+
+
+def _check_spans(choice: FormulaChoice, have: set[str]) -> None:
+    """Refuse options of turns and widths that nothing in the run would use."""
+    entry = lookup(LOSSES, "loss", choice.loss)
+    by_turn = [o for o in ("gate", "lam_last") if choice.loss_options.get(o) not in (None, "row")]
+    if choice.loss == "llds" and by_turn and "steps" not in have:
+        raise ConfigError(
+            f"loss 'llds' with {by_turn[0]} = {choice.loss_options[by_turn[0]]!r} is for rollouts "
+            f"of several turns: {advice('steps')}"
+        )
+    widen = choice.credit_options.get("widen") if choice.credit == "a2tgpo" else None
+    if widen and "width" not in entry.uses:
+        wide = sorted(n for n, e in LOSSES.items() if "width" in e.uses)
+        raise ConfigError(
+            f"credit 'a2tgpo' with widen = {widen} widens the clip of a turn, which loss "
+            f"{choice.loss!r} cannot: choose one of {', '.join(wide)}"
         )
 
 
@@ -203,10 +241,11 @@ def chosen(choice: FormulaChoice) -> Iterator[tuple[str, Entry, Mapping[str, Any
 def needs_of(choice: FormulaChoice) -> set[str]:
     """Return what the chosen rewards and the advantage or credit ask for, columns' needs too."""
     have = supplied(choice)
-    found = {need for _, entry, _ in chosen(choice) for need in entry.needs}
-    found |= {
-        f"maybe:{need}" for _, entry, _ in chosen(choice) for need in entry.uses if need in have
-    }
+    loss = lookup(LOSSES, "loss", choice.loss)
+    entries = [entry for _, entry, _ in chosen(choice)]
+    entries += [loss] if loss.columns is not None else []
+    found = {need for entry in entries for need in entry.needs}
+    found |= {f"maybe:{need}" for entry in entries for need in entry.uses if need in have}
     found |= {"entropy_tokens" for s in choice.columns.values() if s == "entropy"}
     found |= {"logp_tokens" for s in choice.columns.values() if s == "logp"}
     return found
@@ -217,6 +256,19 @@ def aggregation_of(choice: FormulaChoice) -> str:
     own = [lookup(LOSSES, "loss", choice.loss).aggregation]
     own += [entry.aggregation for _, entry, _ in chosen(choice)]
     return choice.aggregation or next((name for name in own if name), "token_mean")
+
+
+def columns_of(batch: RewardBatch, choice: FormulaChoice, step: int) -> dict[str, Floats]:
+    """Return what the loss is given a token besides advantages, by name: D each."""
+    found: dict[str, Floats] = {}
+    loss = lookup(LOSSES, "loss", choice.loss)
+    for entry, options in (
+        *((entry, filled(entry, options, choice, step)) for _, entry, options in chosen(choice)),
+        (loss, choice.loss_options),
+    ):
+        if entry.columns is not None and len(batch.reward_R):
+            found |= entry.columns(batch, options)
+    return found
 
 
 def filled(

@@ -24,6 +24,9 @@ class GroupRequest:
     seeds: tuple[int, ...]
     max_tokens: int
     """Limit of each continuation; cut to what the context allows."""
+    start: int = 0
+    """Tokens at the end of the prompt's that an earlier draw of the same seed made: the numbers
+    that tokens are drawn with go on from there, and stop strings may begin in them."""
 
 
 OnDone = Callable[[GroupRequest, list[Generated]], Iterable[GroupRequest]]
@@ -37,8 +40,9 @@ class Feed(Protocol):
         """Return requests for that many free slots."""
         ...
 
-    def is_cancelled(self, request: GroupRequest) -> bool:
-        """True when nobody waits for a request any more; its rows end where they are."""
+    def is_cancelled(self, request: GroupRequest, made: int) -> bool:
+        """True when nobody waits for a request any more, of which a row has made so many tokens;
+        the row ends where it is, as `partial`."""
         ...
 
 

@@ -38,7 +38,7 @@ class RowFeed:
         self._has_begun = True
         return [row_request(r) for r in rows]
 
-    def is_cancelled(self, request: GroupRequest) -> bool:
+    def is_cancelled(self, request: GroupRequest, made: int) -> bool:
         """True when nobody waits for the row any more."""
         return bool(request.key.is_cancelled)
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,10 +148,25 @@ class BatchScheduler:
     def _is_cancelled(self, slot: int) -> bool:
         held = self.held[slot]
         assert held is not None and self.feed is not None
-        return self.feed.is_cancelled(held[0].request)
+        return self.feed.is_cancelled(held[0].request, self.made[slot])
+
+    def _drop_cancelled(self) -> None:
+        """End waiting rows that nobody waits for, without a token."""
+        if self.feed is None:
+            return
+        kept: deque[tuple[_Open, int]] = deque()
+        for entry, i in self.waiting:
+            if not self.feed.is_cancelled(entry.request, 0):
+                kept.append((entry, i))
+                continue
+            entry.done[i] = Generated((), (), "partial")
+            if all(row is not None for row in entry.done):
+                self.complete.append(entry)
+        self.waiting = kept
 
     def _admit(self, cache: Cache) -> None:
         """Put waiting rows into free slots and prefill their prompts."""
+        self._drop_cancelled()
         free = [s for s, held in enumerate(self.held) if held is None]
         taken: list[int] = []
         while free and self.waiting:
@@ -176,7 +192,11 @@ class BatchScheduler:
         fill(cache.slots.limit, [self._allowed(r) for r, _ in opened])
         fill(cache.slots.inv_temperature, [self.inv_temperature] * len(opened))
         width = max(self._allowed(r) for r, _ in opened)
-        drawn = uniforms([r.seeds[i] for r, i in opened], 0, width)
+        drawn = np.empty((len(opened), width))
+        for start in {r.start for r, _ in opened}:
+            mine = [k for k, (r, _) in enumerate(opened) if r.start == start]
+            seeds = [opened[k][0].seeds[opened[k][1]] for k in mine]
+            drawn[mine] = uniforms(seeds, start, start + width)
         cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
         fill(cache.slots.count, [0] * len(opened))
         fill(cache.slots.alive, [1] * len(opened))
@@ -274,8 +294,10 @@ class BatchScheduler:
         ended = [s for s in living if not alive[s]]
         cuts = self._stopped(cache, living) if self.sampling.stop else {}
         ended.extend(s for s in cuts if alive[s])
+        cancelled: set[int] = set()
         if self.feed is not None:
-            ended.extend(s for s in living if s not in ended and self._is_cancelled(s))
+            cancelled = {s for s in living if s not in ended and self._is_cancelled(s)}
+            ended.extend(s for s in living if s in cancelled)
         if not ended:
             return
         index = torch.tensor(ended, device=cache.slots.token.device)
@@ -287,9 +309,10 @@ class BatchScheduler:
             assert held is not None
             n = cuts.get(slot, self.made[slot])
             by_stop = slot in cuts or (not self.ignore_eos and ids[n - 1] in self.owner.eos_ids)
-            held[0].done[held[1]] = Generated(
-                tuple(ids[:n]), tuple(values[:n]), "stop" if by_stop else "length"
-            )
+            finish: Literal["stop", "length", "partial"] = "stop" if by_stop else "length"
+            if slot in cancelled:
+                finish = "partial"
+            held[0].done[held[1]] = Generated(tuple(ids[:n]), tuple(values[:n]), finish)
             self.owner.counters.new_tokens += n
             self.held[slot] = None
             if all(row is not None for row in held[0].done):
@@ -301,13 +324,17 @@ class BatchScheduler:
         assert text_of is not None
         cuts = {}
         for slot in living:
+            held = self.held[slot]
+            assert held is not None
+            request = held[0].request
+            before = list(request.prompt_ids[len(request.prompt_ids) - request.start :])
             ids = cache.slots.out_token[slot, : self.made[slot]].tolist()
-            if not any(stop in text_of(ids) for stop in self.sampling.stop):
+            if not any(stop in text_of([*before, *ids]) for stop in self.sampling.stop):
                 continue
             low, high = 1, len(ids)
             while low < high:
                 middle = (low + high) // 2
-                if any(stop in text_of(ids[:middle]) for stop in self.sampling.stop):
+                if any(stop in text_of([*before, *ids[:middle]]) for stop in self.sampling.stop):
                     high = middle
                 else:
                     low = middle + 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tfgrpo.rl.rollouts.figures import RolloutFigures
     from tfgrpo.rl.update.updater import UpdateReport
 
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ def rollout_figures(
         "hinted_rollouts": made.hinted_rollouts,
         "hints_too_long": made.hints_too_long,
         **_write_figures(made),
+        **({"value_rollouts": made.value_rollouts} if made.value_rollouts else {}),
         "decode_steps": counters.steps,
         "decode_row_steps": counters.row_steps,
         "verify_seconds": made.verify_seconds,

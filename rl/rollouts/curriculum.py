@@ -19,7 +19,7 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.protocols import Allocator
-from tfgrpo.rl.config import CurriculumConfig
+from tfgrpo.rl.config_sections import CurriculumConfig
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Task
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -61,6 +61,7 @@ class Curriculum:
         group_size: rollouts of a group, and the mean of what an allocator gives.
         seed: fixes every order.
         allocate: group sizes; None gives every task the same.
+        remembers: keep outcomes though nothing here needs them.
     """
 
     def __init__(
@@ -72,8 +73,10 @@ class Curriculum:
         group_size: int,
         seed: int,
         allocate: Allocator | None = None,
+        remembers: bool = False,
     ) -> None:
         self.config = config
+        self._remembers = remembers or allocate is not None or config.rest_epochs > 0
         self.cursor = 0
         self.history: list[TaskOutcome] = []
         self.shares: dict[str, float] = {}
@@ -197,7 +200,7 @@ class Curriculum:
         Rewards are those of rollouts without help; a group that has none of them says nothing of
         how hard its task is: no allocator sees it, and its task does not rest for it.
         """
-        if self._allocate is None and not self.config.rest_epochs:
+        if not self._remembers:
             return
         # the cursor stands after the draws, so the epoch of the last one is meant
         epoch = max(0, self.cursor - 1) // self._epoch_length
@@ -211,6 +214,19 @@ class Curriculum:
             self._last[o.task_id] = o
         most = HISTORY_A_TASK * len(self._all)
         del self.history[:-most], self._groups[:-most]
+
+    def known(self, tasks: Sequence[Task]) -> list[dict[str, float]]:
+        """Return what is known of each task before its group: `past_share`, of successes at its
+        last visit, and `predicted`, the success rate that an allocator with `predictions` expects.
+        """
+        last = [self._last.get(t.task_id) for t in tasks]
+        shares = [None if o is None else o.share(self.config.success_above) for o in last]
+        found = [{} if s is None else {"past_share": s} for s in shares]
+        predictions = getattr(self._allocate, "predictions", None)
+        if predictions is not None and tasks:
+            told = predictions(tasks, self.groups())
+            found = [{**f, "predicted": float(p)} for f, p in zip(found, told, strict=True)]
+        return found
 
     def profiled(self, outcomes: Iterable[tuple[str, Sequence[float]]]) -> dict[str, float]:
         """Take the profiling pass's outcomes, drop tasks outside the band, return figures.

@@ -15,13 +15,15 @@ from tfgrpo.protocols import Generated, Generator, Sampling, Verifier
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.generation.requests import Counters
+from tfgrpo.rl.generation.requests import Counters, GroupRequest
 from tfgrpo.rl.rollouts import plugins as plug
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.rollouts.turn_tools import STOP, OffersTools, TurnText
 from tfgrpo.rl.rollouts.turns import TurnLimits
+from tfgrpo.runtime.canonical import derive_seed
 
 
 def own_generator(
@@ -87,12 +89,9 @@ def maker_of(
         queue = own if engine is None else BatchQueue(engine)
         return SingleTurnMaker(
             queue,
-            prompter,
-            verifier,
+            Grader(prompter, verifier, r.on_truncated, r.verifier_timeout_s),
             sampling,
             policy_id=policy_id,
-            on_truncated=r.on_truncated,
-            verifier_timeout_s=r.verifier_timeout_s,
         )
     if tools and config.multi_turn.calls == "text":
         sampling = replace(sampling, stop=(*sampling.stop, STOP))
@@ -104,6 +103,7 @@ def maker_of(
             min(config.multi_turn.max_tokens, parts.decoder.shape.context),
         ),
         config.multi_turn.tool_timeout_s,
+        recalls=bool(config.multi_turn.tools),
     )
     judging = Judging(verifier, r.on_truncated, r.verifier_timeout_s)
     return MultiTurnMaker(engine or own, prompter, judging, sampling, turns, policy_id=policy_id)
@@ -116,9 +116,9 @@ class CountingGenerator:
         self._own = own
         self._spent = Counters()
 
-    def run(self, requests: Any, sampling: Sampling, on_done: Any) -> None:
+    def run(self, requests: Any, sampling: Sampling, on_done: Any, feed: Any = None) -> None:
         """Serve a queue."""
-        self._own.run(requests, sampling, on_done)
+        self._own.run(requests, sampling, on_done, feed)
         self._spent.add(self._own.counters)
 
     def generate(
@@ -153,11 +153,21 @@ class BatchQueue:
         """Serve requests and those that `on_done` adds."""
         waiting = list(requests)
         while waiting:
-            size = len(waiting[0].seeds)
-            batch = [r for r in waiting if len(r.seeds) == size]
-            waiting = [r for r in waiting if len(r.seeds) != size]
+            size, limit = len(waiting[0].seeds), waiting[0].max_tokens
+            batch = [r for r in waiting if (len(r.seeds), r.max_tokens) == (size, limit)]
+            waiting = [r for r in waiting if (len(r.seeds), r.max_tokens) != (size, limit)]
             made = self._generator.generate(
-                [r.prompt_ids for r in batch], size, sampling, [r.seeds for r in batch]
+                [r.prompt_ids for r in batch],
+                size,
+                replace(sampling, max_tokens=limit),
+                [_seeds_from(r) for r in batch],
             )
             for request, rows in zip(batch, made, strict=True):
                 waiting.extend(on_done(request, rows))
+
+
+def _seeds_from(request: GroupRequest) -> tuple[int, ...]:
+    """Return seeds of a request's own tokens: an engine counts from 0 where a row goes on."""
+    if not request.start:
+        return request.seeds
+    return tuple(derive_seed(seed, "from", request.start) for seed in request.seeds)

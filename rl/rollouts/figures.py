@@ -19,6 +19,8 @@ class RolloutFigures:
     dropped_rollouts: int = 0
     hints_too_long: int = 0
     """Plans that were not rolled, since their prompt fills the model's context."""
+    value_rollouts: int = 0
+    """Continuations that were judged for the value of a cut, and not trained."""
     writes: int = 0
     """Texts that the policy was asked for within visits, further tries included."""
     writes_unread: int = 0

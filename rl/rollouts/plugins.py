@@ -12,7 +12,8 @@ from typing import Any
 from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tool_loop import offer_text
 from tfgrpo.policies.tools import Tool, tool
-from tfgrpo.rl.config import MultiTurnConfig, TrainConfig
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import MultiTurnConfig
 from tfgrpo.rl.rollouts.multi_turn import MakeEnvironment
 from tfgrpo.rl.rollouts.turn_tools import TurnTools
 from tfgrpo.runtime.import_string import load_object

@@ -15,7 +15,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.lm.local.chat_template import render_turns
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 PROMPTS_KEPT = 8192
 """Prompts whose token ids are remembered."""

@@ -4,8 +4,8 @@ A kept group has its rewards, its token ids and the log-probs that its sampler r
 log π_old in the ratio when it is used again, so clipped and importance-weighted losses stay right
 for rollouts of older weights; losses without a ratio (`ratio` is not in their `needs`) are refused.
 
-Does not know losses. Ideas: replay of mixed groups (survey of rollout strategies, GFCR); R3 refills
-collapsed groups instead, which mixes policies inside a baseline and is not done here.
+Does not know losses. Ideas: replay of mixed groups (survey of rollout strategies, GFCR); `refilled`
+is R3's (abstract; approximation), which mixes policies inside a baseline.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfgrpo.rollout import RolloutGroup
+from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
 
 
@@ -44,6 +44,15 @@ class Replay:
                 found.setdefault(group.task.task_id, group)
         return list(found.values())
 
+    def of_task(self, task_id: str, step: int) -> list[Rollout]:
+        """Return a task's kept rollouts, newest first."""
+        return [
+            r
+            for s, g in reversed(self._kept)
+            if g.task.task_id == task_id and step - s <= self._age
+            for r in g.graded
+        ]
+
     def add(self, groups: Iterable[RolloutGroup], step: int) -> None:
         """Keep the groups whose rewards differ, graded rollouts only."""
         self._kept += [
@@ -62,3 +71,24 @@ class Replay:
         """Restore what `state_dict` returned."""
         rows: Sequence[tuple[int, dict[str, Any]]] = state["groups"]
         self._kept = [(int(step), RolloutGroup.from_dict(g)) for step, g in rows]
+
+
+def refilled(
+    group: RolloutGroup, past: Sequence[Rollout], most: int, success_above: float = 0.0
+) -> tuple[RolloutGroup, list[Rollout]]:
+    """Return a flat group with its last rollouts replaced by past ones of the other outcome.
+
+    At least one of its own stays, and its size is kept; a group whose rewards differ, or that has
+    no such past, is given back as it is. Also returns the past rollouts that were used.
+    """
+    rewards_G = group.rewards_G
+    if not rewards_G or group.is_informative():
+        return group, []
+    has_succeeded = rewards_G[0] > success_above
+    other = [r for r in past if r.score and (r.score.reward > success_above) != has_succeeded]
+    places = [i for i, r in enumerate(group.rollouts) if r.score is not None][1:]
+    used = other[: min(most, len(places))]
+    rollouts = list(group.rollouts)
+    for place, old in zip(reversed(places), used, strict=False):
+        rollouts[place] = replace(old, sample_index=rollouts[place].sample_index)
+    return (replace(group, rollouts=tuple(rollouts)) if used else group), used

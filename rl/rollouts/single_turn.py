@@ -13,22 +13,21 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
+from tfgrpo.errors import ConfigError
 from tfgrpo.hint_plan import BARE, Ask, HintPlan, Write
-from tfgrpo.messages import Message
-from tfgrpo.protocols import Generated, HintScheduler, Sampling, Verifier
+from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
-from tfgrpo.rl.rollouts.prompter import Prompter
-from tfgrpo.rl.rollouts.visit import TextDraw, Visit, begin_text
-from tfgrpo.rollout import Rollout, RolloutGroup, Step, Task, Usage, group_id_of
+from tfgrpo.rl.rollouts.grading import Grader, Reply, RunAsync
+from tfgrpo.rl.rollouts.task_session import TaskSession, TextDraw, begin_text
+from tfgrpo.rollout import RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.sampling import OnTruncated, judge_group
 
 
 class QueueGenerator(Protocol):
@@ -43,7 +42,7 @@ class QueueGenerator(Protocol):
 class _Set:
     """The rollouts of one plan in a visit."""
 
-    visit: Visit
+    visit: TaskSession
     number: int
     """Place in the visit; with it every plan has draws of its own."""
     plan: HintPlan
@@ -57,32 +56,19 @@ class SingleTurnMaker:
 
     Args:
         generator: what makes tokens.
-        prompter: tasks to token ids and back.
-        verifier: what judges; awaited, all of a group at once.
+        grader: tasks to token ids, and what judges.
         sampling: how tokens are drawn; `max_tokens` set.
         policy_id: names the weights in groups' ids.
-        on_truncated: `grade` or `exclude`.
-        verifier_timeout_s: wall time of one verification.
     """
 
     def __init__(
-        self,
-        generator: QueueGenerator,
-        prompter: Prompter,
-        verifier: Verifier,
-        sampling: Sampling,
-        *,
-        policy_id: str,
-        on_truncated: OnTruncated = "grade",
-        verifier_timeout_s: float = 120.0,
+        self, generator: QueueGenerator, grader: Grader, sampling: Sampling, *, policy_id: str
     ) -> None:
-        self._generator = generator
-        self.prompter = prompter
-        self._verifier = verifier
-        self._sampling = sampling
-        self._policy_id = policy_id
-        self._on_truncated = on_truncated
-        self._timeout_s = verifier_timeout_s
+        self.generator = generator
+        self.grader = grader
+        self.prompter = grader.prompter
+        self.sampling = sampling
+        self.policy_id = policy_id
         self.figures = RolloutFigures()
         self.beside: dict[str, tuple[RolloutGroup, ...]] = {}
         """Further groups of the last call's tasks, by task id."""
@@ -101,13 +87,13 @@ class SingleTurnMaker:
         in the visit). `group_size` is one number, or one a task."""
         self.figures = RolloutFigures()
         started = time.monotonic()
-        sampling = sampling or self._sampling
+        sampling = sampling or self.sampling
         with asyncio.Runner() as runner:
             # the loop itself: `Runner.run` sets up signals anew for each group, a third of the time
             run = runner.get_loop().run_until_complete
             call = _Call(self, sizes_of(tasks, group_size), seed, context, hints, sampling, run)
             requests = [r for task in tasks for r in call.first(task)]
-            self._generator.run(requests, sampling, call.on_done)
+            self.generator.run(requests, sampling, call.on_done)
         self.figures.seconds = time.monotonic() - started
         self.beside = call.beside
         return [call.accepted[t.task_id] for t in tasks]
@@ -139,11 +125,8 @@ class SingleTurnMaker:
         ids, most = plan.prefix_ids, plan.prefix_chars
         if most is None:
             return ids
-        return ids[
-            : bisect_right(
-                range(len(ids)), most, key=lambda n: len(self.prompter.text(ids[: n + 1]))
-            )
-        ]
+        lengths = range(1, len(ids) + 1)
+        return ids[: bisect_right(lengths, most, key=lambda n: len(self.prompter.text(ids[:n])))]
 
     def forced(self, plan: HintPlan) -> tuple[int, ...]:
         """Return the token ids of a plan's text of the response; a whole reply has its end."""
@@ -156,67 +139,42 @@ class SingleTurnMaker:
         request: GroupRequest,
         rows: Sequence[Generated],
         seed: int,
-        run: Callable[[Any], Any],
+        run: RunAsync,
     ) -> RolloutGroup:
         """Return the rows as a graded group."""
         one: _Set = request.key
         task, scope = one.visit.task, f"train-{one.number}"
-        group_id = group_id_of(task, one.context, self._policy_id, seed=seed, scope=scope)
-        attempts = [self._attempt(group_id, one, request, i, row) for i, row in enumerate(rows)]
+        group_id = group_id_of(task, one.context, self.policy_id, seed=seed, scope=scope)
+        given, forced = one.plan.is_given, int(one.note.get("prefix_tokens", 0))
+        metadata = {"hint": one.note} if one.note else {}
+        replies = [
+            Reply(
+                task,
+                group_id,
+                i,
+                request.seeds[i],
+                request.prompt_ids,
+                row,
+                forced,
+                given,
+                metadata,
+            )
+            for i, row in enumerate(rows)
+        ]
         figures = self.figures
-        if not one.plan.is_given:
+        if not given:
             figures.completion_tokens += sum(len(r.token_ids) for r in rows)
         figures.rollouts += len(rows)
         figures.hinted_rollouts += 0 if one.plan.is_bare else len(rows)
-        started = time.monotonic()
-        graded = run(self._judge_all(attempts, task))
-        figures.verify_seconds += time.monotonic() - started
+        graded = self.grader.judged(replies, figures, run)
         return RolloutGroup(
             group_id=group_id,
             task=task,
             rollouts=tuple(graded),
             context=one.context,
-            policy_id=self._policy_id,
+            policy_id=self.policy_id,
             metadata={"prompt_tokens": len(request.prompt_ids)},
         )
-
-    def _attempt(
-        self, group_id: str, one: _Set, request: GroupRequest, i: int, row: Generated
-    ) -> Rollout:
-        """Return a row as an ungraded rollout; a forced prefix is part of its text, and of its
-        prompt's tokens."""
-        n = len(request.prompt_ids)
-        forced = request.prompt_ids[n - int(one.note.get("prefix_tokens", 0)) :]
-        step = Step(
-            action=Message("assistant", self.prompter.text((*forced, *row.token_ids))),
-            token_ids=row.token_ids,
-            logprobs=None if one.plan.is_given else row.logprobs,
-            prompt_token_ids=request.prompt_ids,
-        )
-        return Rollout(
-            rollout_id=f"{group_id}-{i}",
-            task_id=one.visit.task.task_id,
-            steps=(step,),
-            usage=Usage()
-            if one.plan.is_given
-            else Usage(uncached_tokens=n, text_tokens=len(row.token_ids), calls=1),
-            sample_index=i,
-            seed=request.seeds[i],
-            is_truncated=row.finish == "length",
-            metadata={"hint": one.note} if one.note else {},
-        )
-
-    async def _judge_all(self, attempts: Sequence[Rollout], task: Task) -> list[Rollout]:
-        judged = await judge_group(
-            attempts,
-            task,
-            self._verifier,
-            timeout_s=self._timeout_s,
-            on_truncated=self._on_truncated,
-            raises_fatal=False,
-        )
-        self.figures.dropped_rollouts += sum(r.outcome == "truncated" for r in judged)
-        return judged
 
 
 class _Call:
@@ -230,7 +188,7 @@ class _Call:
         context: Context,
         hints: HintScheduler | None,
         sampling: Sampling,
-        run: Callable[[Any], Any],
+        run: RunAsync,
     ) -> None:
         self._maker = maker
         self._sizes = sizes
@@ -244,7 +202,7 @@ class _Call:
 
     def first(self, task: Task) -> list[GroupRequest]:
         """Return a task's first requests; the bare task where no plan fits the context."""
-        visit = Visit(task, self._sizes[task.task_id], self._hints)
+        visit = TaskSession(task, self._sizes[task.task_id], self._hints)
         requests = self._ask(visit, visit.first())
         if not visit.sets:
             requests = self._ask(visit, [BARE])
@@ -260,7 +218,7 @@ class _Call:
             self._end(one, request, rows)
         return self._go_on(one.visit)
 
-    def _go_on(self, visit: Visit) -> list[GroupRequest]:
+    def _go_on(self, visit: TaskSession) -> list[GroupRequest]:
         """Return what follows once a round is whole; what needs no drawing is made at once."""
         while not visit.open:
             known = len(visit.sets), visit.texts
@@ -272,7 +230,7 @@ class _Call:
                 break
         return []
 
-    def _ask(self, visit: Visit, asks: Sequence[Ask]) -> list[GroupRequest]:
+    def _ask(self, visit: TaskSession, asks: Sequence[Ask]) -> list[GroupRequest]:
         requests = []
         for ask in asks:
             if isinstance(ask, Write):
@@ -282,7 +240,12 @@ class _Call:
                 requests += self._plan_requests(visit, ask)
         return requests
 
-    def _plan_requests(self, visit: Visit, plan: HintPlan) -> list[GroupRequest]:
+    def _plan_requests(self, visit: TaskSession, plan: HintPlan) -> list[GroupRequest]:
+        if plan.replay:
+            raise ConfigError(
+                f"the hint plan {plan.label!r} takes earlier turns again, which rollouts of one "
+                "turn do not have: set [multi_turn]"
+            )
         part = plan.part()
         context = self._context if part is None else self._context.with_parts(part)
         one = _Set(visit, len(visit.sets), plan, context, {})
@@ -308,7 +271,7 @@ class _Call:
         limit = draw.ask.max_tokens or self._max_tokens
         return GroupRequest(draw, draw.prompt_ids, (draw.seed(self._seed),), limit)
 
-    def _accept(self, visit: Visit) -> None:
+    def _accept(self, visit: TaskSession) -> None:
         found = visit.accept()
         levels = self._maker.figures.levels
         levels[found.label] = levels.get(found.label, 0) + 1

@@ -1,4 +1,4 @@
-"""Collects the groups of one training step: sampling, dynamic resampling, replay.
+"""Collects the groups of one training step: sampling, dynamic resampling, strategies, replay.
 
 With `curriculum.max_resample_rounds` above 1 further tasks are rolled until the step is full of
 groups whose rewards differ (dynamic sampling, DAPO, arXiv 2503.14476); surplus and flat groups are
@@ -10,47 +10,24 @@ Does not know losses or weights. Source: as named.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.rollouts.curriculum import Curriculum, Draw
 from tfgrpo.rl.rollouts.factory import train_sampling
 from tfgrpo.rl.rollouts.figures import RolloutFigures
-from tfgrpo.rl.rollouts.replay_buffer import Replay
-from tfgrpo.rollout import RolloutGroup, Task
+from tfgrpo.rl.rollouts.replay_buffer import Replay, refilled
+from tfgrpo.rl.rollouts.step_parts import GroupsInFlight, RolloutMaker, StepParts
+from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import derive_seed
-
-MakeGroups = Callable[[Sequence[Task], int], list[RolloutGroup]]
-"""(tasks of a step, seed) to one group a task, with token ids: a user's own rollouts."""
 
 PROFILE_TASKS = 256
 """Tasks rolled at once in a profiling pass."""
-
-
-class RolloutMaker(Protocol):
-    """What makes one group per task: `SingleTurnMaker`, or `MultiTurnMaker` for several turns."""
-
-    figures: RolloutFigures
-    beside: dict[str, tuple[RolloutGroup, ...]]
-    """Further groups to train on of the last call's tasks, by task id."""
-
-    def make(
-        self,
-        tasks: Sequence[Task],
-        group_size: int | Sequence[int],
-        *,
-        seed: int,
-        hints: HintScheduler | None = None,
-        sampling: Sampling | None = None,
-    ) -> list[RolloutGroup]:
-        """Return one group a task, in order; `group_size` is one number or one a task."""
-        ...
 
 
 @dataclass(slots=True)
@@ -132,10 +109,7 @@ class StepSampler:
         config: all settings.
         maker: tasks to groups.
         curriculum: which tasks.
-        replay: past groups, or None.
-        hints: when a failed task gets which hint.
-        make_groups: a user's own maker, in place of `maker`.
-        greedy: True also rolls each task greedily once, for estimators that need a baseline.
+        parts: what the groups pass through.
     """
 
     def __init__(
@@ -143,19 +117,12 @@ class StepSampler:
         config: TrainConfig,
         maker: RolloutMaker,
         curriculum: Curriculum,
-        *,
-        replay: Replay | None,
-        hints: HintScheduler | None,
-        make_groups: MakeGroups | None,
-        greedy: bool,
+        parts: StepParts,
     ) -> None:
         self._config = config
         self._maker = maker
         self._curriculum = curriculum
-        self._replay = replay
-        self._hints = hints
-        self._make_groups = make_groups
-        self._greedy = greedy
+        self._parts = parts
         self._rank, self._world = distributed.world()
 
     def profile(self) -> dict[str, float]:
@@ -178,10 +145,18 @@ class StepSampler:
             ConfigError: the allocator gave nothing.
         """
         seed = derive_seed(self._config.run.seed, "step", step)
-        rolled = self._rounds(step, seed)
-        if self._replay is not None:
-            self._add_past(rolled, step)
-        if self._greedy:
+        parts = self._parts
+        if parts.partial is None:
+            rolled = self._rounds(step, seed)
+        else:
+            rolled = self._whole(parts.partial, step, seed)
+        if parts.recompose is not None:
+            made = parts.recompose.select(rolled.groups, step)
+            rolled.groups, rolled.replayed = made.groups, made.replayed | rolled.replayed
+            rolled.figures |= made.figures
+        if parts.replay is not None:
+            self._add_past(parts.replay, rolled, step)
+        if parts.greedy:
             rolled.baselines = self._baselines(rolled.groups, seed)
         return rolled
 
@@ -194,7 +169,8 @@ class StepSampler:
             draws = self._curriculum.draw(size, tally.taken)
             if not draws:
                 break
-            groups, outcomes, beside = self._rolled(draws, seed, tally)
+            groups, outcomes, beside = self._rolled(draws, seed, step, tally)
+            groups = self._told(groups)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
             tally.beside += [g for g in beside if g.task.task_id in kept]
@@ -205,8 +181,22 @@ class StepSampler:
         groups = tally.kept + tally.beside
         return StepGroups(groups, tally.made, is_graded=tally.is_graded, figures=figures)
 
+    def _whole(self, partial: GroupsInFlight, step: int, seed: int) -> StepGroups:
+        """Return the groups that became whole in this step; others stay in flight."""
+        curriculum = self._curriculum
+        found = partial.step(curriculum.tasks_per_step, curriculum.draw, seed=seed, step=step)
+        groups = self._told(found.groups)
+        outcomes = self._share([Draw(g.task, len(g.rollouts)) for g in groups], groups)
+        tally = _Tally()
+        tally.add(groups, outcomes, room=len(outcomes), keeps_all=True)
+        curriculum.note((o.task_id, o.unaided) for o in outcomes)
+        figures = {"unscored_share": self._check(step, tally)} | dict(found.figures)
+        self._maker.figures = partial.figures
+        graded = tally.is_graded
+        return StepGroups(groups, groups, found.resumed, is_graded=graded, figures=figures)
+
     def _rolled(
-        self, draws: Sequence[Draw], seed: int, tally: _Tally
+        self, draws: Sequence[Draw], seed: int, step: int, tally: _Tally
     ) -> tuple[list[RolloutGroup], list[_Outcome], list[RolloutGroup]]:
         """Roll out a draw, then what an allocator that grows groups wants more of it; the third
         part are groups beside those of the tasks, such as of rewritten ones.
@@ -215,11 +205,11 @@ class StepSampler:
         """
         everyone = list(draws)
         tally.asked += sum(d.size for d in draws)
-        mine = self._make(everyone[self._rank :: self._world], seed)
+        mine = self._make(everyone[self._rank :: self._world], seed, step)
         beside = self._noted(tally)
         outcomes = self._share(everyone, mine)
         turn = 0
-        while self._make_groups is None and (
+        while self._parts.make_groups is None and (
             more := self._curriculum.more((o.task_id, o.unaided) for o in outcomes)
         ):
             turn += 1
@@ -228,17 +218,29 @@ class StepSampler:
             new = [d for d in more if d.task.task_id not in known]
             held = {g.task.task_id for g in mine}
             own = [d for d in more if d.task.task_id in held] + new[self._rank :: self._world]
-            grown = self._make(own, derive_seed(seed, "grow", turn))
+            grown = self._make(own, derive_seed(seed, "grow", turn), step)
             beside += self._noted(tally)
             mine = _joined(mine, grown)
             everyone += new
             outcomes = self._share(everyone, mine)
         return mine, outcomes, beside
 
+    def _told(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        """Write what was known of each task before its group into the group."""
+        if not self._parts.knows:
+            return groups
+        known = self._curriculum.known([g.task for g in groups])
+        return [
+            replace(g, metadata={**g.metadata, **facts})
+            for g, facts in zip(groups, known, strict=True)
+        ]
+
     def _noted(self, tally: _Tally) -> list[RolloutGroup]:
         """Count what was just made, and return what was made beside it."""
-        tally.spent.add(self._maker.figures)
-        further = {} if self._make_groups is not None else self._maker.beside
+        parts = self._parts
+        tally.spent.add(self._maker.figures if parts.grower is None else parts.grower.figures)
+        is_own = parts.make_groups is None and parts.grower is None
+        further = self._maker.beside if is_own else {}
         return [group for groups in further.values() for group in groups]
 
     def _check(self, step: int, tally: _Tally) -> float:
@@ -265,12 +267,13 @@ class StepSampler:
             )
         return share
 
-    def _make(self, draws: Sequence[Draw], seed: int) -> list[RolloutGroup]:
-        if self._make_groups is not None:
-            return self._make_groups([d.task for d in draws], seed)
-        return self._maker.make(
-            [d.task for d in draws], [d.size for d in draws], seed=seed, hints=self._hints
-        )
+    def _make(self, draws: Sequence[Draw], seed: int, step: int) -> list[RolloutGroup]:
+        tasks, sizes, parts = [d.task for d in draws], [d.size for d in draws], self._parts
+        if parts.make_groups is not None:
+            return parts.make_groups(tasks, seed)
+        if parts.grower is not None:
+            return parts.grower.make(tasks, sizes, seed=seed, step=step)
+        return self._maker.make(tasks, sizes, seed=seed, hints=parts.hints)
 
     def _share(self, draws: Sequence[Draw], groups: Sequence[RolloutGroup]) -> list[_Outcome]:
         """What became of every process's groups, in the order of draws."""
@@ -294,13 +297,19 @@ class StepSampler:
             for g, b in zip(groups, made, strict=True)
         }
 
-    def _add_past(self, rolled: StepGroups, step: int) -> None:
-        assert self._replay is not None
-        busy = {g.task.task_id for g in rolled.groups}
-        past = self._replay.pick(self._config.curriculum.replay, step, busy)
-        self._replay.add(rolled.groups, step)
-        rolled.replayed = frozenset(r.rollout_id for g in past for r in g.rollouts)
-        rolled.groups = [*rolled.groups, *past]
+    def _add_past(self, replay: Replay, rolled: StepGroups, step: int) -> None:
+        c = self._config.curriculum
+        past = replay.pick(c.replay, step, {g.task.task_id for g in rolled.groups})
+        fresh, used = list(rolled.groups), list[Rollout]()
+        if c.refill:
+            for i, group in enumerate(rolled.groups):
+                known = replay.of_task(group.task.task_id, step)
+                fresh[i], old = refilled(group, known, c.refill, c.success_above)
+                used += old
+            rolled.figures["rollouts_refilled"] = len(used)
+        replay.add(rolled.groups, step)
+        rolled.replayed |= {r.rollout_id for r in (*used, *(r for g in past for r in g.rollouts))}
+        rolled.groups = [*fresh, *past]
         rolled.figures["groups_replayed"] = len(past)
 
 

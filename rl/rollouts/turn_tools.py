@@ -17,8 +17,8 @@ from tfgrpo.policies.tool_calls import parse_action
 from tfgrpo.policies.tool_loop import run_call
 from tfgrpo.policies.tools import Tool
 from tfgrpo.prompts import render
-from tfgrpo.runtime.surrogates import without_surrogates
 from tfgrpo.runtime.terminal import clip
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 _MARK = "tfgrpoassistantturn"
 MOST_CALLS = 16

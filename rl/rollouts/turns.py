@@ -64,6 +64,15 @@ class TurnModel:
     limits: TurnLimits = TurnLimits()  # frozen, shared on purpose
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Turns of an earlier rollout that a new one begins with."""
+
+    steps: tuple[Step, ...] = ()
+    recalls: bool = False
+    """The answers are those that were given then; else the environment acts again."""
+
+
 async def play(
     task: Task,
     prompt_ids: Sequence[int],
@@ -72,7 +81,7 @@ async def play(
     *,
     seed: int,
     rollout_id: str,
-    replay: Sequence[Step] = (),
+    replay: Replayed | None = None,
 ) -> Rollout:
     """Play one rollout to its end and return it ungraded, with token ids at every step.
 
@@ -83,19 +92,22 @@ async def play(
         model: takes the turns.
         seed: fixes the draws.
         rollout_id: of the result.
-        replay: turns that are taken again first, as they were; their tokens are kept.
+        replay: turns that come first, as they were; their tokens are kept.
     """
+    past = replay or Replayed()
     sequence = list(prompt_ids)
     steps: list[Step] = []
     is_cut = False
     for turn in range(model.limits.max_turns):
-        if turn < len(replay):
-            again, is_cut = replay[turn], False
+        answer: Sequence[Message] | None
+        if turn < len(past.steps):
+            again, is_cut = past.steps[turn], False
             ids, logps, action = again.token_ids or (), again.logprobs or (), again.action
+            answer = again.observations if past.recalls else await environment.act(action)
         else:
             ids, logps, is_cut = await model.sample(sequence, seed + turn)
             action = Message("assistant", model.text_of(ids))
-        answer = None if is_cut else await environment.act(action)
+            answer = None if is_cut else await environment.act(action)
         steps.append(Step(action, tuple(answer or ()), ids, logps, tuple(sequence)))
         sequence.extend(ids)
         if answer is None:

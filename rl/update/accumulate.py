@@ -71,6 +71,8 @@ class TrainRow:
     """Weight of each of its tokens as it is; such a row does not count in the aggregation."""
     shaping: float = 0.0
     """γ of the ratio r/(r + γ) in place of the loss; 0 keeps the loss."""
+    columns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Further facts a token that the loss is given, see `TokenBatch.columns`."""
 
     @property
     def is_zero(self) -> bool:
@@ -158,7 +160,7 @@ def _micro_batch(
     with_entropy = settings.log_entropy or settings.entropy != 0.0 or "entropy" in entry.needs
     hidden_D = decoder(packed)[packed.head_D]
     head = decoder.head_weight
-    tokens = _tokens(packed, by_index, hidden_D, entry.needs)
+    tokens = _tokens(packed, by_index, hidden_D, entry.needs, len(decoder.embed))
     closure = _closure(tokens, settings)
     if {"sequence", "group"} & set(entry.needs):
         scored = score_tokens(
@@ -209,6 +211,8 @@ class _Tokens:
     reward_R: Tensor
     shaping_D: Tensor | None
     """γ of tokens whose ratio is shaped, 0 elsewhere; None where there are none."""
+    columns: Mapping[str, Tensor]
+    vocabulary: int
 
 
 def _tokens(
@@ -216,6 +220,7 @@ def _tokens(
     by_index: Mapping[int, tuple[TrainRow, float]],
     hidden_D: Tensor,
     needs: Sequence[str],
+    vocabulary: int,
 ) -> _Tokens:
     rows = [by_index[i] for i in packed.rows]
     counts = np.array([r.row.n_loss for r, _ in rows], dtype=np.int64)
@@ -249,7 +254,16 @@ def _tokens(
         group_R=to_device(np.array([r.group for r, _ in rows], dtype=np.int64), device),
         reward_R=to_device(np.array([r.reward for r, _ in rows], dtype=kind), device),
         shaping_D=spread([r.shaping for r, _ in rows]) if any(r.shaping for r, _ in rows) else None,
+        columns={
+            name: spread([r.columns.get(name, ABSENT.get(name, 0.0)) for r, _ in rows])
+            for name in sorted({n for r, _ in rows for n in r.columns})
+        },
+        vocabulary=vocabulary,
     )
+
+
+ABSENT = {"width": 1.0}
+"""Value of a column on rows that do not have it; 0 for the others."""
 
 
 def _loss_D(
@@ -271,6 +285,8 @@ def _loss_D(
         behaviour_logp_D=cut(tokens.engine_D),
         group_R=tokens.group_R,
         reward_R=tokens.reward_R,
+        columns={name: value_D[part] for name, value_D in tokens.columns.items()},
+        vocabulary=tokens.vocabulary,
     )
     loss_D: Tensor = entry.fn(batch, **settings.options)
     if tokens.shaping_D is not None:

@@ -14,7 +14,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.hints.adhint import consistency_weights_T
 from tfgrpo.rl.hint_notes import hint_note
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.update.accumulate import TrainRow
+from tfgrpo.rl.update.accumulate import ABSENT, TrainRow
 from tfgrpo.rl.update.rollout_rows import step_numbers
 from tfgrpo.rollout import Rollout
 
@@ -118,6 +118,7 @@ def _from_step(row: TrainRow, rollout: Rollout, first: int) -> TrainRow | None:
         row=replace(row.row, loss_positions=tuple(places[i] for i in kept)),
         advantage=advantage,
         engine_logp=None if logp is None else tuple(logp[i] for i in kept),
+        columns={n: tuple(v[i] for i in kept) for n, v in row.columns.items()},
     )
 
 
@@ -136,7 +137,8 @@ def _with_prefix(row: TrainRow, n_prefix: int) -> TrainRow:
     if ids.loss_positions is not None:
         own = (*range(n_prefix), *(n_prefix + p for p in ids.loss_positions))
         moved = replace(moved, loss_positions=own)
-    return replace(row, row=moved, engine_logp=None)  # nobody sampled the prefix
+    columns = {n: (ABSENT.get(n, 0.0),) * n_prefix + v for n, v in row.columns.items()}
+    return replace(row, row=moved, engine_logp=None, columns=columns)  # nobody sampled the prefix
 
 
 def _with_weights(row: TrainRow, n_prefix: int, entropy_T: Sequence[float]) -> TrainRow:

@@ -45,6 +45,21 @@ def row_of(rollout: Rollout, *, index: int) -> Row:
     return Row(index, tuple(sequence[:start]), tuple(sequence[start:]), tuple(sampled))
 
 
+def segments_of(rollout: Rollout) -> list[int] | None:
+    """Return the tokens of each segment of a reply that a strategy cut; None for whole turns."""
+    found = rollout.metadata.get("segments")
+    return None if found is None else [int(n) for n in found]
+
+
+def n_steps(rollout: Rollout) -> int:
+    """Return the number of steps: segments where a reply was cut into some, else turns."""
+    cut = segments_of(rollout)
+    return len(rollout.steps) if cut is None else len(cut)
+
+
 def step_numbers(rollout: Rollout) -> tuple[int, ...]:
     """Return, per loss-bearing token, the number of the step that sampled it."""
+    cut = segments_of(rollout)
+    if cut is not None:
+        return tuple(i for i, n in enumerate(cut) for _ in range(n))
     return tuple(i for i, step in enumerate(rollout.steps) for _ in step.token_ids or ())

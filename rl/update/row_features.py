@@ -7,10 +7,8 @@ as one `RewardBatch`. Does not know which estimator reads what. Source: own.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,15 +18,22 @@ from tfgrpo.policies.tool_calls import calls_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.hint_notes import is_hinted
 from tfgrpo.rl.model.packing import Row
-from tfgrpo.rl.update.rollout_rows import step_numbers
+from tfgrpo.rl.update.rollout_rows import n_steps, step_numbers
+from tfgrpo.rl.update.token_marks import (
+    TextOf,
+    before_first,
+    lines_of,
+    planning,
+    states_of_lines,
+    thinking_tokens,
+)
 from tfgrpo.rl.update.token_stats import Measured
 from tfgrpo.rollout import Rollout, RolloutGroup
 from tfgrpo.runtime.canonical import digest
-from tfgrpo.verifiers.answer import boxed, compiled
-from tfgrpo.verifiers.numbers import CONTEXT, numbers_in, whole_number
-from tfgrpo.verifiers.patterns import try_pattern_now
+from tfgrpo.verifiers.final_answer import answer_class
 
-TextOf = Callable[[Sequence[int]], str]
+GROUP_FACTS = {"prior_R": "predicted", "past_share_R": "past_share"}
+"""Columns that a group's metadata hold, NaN where they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,10 @@ class FeatureSources:
     by_history: bool = False
     """States are equal where all tokens so far are, not where the last observation is."""
     phrases: Sequence[str] = ()
+    separator: str = ""
+    """Ends a step of a reply of one turn; empty for none."""
+    prompts: Mapping[tuple[int, ...], float] = field(default_factory=dict)
+    """How sure the policy is of a prompt, by its tokens."""
 
 
 def collect(graded: Sequence[Graded], sources: FeatureSources) -> list[RowFeatures]:
@@ -122,14 +131,10 @@ def _facts(g: Graded, s: FeatureSources, contexts: Mapping[int, int]) -> RowFeat
         facts.entropy_T = s.measured.entropy[i]
     if "token_ids" in needs:
         facts.token_T = g.token_ids
-    if needs & {"steps", "states", "step_rewards", "maybe:step_rewards"}:
-        facts.step_T = step_numbers(g.rollout)
-    if "states" in needs:
-        facts.states = state_keys(g.rollout, by_history=s.by_history)
-    if "step_rewards" in needs or ("maybe:step_rewards" in needs and has_step_rewards(g.rollout)):
-        facts.step_rewards = step_rewards(g.rollout)
+    if needs & {"steps", "maybe:steps", "states", "step_rewards", "maybe:step_rewards"}:
+        _steps(g, s, facts)
     if "answers" in needs:
-        facts.answer = answer_class(g.rollout.answer, s.answer_pattern)
+        facts.answer = answer_class(g.rollout.answer, s.answer_pattern, "loss.answer_pattern")
     if "baseline" in needs:
         facts.baseline = s.baselines.get(g.rollout.task_id)
     for need in needs:
@@ -142,7 +147,31 @@ def _facts(g: Graded, s: FeatureSources, contexts: Mapping[int, int]) -> RowFeat
         facts.columns_D["tempered_logp_D"] = s.tempered[i]
     if "extra:planning_D" in needs:
         facts.columns_D["planning_D"] = planning(g.token_ids, s.text_of, s.phrases)
+    if "extra:reasoning_D" in needs:
+        touched = planning(g.token_ids, s.text_of, s.phrases)
+        facts.columns_D["reasoning_D"] = before_first(touched, step_numbers(g.rollout))
     return facts
+
+
+def _steps(g: Graded, s: FeatureSources, facts: RowFeatures) -> None:
+    """Fill in the steps, the states before them and their rewards."""
+    needs, is_cut = s.needs, bool(s.separator)
+    if is_cut:
+        facts.step_T = lines_of(g.token_ids, s.text_of, s.separator)
+    else:
+        facts.step_T = step_numbers(g.rollout)
+    if "states" in needs:
+        facts.states = (
+            states_of_lines(g.token_ids, facts.step_T)
+            if is_cut
+            else state_keys(g.rollout, by_history=s.by_history)
+        )
+    if "step_rewards" in needs or ("maybe:step_rewards" in needs and has_step_rewards(g.rollout)):
+        if is_cut:
+            n = max(facts.step_T, default=-1) + 1
+            facts.step_rewards = tuple(float(g.parts.get(f"step_{i}", 0.0)) for i in range(n))
+        else:
+            facts.step_rewards = step_rewards(g.rollout)
 
 
 def _column(
@@ -152,13 +181,18 @@ def _column(
     if name in s.columns:
         return _named(name, s.columns[name], g, s)
     if name == "tool_calls_R":
-        return float(g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout))))
+        made = g.rollout.metadata.get("tool_calls", len(calls_of(g.rollout)))
+        return float(made + g.rollout.metadata.get("recalled_turns", 0))
     if name == "invalid_R":
         return float(g.rollout.metadata.get("invalid_actions", 0))
     if name == "round_R":
         return _named(name, "part:round", g, s)
     if name == "context_R":
         return float(contexts[g.row.index])
+    if name == "prompt_confidence_R":
+        return s.prompts.get(g.row.prompt_ids, 1.0)
+    if name in GROUP_FACTS:
+        return float(g.of.metadata.get(GROUP_FACTS[name], math.nan))
     if name in ("think_entropy_R", "answer_entropy_R"):
         cut = thinking_tokens(g.token_ids, s.text_of)
         assert facts.entropy_T is not None
@@ -216,7 +250,7 @@ def state_keys(rollout: Rollout, *, by_history: bool) -> tuple[Hashable, ...]:
     is left out) come first; else the last observation, or all tokens so far.
     """
     own = rollout.metadata.get("state_keys")
-    n = len(rollout.steps)
+    n = n_steps(rollout)
     if own is not None and len(own) >= n:
         return tuple(str(key) for key in own[:n])
     if by_history:
@@ -238,7 +272,7 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
     Raises:
         ConfigError: neither is there for every step.
     """
-    n = len(rollout.steps)
+    n = n_steps(rollout)
     own = rollout.metadata.get("step_rewards")
     if own is not None and len(own) >= n:
         return tuple(float(x) for x in own[:n])
@@ -249,65 +283,6 @@ def step_rewards(rollout: Rollout) -> tuple[float, ...]:
         f"rollout {rollout.rollout_id!r} of {n} steps has no reward a step: the environment gives "
         f"{own!r:.80} as step_rewards and the score's parts are {sorted(parts)}"
     )
-
-
-def _plain(value: Decimal) -> str:
-    """Return a number's one text: equal for equal numbers."""
-    return format(value.normalize(CONTEXT), "f") if abs(value.adjusted()) < 100 else str(value)
-
-
-def answer_class(text: str, pattern: str = "") -> str:
-    r"""Return what makes two final answers the same.
-
-    >>> answer_class(r"so \boxed{1/2}"), answer_class("it is 1,200."), answer_class(" Paris ")
-    ('0.5', '1200', 'paris')
-    """
-    if pattern:
-        found = try_pattern_now(compiled(pattern, "loss.answer_pattern"), text, "last")
-        return " ".join((text if found is None else found).split()).casefold()
-    in_box = boxed(text)
-    if in_box is not None:
-        value = whole_number(in_box)
-        return "".join(in_box.split()) if value is None else _plain(value)
-    numbers = numbers_in(text)
-    if numbers:
-        return _plain(numbers[-1][0])
-    return " ".join(text.split()).casefold()
-
-
-def thinking_tokens(token_ids: Sequence[int], text_of: TextOf, mark: str = "</think>") -> int:
-    """Return how many tokens the thinking takes, its closing mark included; 0 without a mark."""
-    if mark not in text_of(token_ids):
-        return 0
-    low, high = 1, len(token_ids)
-    while low < high:
-        middle = (low + high) // 2
-        if mark in text_of(token_ids[:middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def planning(
-    token_ids: Sequence[int], text_of: TextOf, phrases: Sequence[str]
-) -> tuple[float, ...]:
-    """Return 1 for each token that touches a phrase, else 0.
-
-    Tokens are read one by one and compared without white space and case, since a tokenizer may
-    drop leading spaces of a lone token.
-    """
-    pieces = ["".join(text_of([t]).split()).casefold() for t in token_ids]
-    text = "".join(pieces)
-    ends = np.cumsum([len(p) for p in pieces])
-    touched = [0.0] * len(pieces)
-    for phrase in phrases:
-        wanted = "".join(phrase.split()).casefold()
-        for match in re.finditer(re.escape(wanted), text) if wanted else ():
-            first = int(np.searchsorted(ends, match.start(), side="right"))
-            last = int(np.searchsorted(ends, match.end(), side="left"))
-            touched[first : last + 1] = [1.0] * (last + 1 - first)
-    return tuple(touched)
 
 
 def batch_of(everyone: Sequence[tuple[Sequence[RowFeatures], int]]) -> RewardBatch:

@@ -16,8 +16,9 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.advantages.tokens import confidence
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
-from tfgrpo.rl.formulas.requirements import FormulaChoice, chosen, filled, needs_of
+from tfgrpo.rl.formulas.requirements import FormulaChoice, chosen, columns_of, filled, needs_of
 from tfgrpo.rl.hint_notes import by_baseline, hint_note
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
@@ -29,10 +30,10 @@ from tfgrpo.rl.update.row_features import (
     FeatureSources,
     Graded,
     RowFeatures,
-    TextOf,
     batch_of,
     collect,
 )
+from tfgrpo.rl.update.token_marks import TextOf
 from tfgrpo.rl.update.token_stats import Measured, Tokens, measure_rows
 from tfgrpo.rollout import RolloutGroup
 
@@ -106,12 +107,17 @@ class RowMaker:
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
         start = sum(len(rows) for rows, _ in everyone[: distributed.world()[0]])
-        batch, advantage = estimate(batch_of(everyone), self._config.formulas, step, self._state)
+        is_tree = self._config.rollout.strategy in ("tree", "arpo", "turn_tree")
+        whole = replace(batch_of(everyone), is_tree=is_tree)
+        batch, advantage = estimate(whole, self._config.formulas, step, self._state)
         advantages = per_row(advantage, batch.length_R.tolist())[start : start + len(graded)]
         rewards = batch.reward_R[start : start + len(graded)].tolist()
+        columns = self._columns(batch, step)[start : start + len(graded)]
         rows = [
-            TrainRow(g.row, a, reward=reward, group=g.group, engine_logp=g.engine_logp)
-            for g, a, reward in zip(graded, advantages, rewards, strict=True)
+            TrainRow(
+                g.row, a, reward=reward, group=g.group, engine_logp=g.engine_logp, columns=column
+            )
+            for g, a, reward, column in zip(graded, advantages, rewards, columns, strict=True)
             if g.row.n_loss
         ]
         rollouts = {g.row.index: g.rollout for g in graded}
@@ -124,13 +130,22 @@ class RowMaker:
         )
         return rows, stale
 
+    def _columns(self, batch: RewardBatch, step: int) -> list[dict[str, tuple[float, ...]]]:
+        """Return what the loss is given besides advantages, a mapping a row."""
+        cuts = np.cumsum([0, *batch.length_R.tolist()])
+        found = columns_of(batch, self._config.formulas, step)
+        return [
+            {name: tuple(value_D[a:b].tolist()) for name, value_D in found.items()}
+            for a, b in pairwise(cuts)
+        ]
+
     def _sources(self, graded: Sequence[Graded], baselines: Mapping[str, float]) -> FeatureSources:
         config, needs = self._config, self.needs
         measured = self._measured(graded) if needs & _MEASURED else Measured()
         tempered: Tokens = {}
         if "extra:tempered_logp_D" in needs:
             tempered = self._tempered(graded, measured)
-        by_tree = config.credit.name in ("spo_tree", "portool")
+        by_tree = config.credit.name in ("spo_tree", "portool", "branch_grpo")
         return FeatureSources(
             needs,
             config.features,
@@ -141,6 +156,8 @@ class RowMaker:
             config.loss.answer_pattern,
             (config.credit.state or ("history" if by_tree else "observation")) == "history",
             config.credit.phrases,
+            config.credit.separator,
+            self._prompt_confidence(graded) if "extra:prompt_confidence_R" in needs else {},
         )
 
     def _measured(self, graded: Sequence[Graded]) -> Measured:
@@ -157,6 +174,19 @@ class RowMaker:
             max_tokens=self._config.optimiser.micro_batch_tokens,
             chunk=self._config.optimiser.vocabulary_chunk,
         )
+
+    def _prompt_confidence(self, graded: Sequence[Graded]) -> dict[tuple[int, ...], float]:
+        """How sure the policy is of each prompt's least likely tokens."""
+        share = float(self._config.loss.advantage_options.get("share", 0.2))
+        prompts = list(dict.fromkeys(g.row.prompt_ids for g in graded if len(g.row.prompt_ids) > 1))
+        found = score_rows(
+            self._decoder,
+            [Row(i, prompt[:1], prompt[1:]) for i, prompt in enumerate(prompts)],
+            temperature=self._config.rollout.temperature,
+            max_tokens=self._config.optimiser.micro_batch_tokens,
+            chunk=self._config.optimiser.vocabulary_chunk,
+        )
+        return {p: confidence(np.array(found[i]), share) for i, p in enumerate(prompts)}
 
     def _tempered(self, graded: Sequence[Graded], measured: Measured) -> Tokens:
         """Log-probs at 1.2 times the temperature where the batch is surer than wanted, else 0.8."""

@@ -18,7 +18,8 @@ from tfgrpo.routing.budgets.posterior_gain import (
     state_predictor,
 )
 from tfgrpo.routing.budgets.practice import Practice
-from tfgrpo.routing.budgets.published import Dars, RolloutGdro, Sgpo, Vade, Xrpo
+from tfgrpo.routing.budgets.published import Dars, PromptGdro, RolloutGdro, Sgpo, Vade, Xrpo
+from tfgrpo.routing.budgets.top_up import DarsTopUp, GainTopUp, XrpoTopUp
 from tfgrpo.routing.estimator.value_model import ModelState, ValueModel
 from tfgrpo.routing.records import outcomes_of_groups
 from tfgrpo.runtime.import_string import load_object
@@ -33,8 +34,11 @@ ALLOCATORS: Mapping[str, Callable[..., Allocator]] = {
     "xrpo": Xrpo,
     "dars": Dars,
     "gdro": RolloutGdro,
+    "prompt_gdro": PromptGdro,
+    "top_up_dars": DarsTopUp,
+    "top_up_xrpo": XrpoTopUp,
 }
-_NAMES = ("practice", "v0", *ALLOCATORS)
+_NAMES = ("practice", "v0", "top_up", *ALLOCATORS)
 _RULE_OPTIONS = ("success_at", "decay", "max_seen")
 
 
@@ -44,7 +48,8 @@ def open_allocator(
     """Return the allocator of a name; None for the empty one.
 
     Args:
-        name: `practice` (with `router` among the options, by a router's predictions too), `v0`
+        name: `practice` or `top_up` (with `router` among the options, by a router's predictions
+            too), `v0`
             (`posterior_gain` by a router's predictions), another of `ALLOCATORS`, or `module:name`
             of a class whose objects are allocators.
         options: its arguments.
@@ -59,7 +64,10 @@ def open_allocator(
     given = dict(options)
     with boundary(ConfigError, f"{where} {name!r}"):
         if name == "practice":
-            return _practice({"size": group_size, **given})
+            probe = min(3, given.get("size", group_size))
+            return _by_posterior(Practice, {"size": group_size, "probe": probe, **given})
+        if name == "top_up":
+            return _by_posterior(GainTopUp, given)
         if name == "v0":
             return _posterior_gain(given, where)
         if name in ALLOCATORS:
@@ -72,19 +80,18 @@ def open_allocator(
         return made
 
 
-def _practice(options: dict[str, Any]) -> Allocator:
+def _by_posterior(kind: type[Practice] | type[GainTopUp], options: dict[str, Any]) -> Allocator:
+    """Return a rule that goes by a posterior of success rates, with a router's word or without."""
     router = str(options.pop("router", ""))
     of_rule = {k: options.pop(k) for k in _RULE_OPTIONS if k in options}
     rule = {"max_seen": 8.0, **of_rule}
-    probe = min(3, options["size"])
-    options = {"probe": probe, **options}
-    plain = Practice(**options, rule=PosteriorGain(**rule))
+    plain = kind(**options, rule=PosteriorGain(**rule))
     if not router:
         return plain
 
-    def make(state: ModelState) -> Practice:
+    def make(state: ModelState) -> Allocator:
         error = PredictionError.of_state(state)
-        return Practice(
+        return kind(
             **options, rule=PosteriorGain(**rule, error=error),
             predict=state_predictor(state.predict),
         )  # fmt: skip
@@ -130,12 +137,20 @@ class Predicted:
         self._value: ValueModel = RouterFiles.load(router).value
         self._make, self._success_at = make, success_at
 
-    def _rule(self, history: Sequence[RolloutGroup]) -> Allocator:
+    def _state(self, history: Sequence[RolloutGroup]) -> ModelState:
         mine = "the policy"
         outcomes = outcomes_of_groups(
             history, success_at=self._success_at, model_of=lambda group: mine
         )
-        return self._make(self._value.state(outcomes, model=mine))
+        return self._value.state(outcomes, model=mine)
+
+    def _rule(self, history: Sequence[RolloutGroup]) -> Allocator:
+        return self._make(self._state(history))
+
+    def predictions(self, tasks: Sequence[Task], history: Sequence[RolloutGroup]) -> list[float]:
+        """Return the success rate that the value model expects of each task."""
+        predict = state_predictor(self._state(history).predict)
+        return [float(p) for p in predict(tasks).mean] if tasks else []
 
     def __call__(
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tfgrpo.rollout import RolloutGroup, Task
-from tfgrpo.routing.budgets.posterior_gain import check_budget, seen_counts, uniform
+from tfgrpo.routing.budgets.posterior_gain import Array, check_budget, seen_counts, uniform
+from tfgrpo.routing.records import outcomes_of_groups
 from tfgrpo.runtime.canonical import derive_seed
 
-__all__ = ["Dars", "RolloutGdro", "Sgpo", "Vade", "Xrpo"]
+__all__ = ["Dars", "PromptGdro", "RolloutGdro", "Sgpo", "Vade", "Xrpo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +126,57 @@ class Xrpo:
         self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
     ) -> list[int]:
         """Return the counts."""
-        from scipy.stats import t as student
-
         check_budget(budget)
         k, n = seen_counts(tasks, history, self.success_at, 1.0)
         settled = (n >= self.settled_at) & ((k == 0) | (k == n))
         base = [0 if s else self.base for s in settled]
         if sum(base) > budget:
             return uniform(len(tasks), budget) if not settled.any() else _cut(base, budget)
-        p = np.where(n >= 2, k / np.maximum(n, 1), (k + 1) / (n + 2))
-        s = np.sqrt(np.maximum(p * (1 - p), 0.0))
-        top = int(n.max(initial=0)) + self.cap + 2
-        quantile = student.ppf(0.5 + self.confidence / 2, np.maximum(np.arange(top) - 1, 1))
-        counts = np.array(base, dtype=np.int64)
-        for _ in range(budget - int(counts.sum())):
-            m = np.maximum((n + counts).astype(int), 2)
-            drop = s * (quantile[m] / np.sqrt(m) - quantile[m + 1] / np.sqrt(m + 1))
-            value = np.where(settled | (counts >= self.cap), -np.inf, drop + self.bonus / m)
-            best = int(np.argmax(value)) if len(value) else -1
-            if best < 0 or not np.isfinite(value[best]):
-                break
-            counts[best] += 1
-        return [int(c) for c in counts]
+        more = half_width_drops(
+            k, n + base, np.where(settled, 0, self.cap - np.array(base)), budget - sum(base),
+            confidence=self.confidence, bonus=self.bonus, graded=n,
+        )  # fmt: skip
+        return [a + b for a, b in zip(base, more, strict=True)]
+
+
+def half_width_drops(
+    k: Array,
+    n: Array,
+    room: NDArray[np.int64],
+    budget: int,
+    *,
+    confidence: float,
+    bonus: float,
+    graded: Array | None = None,
+) -> list[int]:
+    """Return rollouts dealt one by one where a mean's half-width t·s/√n drops most.
+
+    Args:
+        k: successes of each task.
+        n: rollouts, those without an outcome yet among them.
+        room: most further rollouts of each.
+        budget: rollouts in all; fewer are dealt where there is no room.
+        confidence: of the interval.
+        bonus: added over the number of rollouts.
+        graded: rollouts with an outcome; all of them by default.
+    """
+    from scipy.stats import t as student
+
+    told = n if graded is None else graded
+    p = np.where(told >= 2, k / np.maximum(told, 1), (k + 1) / (told + 2))
+    s = np.sqrt(np.maximum(p * (1 - p), 0.0))
+    counts = np.zeros(len(k), dtype=np.int64)
+    top = int(n.max(initial=0)) + budget + 4
+    quantile = student.ppf(0.5 + confidence / 2, np.maximum(np.arange(top) - 1, 1))
+    for _ in range(budget):
+        m = np.maximum((n + counts).astype(int), 2)
+        drop = s * (quantile[m] / np.sqrt(m) - quantile[m + 1] / np.sqrt(m + 1))
+        value = np.where(counts >= room, -np.inf, drop + bonus / m)
+        best = int(np.argmax(value)) if len(value) else -1
+        if best < 0 or not np.isfinite(value[best]):
+            break
+        counts[best] += 1
+    return [int(c) for c in counts]
 
 
 def _cut(counts: Sequence[int], budget: int) -> list[int]:
@@ -225,3 +256,60 @@ class RolloutGdro:
         rest = budget - self.floor * len(tasks) - int(counts.sum())
         counts[np.argsort(-(exact - counts), kind="stable")[:rest]] += 1
         return [int(c) + self.floor for c in counts]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGdro:
+    """Groups for tasks whose bin of success rates is drawn by a weight that grows with its loss
+    (approximation).
+
+    The history is gone through in rounds of `round_groups`: each group falls into the bin of its
+    task's rate so far, a bin's loss is a running mean of 1 − rate divided by what its start at 0
+    leaves out, and after every round w_b ← w_b exp(η · loss_b) for all bins that were ever seen, so
+    that a bin gains nothing by being drawn often. Bins are drawn by weight, tasks evenly inside.
+    Source: Prompt-GDRO, abstract; the debiasing and the constants are our reading.
+    """
+
+    group_size: int = 8
+    bins: int = 5
+    eta: float = 0.1
+    decay: float = 0.9
+    round_groups: int = 16
+    success_at: float | None = None
+    seed: int = 0
+
+    def weights(self, history: Sequence[RolloutGroup]) -> tuple[Array, dict[str, float]]:
+        """Return the weight of each bin, summing to 1, and each task's rate so far."""
+        log_w, ema, mass = np.zeros(self.bins), np.zeros(self.bins), np.zeros(self.bins)
+        counts: dict[str, tuple[float, float]] = {}
+        for number, outcome in enumerate(outcomes_of_groups(history, success_at=self.success_at)):
+            k, n = counts.get(outcome.prompt_id, (0.0, 0.0))
+            b = self._bin(k, n)
+            loss = 1 - outcome.successes / max(1, outcome.trials)
+            ema[b] = self.decay * ema[b] + (1 - self.decay) * loss
+            mass[b] = self.decay * mass[b] + (1 - self.decay)
+            counts[outcome.prompt_id] = (k + outcome.successes, n + outcome.trials)
+            if (number + 1) % self.round_groups == 0:
+                log_w += np.where(mass > 0, self.eta * ema / np.maximum(mass, 1e-12), 0.0)
+        w = np.exp(log_w - log_w.max())
+        return np.asarray(w / w.sum()), {t: (k + 0.5) / (n + 1.0) for t, (k, n) in counts.items()}
+
+    def _bin(self, k: float, n: float) -> int:
+        return min(int((k + 0.5) / (n + 1.0) * self.bins), self.bins - 1)
+
+    def __call__(
+        self, tasks: Sequence[Task], history: Sequence[RolloutGroup], budget: int
+    ) -> list[int]:
+        """Return `group_size` for budget // group_size tasks, 0 for the others."""
+        check_budget(budget)
+        weight_B, rates = self.weights(history)
+        bin_of = [min(int(rates.get(t.task_id, 0.5) * self.bins), self.bins - 1) for t in tasks]
+        rng = np.random.default_rng(derive_seed("prompt_gdro", self.seed, len(history)))
+        left = {b: [i for i, x in enumerate(bin_of) if x == b] for b in range(self.bins)}
+        counts = [0] * len(tasks)
+        for _ in range(min(budget // self.group_size, len(tasks))):
+            open_bins = [b for b, members in left.items() if members]
+            share = weight_B[open_bins] / weight_B[open_bins].sum()
+            members = left[open_bins[int(rng.choice(len(open_bins), p=share))]]
+            counts[members.pop(int(rng.integers(len(members))))] = self.group_size
+        return counts

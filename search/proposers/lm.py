@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from tfgrpo.context import render_messages
 from tfgrpo.errors import BudgetError, ProviderError
@@ -26,7 +26,7 @@ from tfgrpo.protocols import LM, Completion, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Usage
 from tfgrpo.runtime.call_scope import CallScope, call_scope, count_extra_call
 from tfgrpo.runtime.canonical import derive_seed
-from tfgrpo.runtime.tool_names import wire_names
+from tfgrpo.runtime.texts.tool_names import wire_names
 from tfgrpo.search.algorithms.tree_rollouts import first_entropy
 from tfgrpo.search.node import FINISH, Node, NodeScore, Proposal, call, show_action
 from tfgrpo.search.paths import path_messages
@@ -40,30 +40,80 @@ __all__ = ["JudgeScorer", "LMExpander", "LMImagination", "draw"]
 Form = Literal["native", "text"]
 
 
-async def draw(lm: LM, request: Request, n: int, seed: int, scope: CallScope) -> list[Completion]:
-    """Return n completions, asking again where fewer came; what came before a failure is kept.
+async def draw(
+    lm: LM, request: Request, n: int, ctx: SearchContext, scope: CallScope, *, role: str
+) -> list[Completion]:
+    """Return up to n completions and report what they used; what came beside a failure is kept.
+
+    Where each draw is a call of its own, each is asked for, tried again and booked by itself: a
+    failure among replies, and a call that was stopped on its way, costs what it can have cost.
 
     Raises:
-        ProviderError: the first call failed.
+        ProviderError: nothing came.
     """
+    seeds = [derive_seed(ctx.seed, scope.sample_index + i) for i in range(n)]
+    if lm.prefers_n or n == 1:
+        jobs = [_ask(_Asked(lm, request, ctx, role), seeds, scope)]
+    else:
+        places = (replace(scope, sample_index=scope.sample_index + i) for i in range(n))
+        asked = _Asked(lm, request, ctx, role)
+        jobs = [_ask(asked, [seed], place) for seed, place in zip(seeds, places, strict=True)]
+    results = await asyncio.gather(*jobs, return_exceptions=True)
     found: list[Completion] = []
+    failures: list[BaseException] = []
+    for result in results:
+        if isinstance(result, BaseException):
+            failures.append(result)
+        else:
+            found.extend(result)
+    for failure in failures:
+        if not isinstance(failure, (BudgetError, ProviderError)):
+            raise failure
+    raised = failures[:1] if not found else []
+    ctx.failed.extend(f for f in failures[len(raised) :] if isinstance(f, ProviderError))
+    for failure in raised:
+        raise failure
+    return found
+
+
+class _Asked(NamedTuple):
+    lm: LM
+    request: Request
+    ctx: SearchContext
+    role: str
+
+
+async def _ask(asked: _Asked, seeds: Sequence[int], scope: CallScope) -> list[Completion]:
+    """Ask for a reply a seed, again for what a short answer left out; book each as it comes."""
+    lm, request, ctx, role = asked
     price = price_of(lm)
-    while len(found) < n:
-        at = len(found)
-        seeds = [derive_seed(seed, scope.sample_index + i) for i in range(at, n)]
-        with call_scope(replace(scope, sample_index=scope.sample_index + at)):
+    found: list[Completion] = []
+    while len(found) < len(seeds):
+        left = seeds[len(found) :]
+        with call_scope(replace(scope, sample_index=scope.sample_index + len(found))):
             try:
-                for _ in range(_calls_for(lm, n - at) if found else 0):
-                    count_extra_call(is_reported=True)
-                fresh = await lm.complete(request, n - at, seeds)
-            except (BudgetError, ProviderError):
+                if found:
+                    for _ in range(_calls_for(lm, len(left))):
+                        count_extra_call(is_reported=True)
+                fresh = await lm.complete(request, len(left), left)
+            except BudgetError:
                 if not found:
                     raise
                 break
+            except ProviderError as exc:
+                if not found:
+                    raise
+                ctx.failed.append(exc)
+                break
+            except asyncio.CancelledError:
+                ctx.failed.append(ProviderError("stopped on its way", kind="connection"))
+                raise
         if not fresh:
             break
-        found.extend(_with_known_cost(reply, price) for reply in fresh)
-    return found
+        priced = [_with_known_cost(reply, price) for reply in fresh]
+        ctx.spend(role, sum((reply.usage for reply in priced), Usage()))
+        found.extend(priced)
+    return found[: len(seeds)]
 
 
 def _calls_for(lm: LM, n: int) -> int:
@@ -95,14 +145,13 @@ T = TypeVar("T")
 
 
 async def together(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run jobs side by side; where one fails the others are stopped and awaited first."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    """Run jobs side by side and return all results; where some fail the first failure is raised
+    once the others, which are paid for, have ended."""
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [r for r in results if not isinstance(r, BaseException)]
 
 
 class LMExpander:
@@ -177,8 +226,7 @@ class LMExpander:
             ProviderError: the call failed.
         """
         scope = CallScope("search", ctx.task.task_id, f"node-{node.id}", ctx.first_sample)
-        drawn = await draw(self.lm, self.request(ctx, node), k, ctx.seed, scope)
-        ctx.spend("propose", sum((c.usage for c in drawn), Usage()))
+        drawn = await draw(self.lm, self.request(ctx, node), k, ctx, scope, role="propose")
         offered = []
         for completion in drawn:
             proposal = self._read(completion, ctx.work.prefix)
@@ -298,8 +346,7 @@ class JudgeScorer:
         text = render("search_judge", task=ctx.task.text, steps=steps)
         request = Request((Message("user", text),), sampling=self.sampling)
         scope = CallScope("search", ctx.task.task_id, f"judge-{parent.id}", 0)
-        drawn = await draw(self.lm, request, self.samples, ctx.seed, scope)
-        ctx.spend("score", sum((c.usage for c in drawn), Usage()))
+        drawn = await draw(self.lm, request, self.samples, ctx, scope, role="score")
         marks = [float(m[-1]) for c in drawn if (m := _SCORE.findall(c.text))]
         marks = [min(10.0, mark) / 10 for mark in marks]
         if not marks:
@@ -354,7 +401,6 @@ class LMImagination:
         )
         request = Request((Message("user", text),), sampling=self.sampling)
         scope = CallScope("search", ctx.task.task_id, f"imagine-{parent.id}", 0)
-        drawn = await draw(self.lm, request, 1, ctx.seed, scope)
-        ctx.spend("imagine", sum((c.usage for c in drawn), Usage()))
+        drawn = await draw(self.lm, request, 1, ctx, scope, role="imagine")
         lines = [x.strip() for x in drawn[0].text.splitlines() if x.strip()] if drawn else []
         return 0.0 if lines[:1] and lines[0].lower().startswith("none") else float(len(lines))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
+from tfgrpo.errors import ProviderError
 from tfgrpo.rollout import Task, Usage
 from tfgrpo.search.algorithms.protocol import VisitRequest
 from tfgrpo.search.node import Node, NodeScore
@@ -47,6 +48,8 @@ class SearchContext:
     """How many samples of this node were asked for by earlier visits."""
     spent: dict[str, Usage] = field(default_factory=dict)
     """Filled by `spend`."""
+    failed: list[ProviderError] = field(default_factory=list)
+    """Calls that failed for good beside others that did not: each may have been billed."""
 
     def spend(self, role: str, usage: Usage) -> None:
         """Report what a model call of this role used."""

@@ -101,11 +101,15 @@ def command(*arguments: str, safe_path: bool = False) -> list[str]:
 
 
 def cli(
-    folder: Path, *arguments: str, env: dict[str, str] | None = None, safe_path: bool = False
+    folder: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    safe_path: bool = False,
+    patience_s: float = PATIENCE_S,
 ) -> Ran:
     """Run a command as a process in that folder."""
     done = subprocess.run(
         command(*arguments, safe_path=safe_path), cwd=folder, env=environment(folder, env),
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        capture_output=True, text=True, timeout=patience_s, check=False,
     )  # fmt: skip
     return Ran(done.returncode, done.stdout, done.stderr)

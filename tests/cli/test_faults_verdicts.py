@@ -18,7 +18,7 @@ from tfgrpo.context import Context
 from tfgrpo.errors import ConfigError, PolicyError
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, Step, Task
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
 from tfgrpo.search.event_log import FileLog
 from tfgrpo.statistics.verdict import Verdict, VerdictRule, reach_verdict

@@ -180,7 +180,7 @@ def test_serve_puts_the_routers_models_behind_one_name(tmp_path, data, monkeypat
     folder, seen = tmp_path / "router", {}
     run("fit", data[0], "--out", folder)
     monkeypatch.setattr(
-        "tfgrpo.cli.serve.run_gateway", lambda settings, **more: seen.update(s=settings, **more)
+        "tfgrpo.cli.serve.run_gateway", lambda read, **more: seen.update(s=read(), **more)
     )
     run("serve", folder, "--lm", "m0=http://127.0.0.1:1/v1#a", "--lm", "m1=http://127.0.0.1:1/v1#b",
         "--per-usd", 5, "--listen", "127.0.0.1:0")  # fmt: skip

@@ -47,7 +47,13 @@ def test_list_tells_rollouts_calls_money_and_interruptions(runs: Path) -> None:
 
 
 def test_list_goes_on_past_a_damaged_run(runs: Path) -> None:
+    raw = (runs / "whole" / "run.db").read_bytes()
+    (runs / "whole" / "run.db").write_bytes(raw[: len(raw) // 2])
+    done = RUNNER.invoke(runs_app, ["list", str(runs)])
+    assert done.exit_code == 0
+    assert "run.db is damaged" in done.stdout and "killed" in done.stdout
     (runs / "whole" / "run.db").write_bytes(b"not a journal, for sure" * 100)
+    (runs / "whole" / "run.db-sums").unlink()  # as before there were checksums
     done = RUNNER.invoke(runs_app, ["list", str(runs)])
     assert done.exit_code == 0
     assert "damaged or not a journal" in done.stdout and "killed" in done.stdout

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.command_line import here
 from tests.patience import PATIENCE_S
 from tests.rl.tiny import tiny_hf
 from tfgrpo.errors import ConfigError
+from tfgrpo.messages import Message
 from tfgrpo.rl.checkpoints.files import sha256
+from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
+from tfgrpo.store import write_groups
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,6 +160,39 @@ def test_a_judge_of_a_training_run_is_kept_priced_and_capped(tmp_path) -> None:
         assert server.call_count <= 21
         with Journal.open(tmp_path / "judged" / "judge", budget=Budget(calls=21)) as store:
             assert store.ledger.spent["calls"] == server.call_count
+
+
+@pytest.mark.parametrize(
+    ("sets", "made"),
+    [
+        (["rollout.strategy=latr"], 8),
+        (["rollout.strategy=tree", "rollout.strategy_options.factors=[2, 2]"], 8),
+        (["rollout.strategy=spo_chain", "credit.name=spo_chain"], 8),
+        (["rollout.strategy=echo"], 8),
+        (["rollout.strategy=april"], 8),
+        (["curriculum.allocate=top_up", "loss.advantage=shrunk"], 8),
+        (["curriculum.select=rorecomp", "curriculum.refill=1", "curriculum.replay=1"], 8),
+        (["tasks.path=", "tasks.groups=saved.jsonl", "credit.name=portool"], 0),
+    ],
+)
+def test_every_way_to_make_a_steps_groups_is_reached_from_the_command(
+    sets: list[str], made: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`made` rollouts a step, exactly: two groups of four, or saved ones."""
+    write_model(tmp_path / "model")
+    config = write_run(tmp_path, "run")
+    task = Task("s", "abc")
+    saved = [
+        Rollout(f"r{i}", "s", (Step(Message("assistant", text)),), sample_index=i).graded(Score(r))
+        for i, (text, r) in enumerate((("ab", 1.0), ("cd", 0.0)))
+    ]
+    write_groups(tmp_path / "saved.jsonl", [RolloutGroup("g", task, tuple(saved))])
+    options = [x for s in ("optimiser.steps=2", *sets) for x in ("--set", s)]
+    ran = here(capsys, "train", str(config), *options)
+    assert ran.code == 0, ran.err
+    assert "step 2:" in ran.out and "held-out mean reward" in ran.out
+    rows = [json.loads(r) for r in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["rollouts"] for r in rows] == [made, made]
 
 
 def test_a_step_says_what_is_left_and_what_keeps_it_from_teaching(

@@ -95,3 +95,30 @@ def test_any_fields_are_read_without_an_exception(fields: dict[str, Any]) -> Non
     error_in_answer({"choices": [fields, {"message": fields}], **fields})
     said = said_in(fields)
     assert said is None or said.strip()
+
+
+WORDS = st.sampled_from([None, "", "ok", "error", "failed", 0, 500, False, True, "busy"])
+BODY = st.dictionaries(st.sampled_from(["content", "role", "error", "status"]), WORDS, max_size=3)
+CHOICE = st.one_of(
+    WORDS,
+    st.dictionaries(
+        st.sampled_from(["index", "message", "delta", "finish_reason", "error", "status", "type"]),
+        st.one_of(WORDS, BODY), max_size=4,
+    ),
+)  # fmt: skip
+ANSWER = st.dictionaries(
+    st.sampled_from(["id", "object", "created", "model", "choices", "usage", "error", "code",
+                     "status", "success", "base_resp", "type", "service_tier"]),
+    st.one_of(WORDS, BODY, st.lists(CHOICE, max_size=3)), max_size=6,
+)  # fmt: skip
+
+
+@given(ANSWER)
+def test_the_short_way_for_plain_answers_never_hides_an_error(answer: dict[str, Any]) -> None:
+    from unittest import mock
+
+    from tfgrpo.lm import error_fields
+
+    with mock.patch.object(error_fields, "_is_plain", return_value=False):
+        slowly = error_in_answer(answer)
+    assert error_in_answer(answer) == slowly

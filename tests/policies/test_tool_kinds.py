@@ -26,7 +26,7 @@ from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Rollout
 from tfgrpo.runtime.canonical import canonical_json, shown_as_json
 from tfgrpo.runtime.json_schema import argument_defaults
-from tfgrpo.runtime.tool_names import wire_names
+from tfgrpo.runtime.texts.tool_names import wire_names
 from tfgrpo.search.environments.tools import ToolEnvironment
 from tfgrpo.search.node import call
 

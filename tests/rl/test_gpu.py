@@ -125,7 +125,7 @@ class Arrivals:
         self._looks += 1
         return [self._late] if self._looks == 3 and free else []
 
-    def is_cancelled(self, request: GroupRequest) -> bool:
+    def is_cancelled(self, request: GroupRequest, made: int) -> bool:
         return request.key == self._lost and self._looks > 5
 
 

@@ -272,7 +272,7 @@ def test_engine_numbers_that_differ_stop_training(tmp_path) -> None:
     trainer = make(tiny_config(tmp_path))
     other = tiny_parts(seed=9)
     stale = make(tiny_config(tmp_path / "other"), parts=other)
-    trainer._maker._generator = stale.generator  # weights that were never synced
+    trainer._maker.generator = stale.generator  # weights that were never synced
     with pytest.raises(ConfigError, match="differ from the trainer's"):
         trainer.step()
 

@@ -36,7 +36,7 @@ from tfgrpo.runtime.redaction import (
     register_headers,
 )
 from tfgrpo.runtime.terminal import markup, one_line, printable
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 from tfgrpo.testing import FaultServer, say
 
 CANARY = "CANARY7f3a9c51d2e84b60qZ"

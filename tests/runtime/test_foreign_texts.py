@@ -25,6 +25,7 @@ from tfgrpo.hints.answer_leaks import answers_of
 from tfgrpo.hints.writer import read_texts
 from tfgrpo.lm.wire import ChoiceParts
 from tfgrpo.routing.outcome_files import read_outcomes
+from tfgrpo.runtime.json_schema import check_arguments
 from tfgrpo.runtime.lenient_json import ReplyError
 from tfgrpo.serve.selection import read_best
 from tfgrpo.serve.settings import GatewaySettings
@@ -203,3 +204,17 @@ def test_a_stream_whose_choices_are_no_list_is_a_bad_reply(choices: object) -> N
     events = ChatEvents("chatcmpl-tf", wants_usage=True, where="here", keeps=True)
     with pytest.raises(ProviderError, match="no list"):
         events.feed(b"data: " + json.dumps({"choices": choices}).encode() + b"\n\n")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "string"}, {"enum": [1, 2]}, {"maximum": 5}, {"multipleOf": 10}],
+)
+def test_an_argument_of_thousands_of_digits_that_does_not_fit_is_told_without_it(
+    schema: dict[str, Any],
+) -> None:
+    long = 10**9_999 + 1
+    wanted = {"properties": {"a": schema}}
+    (reason,) = check_arguments(wanted, {"a": long})
+    assert "too long to be shown" in reason
+    assert check_arguments({"properties": {"a": {"type": "integer"}}}, {"a": long}) == ()

@@ -117,3 +117,15 @@ def test_the_last_whole_box_counts():
     assert boxed(r"\boxed{1} \boxed {2} \boxed{3") == "2"
     assert boxed(r"\boxed{\boxed{5}}") == "5"
     assert boxed(r"\boxed{\left\{1\right.}") == r"\left\{1\right."
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ('[Note] Two: ["Read twice."] [end]', [["Read twice."]]),
+        ("As [Smith, Jones] wrote: ['a', 'b']", [["a", "b"]]),
+        ('[sic] {"rules": []} [ibid]', [{"rules": []}]),
+    ],
+)
+def test_words_in_brackets_are_a_name_where_a_quoted_value_stands_beside(text, values):
+    assert json_values(text) == values

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfgrpo.rollout import Task
-from tfgrpo.runtime.repetition import goes_round
+from tfgrpo.runtime.texts.repetition import goes_round
 from tfgrpo.search import FunctionExpander, SearchSettings, UnitScorer, call, search_tree
 from tfgrpo.search.algorithms.depth_first import DepthFirst
 from tfgrpo.search.environments.tools import ToolEnvironment

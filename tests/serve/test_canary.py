@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.serve.conftest import Start
 from tfgrpo.serve.learning.canary import LiveUnit, drift, live_verdict, worth
 from tfgrpo.serve.settings import CanarySettings
 
@@ -111,3 +113,45 @@ def test_a_verdict_follows_from_the_units_alone(seed: int) -> None:
     assert live_verdict(rows, SETTINGS, number=1, share_index=0) == live_verdict(
         list(rows), SETTINGS, number=1, share_index=0
     )
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}}}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "broken"),
+    [("f", '{"a": 1}', False), ("f", '{"a": "one"}', True), ("f", "{}", True), ("f", "{", True),
+     ("g", '{"a": 1}', True), ("f", None, True), ("f", "[" * 5000, True)],
+)  # fmt: skip
+def test_a_call_that_no_tool_takes_is_a_failure(name: str, arguments: Any, broken: bool) -> None:
+    from tfgrpo.serve.learning.tool_failures import breaks_tools
+
+    call = {"function": {"name": name, "arguments": arguments}}
+    assert breaks_tools({"tool_calls": [call]}, TOOLS) is broken
+    assert not breaks_tools({"content": "no call"}, None)
+
+
+async def test_broken_tool_calls_count_in_the_live_test(start: Start) -> None:
+    from tests.serve.test_loop import LEARN, Loop
+    from tfgrpo.serve.learning.evidence import read_units
+    from tfgrpo.testing import answers
+    from tfgrpo.testing.fault_server import FaultServer
+
+    def script(asked: Any) -> Any:
+        if not asked.body.get("tools"):
+            return None
+        function = {"name": "f", "arguments": '{"a": 1}' if asked.index % 2 else "{}"}
+        return answers.say("", tool_calls=({"id": "c", "type": "function", "function": function},))
+
+    with FaultServer(script) as upstream:
+        client = await start(upstream, routes={"r": {**LEARN, "holdout": 0.0}})
+        loop = Loop(client)
+        await loop.to_waiting()
+        await loop.learning.act("approve", "person")
+        for i in range(6):
+            await client.chat("call it", tools=TOOLS, tfgrpo={"session_id": f"s{i}"})
+        client.rows("SELECT 1")
+        units = read_units(client.gateway.journal, "r", loop.learning.settings.feedback, now=4e9,
+                           experiment="x1")  # fmt: skip
+    assert [u.failures for u in units] == [1, 0, 1, 0, 1, 0]

@@ -333,3 +333,19 @@ async def test_content_is_removed_after_its_days_and_figures_stay(start: Start) 
     assert client.rows("SELECT prompt FROM requests") == [(None,)]
     assert client.rows("SELECT count(*) FROM choices") == [(0,)]
     assert client.rows("SELECT count(*) FROM results") == [(1,)]
+
+
+async def test_the_right_answer_of_a_clients_group_is_its_tasks_reference(start: Start) -> None:
+    route = {"capture": True, "groups": {"size": 2}, "learn": {"enabled": False}}
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": route})
+        for value in (0.0, 1.0):
+            _, reply, _ = await client.chat("why?", tfgrpo={"group_id": "g"})
+            record = {"response_id": reply["id"], "value": value}
+            async with client.post("/v1/feedback", record) as response:
+                assert response.status == 201
+        answer = {"group_id": "g", "kind": "answer", "value": "because"}
+        async with client.post("/v1/feedback", answer) as response:
+            assert response.status == 201
+        (group,) = client.running.learning.routes["r"].traffic.groups(client.gateway.journal)
+    assert group.task.reference == "because" and group.is_informative()

@@ -14,7 +14,7 @@ from tests.serve.conftest import ADMIN, Client, Start
 from tfgrpo.errors import ProviderError
 from tfgrpo.experience.edits import Edit
 from tfgrpo.serve.learning.proposing import AskedQuestion, PendingLibrary
-from tfgrpo.serve.learning.service import RouteLearning
+from tfgrpo.serve.learning.route import RouteLearning
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.testing.fault_server import FaultServer
 
@@ -347,6 +347,60 @@ async def test_the_gateways_folder_is_read_like_any_run(start: Start, tmp_path: 
         await client.running.stop(0.0)
         with Journal.open(client.gateway.folder, readonly=True) as journal:
             groups = list(journal.groups("traffic"))
-            (spent,) = journal.spend()
+            spent = {row.stage: row.usage for row in journal.spend()}
     assert len(groups) == 2 and all(g.is_informative() for g in groups)
-    assert spent.stage == "serve:r" and spent.usage.calls == 4
+    assert spent["serve:r"].calls == 4 and set(spent) == {"serve:r", "learn:r"}
+
+
+async def test_a_test_pauses_while_every_upstream_rests_and_goes_on(start: Start) -> None:
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": LEARN})
+        loop = Loop(client)
+        await loop.to_waiting()
+        await loop.learning.act("approve", "person")
+        client.gateway.cooldowns.failed("a", ProviderError("down", kind="connection"))
+        await loop.learning.tick()
+        paused = loop.learning.state
+        assert client.gateway.routes["r"].candidate is None  # nobody new gets the candidate
+        await loop.learning.tick()
+        assert loop.learning.state == paused
+        client.gateway.cooldowns.succeeded("a")
+        await loop.learning.tick()
+    assert (paused.name, loop.learning.state.name) == ("paused", "canary")
+
+
+async def test_a_test_without_feedback_waits_for_a_person(start: Start) -> None:
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": {**LEARN, "holdout": 0.0}})
+        loop = Loop(client)
+        await loop.to_waiting()
+        await loop.learning.act("approve", "person")
+        for at in range(0, 200, 20):
+            await asyncio.gather(
+                *(client.chat(tfgrpo={"session_id": f"u{at + i}"}) for i in range(20))
+            )
+        loop.ahead_s = 60.0
+        await loop.learning.tick()
+        state = loop.learning.state
+        await loop.learning.tick()  # only a person lets it go on
+    assert state.name == "paused" == loop.learning.state.name and "no feedback" in state.reason
+
+
+async def test_learning_stops_and_asks_when_the_holdout_fell_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tfgrpo.serve.learning import canary
+
+    with FaultServer() as upstream:
+        client = await start(upstream, routes={"r": LEARN})
+        loop = Loop(client)
+        await loop.to_waiting()
+        await loop.learning.act("approve", "person")
+        await loop.learning.act("promote", "job")
+        monkeypatch.setattr(canary, "drift", lambda units, floor: (True, True))
+        await loop.learning.tick()
+        state = loop.learning.state
+        assert state.name == "frozen" and "traffic" in state.reason
+        assert state.current == client.gateway.routes["r"].current.version  # it stays in force
+        await loop.learning.act("thaw", "person")
+    assert loop.learning.state.name == "collecting"

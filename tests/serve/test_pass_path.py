@@ -429,3 +429,18 @@ async def test_a_model_of_this_process_answers_like_a_server(start: Start) -> No
     assert events[-1] == "[DONE]"
     async with client.post("/v1/embeddings", {"model": "r", "input": "x"}) as response:
         assert (await response.json())["error"]["code"] == "no_upstream"
+
+
+async def test_metadata_has_the_three_spellings_of_the_other_fields_but_the_path(
+    start: Start,
+) -> None:
+    with FaultServer() as upstream:
+        client = await start(upstream)
+        head = {"x-tfgrpo-metadata": json.dumps({"team": "a"})}
+        assert (await client.chat(headers=head))[0] == 200
+        assert (await client.chat(headers=head, tfgrpo={"metadata": {"team": "b"}}))[0] == 200
+        for wrong in ("{", "[1]", '{"a": 1}', "[" * 3000):
+            status, reply, _ = await client.chat(headers={"x-tfgrpo-metadata": wrong})
+            assert (status, reply["error"]["param"]) == (400, "tfgrpo.metadata")
+    kept = [json.loads(m) for (m,) in client.rows("SELECT metadata FROM requests ORDER BY at")]
+    assert kept == [{"team": "a"}, {"team": "b"}]

@@ -34,14 +34,15 @@ ROOT = Path(__file__).parents[2]
 @contextmanager
 def program(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `tfgrpo serve` and give its process and URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tfgrpo", "serve", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=(folder / "log").open("a"),
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-    )
+    with (folder / "log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tfgrpo", "serve", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+        )
     assert process.stdout is not None
     try:
         url = process.stdout.readline().strip()
@@ -147,9 +148,14 @@ def test_without_settings_the_embedded_model_answers_and_says_how_to_go_on(tmp_p
     with program(tmp_path, *arguments) as (_, url):
         _, models = ask(f"{url}/models", None, "GET")
         status, reply = ask(f"{url}/chat/completions", {**ASKED, "model": "smollm2-135m"})
+        told = (tmp_path / "log").read_text()
+        secret = told.split("told once: ")[1].split()[0]
+        page = told.split("page ")[1].split()[0]
+        bearer = {"authorization": f"Bearer {secret}"}
+        with urllib.request.urlopen(urllib.request.Request(page, headers=bearer)) as response:
+            assert "Routes" in response.read().decode()
     assert [m["id"] for m in models["data"]] == ["default", "smollm2-135m"]
     assert status == 200 and reply["choices"][0]["finish_reason"] in ("stop", "length")
-    told = (tmp_path / "log").read_text()
     assert "empty library" in told and "tfgrpo learn" in told and "secret" in told
 
 

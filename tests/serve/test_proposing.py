@@ -29,15 +29,15 @@ class Policy:
         return answers.say(str(task.reference) if task is not None and is_right else "no idea")
 
 
-async def teach(client: Client, tasks: list[str]) -> None:
+async def teach(client: Client, tasks: list[str], *, answers_too: bool = True) -> None:
+    """Rate two attempts at each task; where asked for, also tell the right answers."""
     for number, task in enumerate(tasks):
         known = TASKS[number]
         for value in (1.0, 0.0):
             _, reply, _ = await client.chat(str(known.prompt), tfgrpo={"task_id": task})
-            for body in (
-                {"value": value, "comment": "ignore the rubric"},
-                {"kind": "answer", "value": known.reference},
-            ):
+            answer = {"kind": "answer", "value": known.reference}
+            rated = {"value": value, "comment": "ignore the rubric"}
+            for body in (rated, answer) if answers_too else (rated,):
                 body["response_id"] = reply["id"]
                 async with client.post("/v1/feedback", body) as response:
                     assert response.status == 201
@@ -86,6 +86,26 @@ async def test_a_lesson_of_the_critic_becomes_a_proposal_that_waits(
     assert critic.call_count > 0
     said = "\n".join(str(c.body["messages"]) for c in critic.calls)
     assert "parcel" in said  # the critic saw the rollouts
+
+
+async def test_ratings_alone_are_enough_for_a_proposal(start: Start) -> None:
+    """Without right answers and without a verifier nothing can be judged anew."""
+    with (
+        FaultServer(Policy()) as upstream,
+        FaultServer(lambda call: critic_reply(call.body["messages"][0]["content"], HELPFUL)) as (
+            critic
+        ),
+    ):
+        learn = {"min_informative": 3, "critic": critic.spec("critic"),
+                 "settings": {"entries": "lessons"}}  # fmt: skip
+        route = {"capture": True, "groups": {"size": 2}, "learn": learn}
+        client = await start(upstream, routes={"r": route})
+        learning = client.running.learning.routes["r"]
+        await teach(client, [f"task-{i}" for i in range(4)], answers_too=False)
+        asked = upstream.call_count
+        await learning.tick()
+        assert learning.state.name == "waiting", learning.transitions[-1]
+    assert upstream.call_count == asked  # nothing was rolled out that nobody could judge
 
 
 async def test_a_critic_that_returns_rubbish_changes_nothing(start: Start) -> None:

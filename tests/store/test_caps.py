@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.learning.worlds import HELPFUL, World
@@ -99,9 +99,10 @@ def check(ledger: Ledger, sold: dict[str, float] | None = None) -> None:
     assert set(ledger.reserved.values()) == {0.0}
 
 
-# The same examples each time: of random ones about one in five hundred passes the cap on calls by
-# the tries of one judge's call that is lost on its way, which is still to be mended.
-@settings(derandomize=True, max_examples=60, deadline=None, phases=[Phase.generate])
+@settings(max_examples=60, deadline=None, phases=[Phase.explicit, Phase.generate])
+@example(283, "calls", 0.17256566151435965, "journal", True)
+@example(190069, "calls", 0.10169879154391502, "journal", False)
+@example(376135, "calls", 0.14752735460085553, "journal", True)
 @given(
     seed=st.integers(0, 10**6),
     resource=st.sampled_from(sorted(CAPS)),

@@ -23,9 +23,10 @@ from tests.store.driver import (
 )
 from tfgrpo.errors import BudgetError, ConfigError
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.database import DatabaseWriter, Statement
+from tfgrpo.store.disk.database import DatabaseWriter
 from tfgrpo.store.forking import fork_run
 from tfgrpo.store.journal import Journal
+from tfgrpo.store.rows import Statement
 
 CRASH = st.tuples(st.integers(1, 110), st.booleans())
 """(rows until the process dies, whether the transaction that holds the last one gets through)"""

@@ -183,7 +183,8 @@ def test_t15_folder_and_files_belong_to_their_owner_alone(tmp_path: Path) -> Non
         store.record_decision("x", 1)
         modes = {p.name: p.stat().st_mode & 0o777 for p in folder.iterdir()}
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert set(modes) == {"run.db", "run.db-wal", "run.db-shm", "lock", "reserve"}
+        ours = {"run.db", "run.db-wal", "run.db-shm", "run.db-sums", "lock", "reserve"}
+        assert set(modes) == ours
         assert set(modes.values()) == {0o600}
     write_groups(tmp_path / "g.jsonl", [group_of("x")])
     assert (tmp_path / "g.jsonl").stat().st_mode & 0o777 == 0o600

@@ -24,8 +24,9 @@ from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import MOST_TOKENS, Rollout, RolloutGroup, Score, Step, Task, Usage
 from tfgrpo.runtime.files import write_whole
-from tfgrpo.store import database
 from tfgrpo.store.budget import Budget
+from tfgrpo.store.disk import database
+from tfgrpo.store.disk.files import RESERVED_BYTES
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
 from tfgrpo.store.journaled_lm import JournaledLM
@@ -342,7 +343,7 @@ def test_the_reserve_is_gone_after_an_orderly_end_and_taken_over_after_a_kill(
 ) -> None:
     reserve = tmp_path / "run" / "reserve"
     store = Journal.open(tmp_path / "run", create=True, budget=Budget(calls=1))
-    assert reserve.stat().st_size == database.RESERVED_BYTES
+    assert reserve.stat().st_size == RESERVED_BYTES
     store.abandon()
     assert reserve.exists()
     Journal.open(tmp_path / "run").close()

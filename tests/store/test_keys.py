@@ -20,7 +20,7 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message, ToolCall
 from tfgrpo.protocols import Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.runtime.call_scope import CallScope, call_scope
-from tfgrpo.store.cache import CallCache
+from tfgrpo.store.disk.cache import CallCache
 from tfgrpo.store.journal import Journal
 from tfgrpo.store.journaled_lm import JournaledLM
 from tfgrpo.store.keys import KeyMaker, RequestKey

@@ -16,7 +16,7 @@ from tests.store.driver import CountingServer, Settings, run_whole
 from tests.store.postgres_server import PostgresServer
 from tfgrpo.errors import ConfigError, MissingExtraError, StoreError
 from tfgrpo.runtime.redaction import forget_secrets
-from tfgrpo.store import Journal
+from tfgrpo.store import Journal, OpenOptions
 from tfgrpo.store.postgres import link, schema
 from tfgrpo.store.postgres.address import is_address, parse_address
 from tfgrpo.store.postgres.link import Link
@@ -74,7 +74,10 @@ def test_a_folder_names_the_database_that_keeps_its_run(
 ) -> None:
     folder = tmp_path / "named-by-folder"
     address = one_database.replace("tester@", f"tester:{CANARY}@")
-    with caplog.at_level(logging.DEBUG), Journal.open(folder, store=address, create=True) as store:
+    with (
+        caplog.at_level(logging.DEBUG),
+        Journal.open(folder, create=True, options=OpenOptions(address)) as store,
+    ):
         store.record_decision("kind", 1)
         assert store.folder == folder
     assert json.loads((folder / POINTER).read_text()) == {"store": f"{one_database}#{folder.name}"}
@@ -93,7 +96,7 @@ def test_a_folder_with_a_journal_is_not_begun_anew_on_a_server(
 ) -> None:
     run_whole(tmp_path / "here", CountingServer(), Settings(steps=1))
     with pytest.raises(StoreError, match="copy it first"):
-        Journal.open(tmp_path / "here", store=one_database, create=True)
+        Journal.open(tmp_path / "here", create=True, options=OpenOptions(one_database))
     assert "here" not in list_runs(parse_address(one_database))
 
 

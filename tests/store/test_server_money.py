@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.store.driver import MODEL
 from tfgrpo.errors import BudgetError
 from tfgrpo.rollout import Usage
-from tfgrpo.store import Journal
+from tfgrpo.store import Journal, OpenOptions
 from tfgrpo.store.budget import UNIT, Budget, Reservation
 from tfgrpo.store.calls import CallEnd, CallStart
 from tfgrpo.store.postgres.seat import Terms
@@ -42,7 +42,11 @@ class Person:
 
 def sit(place: str) -> Person:
     budget = Budget(cost_usd=CAP_USD)
-    return Person(Journal.open(place, create=True, role="writer", budget=budget, terms=TERMS))
+    return Person(
+        Journal.open(
+            place, create=True, role="writer", budget=budget, options=OpenOptions(terms=TERMS)
+        )
+    )
 
 
 def books(store: Journal) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from tfgrpo.policies.chat import ChatPolicy
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.rollout import RolloutGroup, Task, Usage
 from tfgrpo.sampling import GroupSpec, Sampler, SampleSettings
-from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import Journal, JournaledLM, OpenOptions
 from tfgrpo.store import journal as journal_module
 from tfgrpo.store.budget import UNIT, Budget, Ledger
 from tfgrpo.store.calls import CallEnd, CallStart
@@ -49,8 +49,9 @@ QUICK = Terms(lease_s=0.4, call_s=0.4, beat_s=0.1)
 """Seats that are lost soon."""
 
 
-def writer(place: str, **options: Any) -> Journal:
-    return Journal.open(place, create=True, role="writer", **options)
+def writer(place: str, terms: Terms | None = None, **parts: Any) -> Journal:
+    options = OpenOptions(terms=terms)
+    return Journal.open(place, create=True, role="writer", options=options, **parts)
 
 
 def start(key: bytes = b"k" * 32, cost_usd: float = 1e-5) -> CallStart:
@@ -384,7 +385,7 @@ def test_a_learner_may_have_writers_beside_it_and_no_second_learner(on_server: W
 async def test_a_learner_whose_place_was_taken_keeps_what_is_paid_and_decides_nothing(
     on_server: Where,
 ) -> None:
-    first = Journal.open(on_server("run"), create=True, terms=QUICK)
+    first = Journal.open(on_server("run"), create=True, options=OpenOptions(terms=QUICK))
     call = (await first.calls.claim(start(), (b"k" * 32,))).call
     assert call is not None
     thaw = _freeze(first)

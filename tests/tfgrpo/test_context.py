@@ -86,6 +86,12 @@ def test_a_missing_or_surplus_value_is_named() -> None:
         fill("$a $b", a="1", c="2")
 
 
+@pytest.mark.parametrize("name", ["../prompts/lessons", "/etc/passwd", "7" * 5000, "a\0b", ""])
+def test_a_name_that_is_no_prompt_is_no_path_either(name: str) -> None:
+    with pytest.raises(KeyError, match="no prompt"):
+        load(name)
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_prompt_loads_and_renders(name: str) -> None:
     values = {field: f"<{field}>" for field in fields_of(name)}

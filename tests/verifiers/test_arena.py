@@ -18,7 +18,7 @@ from tfgrpo.protocols import GroupVerifier, Request
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.sampling import judge_group
-from tfgrpo.verifiers import Arena, make_verifier
+from tfgrpo.verifiers import Arena, WinRate, make_verifier
 from tfgrpo.verifiers.arena import tournament
 
 
@@ -145,3 +145,34 @@ def test_training_ranks_a_group_by_the_rounds_of_its_tournament(tmp_path: Path) 
         advantages = [r.advantage for r in rows if r.group == group]
         assert max(advantages) == 1.0 and sum(advantages) == pytest.approx(0.0)
     assert trainer.step().figures["grad_norm"] > 0
+
+
+async def test_win_rates_of_a_group_sum_to_half_its_size_and_follow_the_judge() -> None:
+    lm = ScriptedLM(bigger_number)
+    rates = WinRate(lm, "The larger number.")
+    made = await judge_group(answers(*"3915"), task(None), rates)
+    found = [r.reward for r in made]
+    # beaten siblings 1, 3, 0, 2, and a tie with itself, of four
+    assert found == [0.375, 0.875, 0.125, 0.625] and sum(found) == 2.0
+    assert len(lm.requests) == 4 * 3
+    assert (await rates.score(said("7"), task(None))).reward == 0.5
+
+
+async def test_a_judge_that_always_favours_a_side_makes_ties() -> None:
+    rates = WinRate(ScriptedLM(lambda request, seed: "Better: A"), "Anything.")
+    assert [s.reward for s in await rates.score_group(answers("1", "2", "3"), task(None))] == [
+        0.5
+    ] * 3
+    silent = WinRate(ScriptedLM(lambda request, seed: "hm"), "Anything.")
+    found = await silent.score_group(answers("1", "2"), task(None))
+    assert [s.reward for s in found] == [0.5] * 2
+
+
+def test_win_rates_are_made_from_settings() -> None:
+    made = make_verifier(
+        {"kind": "win_rate", "rubric": "Short."},
+        open_lm=lambda **options: ScriptedLM(bigger_number),
+    )
+    assert isinstance(made, WinRate) and isinstance(made, GroupVerifier)
+    with pytest.raises(ConfigError, match="rubric"):
+        make_verifier({"kind": "win_rate"}, open_lm=lambda **options: ScriptedLM(bigger_number))

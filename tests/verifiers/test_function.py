@@ -13,7 +13,7 @@ from tests.verifiers.rows import said, task
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import ToolSpec, Verifier
-from tfgrpo.rollout import Score
+from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.verifiers import (
     Code,
     Exact,
@@ -224,3 +224,46 @@ def test_wrong_settings_name_key_value_and_what_is_allowed(config: Any, message:
 def test_code_is_off_unless_a_level_is_chosen() -> None:
     with pytest.raises(ConfigError, match="is off"):
         Code().check_task(task("assert f(1) == 1"))
+
+
+class Counting:
+    """A verifier that counts how often it is asked."""
+
+    reward_range = (-1.0, 1.0)
+
+    def __init__(self, reward: float) -> None:
+        self.reward, self.calls = reward, 0
+        self.verifier_id = f"counting-{reward}"
+
+    def check_task(self, task: Task) -> None:
+        """Every task will do."""
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        self.calls += 1
+        return Score(self.reward)
+
+
+async def test_parts_behind_a_gate_are_asked_only_where_it_is_full() -> None:
+    for rule, expected, calls in ((0.5, (0.5 - 3.0) / 4, 0), (1.0, (1.0 + 3 * 0.25) / 4, 1)):
+        judge = Counting(0.25)
+        both = Weighted({"judge": (judge, 3.0), "form": (Counting(rule), 1.0)}, gate=["form"])
+        found = await both.score(said("x"), task(None))
+        assert judge.calls == calls and found.reward == pytest.approx(expected)
+        assert list(found.parts) == ["judge", "form"]
+        assert found.parts["judge"] == (0.25 if calls else -1.0)
+
+
+def test_a_gate_names_some_of_the_parts() -> None:
+    parts = {"form": {"kind": "regex", "pattern": "x"}, "judge": {"kind": "exact"}}
+    made = make_verifier({"kind": "weighted", "parts": parts, "gate": ["form"]})
+    assert made.verifier_id != make_verifier({"kind": "weighted", "parts": parts}).verifier_id
+    for gate in (["from"], ["form", "judge"], "form"):
+        with pytest.raises(ConfigError, match="gate"):
+            make_verifier({"kind": "weighted", "parts": parts, "gate": gate})
+
+
+def test_a_gate_needs_ends_of_its_parts_ranges() -> None:
+    free = FunctionVerifier(lambda rollout, task: 1.0, verifier_id="free")
+    for gate in ("free", "rule"):
+        with pytest.raises(ConfigError, match=r"'free' needs a (largest|smallest) reward"):
+            Weighted({"free": (free, 1.0), "rule": (Counting(1.0), 1.0)}, gate=[gate])

@@ -63,12 +63,11 @@ async def test_where_every_worker_dies_the_run_ends_with_the_reason() -> None:
 async def test_a_worker_that_hangs_is_killed_after_its_deadlines() -> None:
     lm = worlds.scripted()
     async with place("processes", lm, workers=1) as there:
-        spec = replace(
-            worlds.spec(lm), settings=worlds.UnitSettings(timeout_s=0.5, verifier_timeout_s=0.5)
-        )
+        limits = worlds.UnitSettings(timeout_s=8.0, verifier_timeout_s=3.0)
+        spec = replace(worlds.spec(lm), settings=limits)
         assert there.pool is not None
         there.pool._grace_s = 1.0
         executor = PoolExecutor(there.pool, spec)
-        with pytest.raises(UnitLost, match="no answer within 2 s"):
+        with pytest.raises(UnitLost, match="no answer within 12 s"):
             await run_unit(executor, worlds.unit("1", "hang"))
         assert (await run_unit(executor, worlds.unit("1")))[0].outcome == "graded"

@@ -328,7 +328,7 @@ def serve(
         },
         "the options of route serve",
     )
-    run_gateway(settings, listen=listen)
+    run_gateway(lambda: settings, listen=listen)
 
 
 def _spec(text: str) -> tuple[str, str]:

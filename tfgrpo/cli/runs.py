@@ -16,9 +16,9 @@ import typer
 from tfgrpo.errors import ConfigError, StoreError
 from tfgrpo.report.served.rows import METRICS, run_row
 from tfgrpo.runtime.terminal import printable
+from tfgrpo.store.disk.lock import RunLock
 from tfgrpo.store.export import write_groups
 from tfgrpo.store.journal import FILE, Journal
-from tfgrpo.store.lock import RunLock
 from tfgrpo.store.postgres.address import is_address, parse_address
 from tfgrpo.store.postgres.copying import copy_run
 from tfgrpo.store.postgres.opening import list_runs as runs_of_server
@@ -165,6 +165,7 @@ def _line(row: dict[str, Any]) -> str:
         money += f" (+ at most {worst} for calls cut off)"
     cut = f", interrupted {row['interruptions']}x" if row["interruptions"] else ""
     size = "on a server" if row["bytes"] is None else f"{row['bytes'] / 1e6:.1f} MB"
+    cut += f"; {printable(row['damaged'][0])}" if row["damaged"] else ""
     state = f", {row['state']}" if row["state"] else ""
     if row["gain"] is not None:
         state += f", gain {row['gain']:+.3f}"

@@ -6,9 +6,12 @@ Does not know how requests are served. Source: own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from tfgrpo.runtime.terminal import printable
 
 if TYPE_CHECKING:
     from tfgrpo.serve.settings import GatewaySettings
@@ -40,7 +43,9 @@ def serve(
     from tfgrpo.serve.gateway import embedded_settings
     from tfgrpo.serve.settings import GatewaySettings
 
-    settings = GatewaySettings.from_toml(config) if config else embedded_settings(folder)
+    def read() -> GatewaySettings:
+        return GatewaySettings.from_toml(config) if config else embedded_settings(folder)
+
     hint = (
         ""
         if config
@@ -50,19 +55,27 @@ def serve(
             "  file (docs/serve.md), and start `tfgrpo serve --config FILE`."
         )
     )
-    run_gateway(settings, listen=listen, admin_listen=admin_listen, hint=hint)
+    run_gateway(read, listen=listen, admin_listen=admin_listen, hint=hint)
 
 
 def run_gateway(
-    settings: GatewaySettings, *, listen: str = "", admin_listen: str = "", hint: str = ""
+    read: Callable[[], GatewaySettings], *, listen: str = "", admin_listen: str = "", hint: str = ""
 ) -> None:
-    """Serve until TERM, telling addresses, routes and, last, a hint; addresses given here win."""
+    """Serve until TERM, telling addresses, routes and, last, a hint.
+
+    Args:
+        read: reads the settings, also anew at each HUP.
+        listen, admin_listen: addresses in place of theirs.
+        hint: for people.
+    """
     from tfgrpo.serve.process import Running, new_loop
     from tfgrpo.serve.process import serve as run
 
-    changes = {"listen": listen, "admin_listen": admin_listen}
-    changed = settings.serve.model_copy(update={k: v for k, v in changes.items() if v})
-    settings = settings.model_copy(update={"serve": changed})
+    def settings() -> GatewaySettings:
+        found = read()
+        given = {"listen": listen, "admin_listen": admin_listen}
+        serve = found.serve.model_copy(update={k: v for k, v in given.items() if v})
+        return found.model_copy(update={"serve": serve})
 
     def tell(running: Running) -> None:
         typer.echo(f"{running.api_url}/v1")
@@ -78,7 +91,7 @@ def run_gateway(
             typer.echo(hint, err=True)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run(settings, tell))
+        runner.run(run(settings(), tell, settings))
 
 
 @key_app.command("new")
@@ -89,6 +102,33 @@ def new(name: Annotated[str, typer.Argument(help="Name of the key in the setting
     key = new_key()
     typer.echo(key)
     typer.echo(f'\n[keys.{name}]\nhash = "{hash_key(key)}"', err=True)
+
+
+@app.command("forget")
+def forget_user(
+    config: Annotated[str, typer.Argument(help="The gateway's TOML file.")],
+    end_user: Annotated[str, typer.Option(help="Whose content, as clients name it.")],
+    key: Annotated[str, typer.Option(help="Of this API key's clients alone.")] = "",
+) -> None:
+    """Remove all content of one end user and name the library entries that came from it.
+
+    The gateway must not run; of a running one the page does it (`POST /admin/forget`).
+    """
+    from pathlib import Path
+
+    from tfgrpo.serve.content import forget
+    from tfgrpo.serve.identity import read_secret
+    from tfgrpo.serve.settings import GatewaySettings
+    from tfgrpo.serve.tables import add_tables
+    from tfgrpo.store import Journal
+
+    folder = Path(GatewaySettings.from_toml(config).serve.folder)
+    with Journal.open(folder) as journal:
+        add_tables(journal)
+        removed = forget(journal, folder, read_secret(folder), end_user, key or None)
+    typer.echo(f"removed the content of {removed.requests} requests and {removed.groups} groups")
+    for version, entry, text in removed.entries:
+        typer.echo(f"library {version}: entry {entry} came from it: {printable(text)}")
 
 
 @app.command("mcp")

@@ -233,6 +233,7 @@ def _rows(stage: Stage) -> list[DistillRow]:
                 source=source,
                 end_id=student.end_id,
                 own_tokens=False,
+                turns=student.turns,
             )
     assert all(r.task_id in practice for r in rows), "a row of a task that is not practised"
     per_task = settings.rows_per_task if plan.distil == "supervised" else 0

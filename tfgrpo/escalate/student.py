@@ -25,8 +25,11 @@ from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, load_parts
 from tfgrpo.rl.distillation.fresh_groups import Draw, Wanted, drawer
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row, pack
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
+from tfgrpo.rl.rollouts.turn_tools import TurnText
+from tfgrpo.rl.rollouts.turns import TurnTokens
 from tfgrpo.rollout import RolloutGroup, Task
 
 DEFAULT_REPLY = 512
@@ -130,16 +133,24 @@ class Student:
         own = tokenizer.eos_token_id
         return int(own if own in self.parts.eos_ids else self.parts.eos_ids[0])
 
+    @property
+    def turns(self) -> TurnTokens:
+        """Renders answers between turns."""
+        eos_ids = tuple(self.parts.eos_ids)
+        return TurnText(self.parts.tokenizer, template=self.template, eos_ids=eos_ids)
+
     def draw(self, label: str | None = None) -> Draw:
         """Return what draws groups from the weights as they are; the label names them."""
         maker = SingleTurnMaker(
             self._generator,
-            self.prompts,
-            self._verifier,
+            Grader(
+                self.prompts,
+                self._verifier,
+                "grade" if self._config.run.on_truncated == "grade" else "exclude",
+                self._config.run.timeout_s,
+            ),
             self.sampling,
             policy_id=f"escalate:{label or self.label}",
-            on_truncated="grade" if self._config.run.on_truncated == "grade" else "exclude",
-            verifier_timeout_s=self._config.run.timeout_s,
         )
         return drawer(maker)
 

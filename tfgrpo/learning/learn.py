@@ -238,7 +238,7 @@ def open_run(
     setting, the same file under another path is not.
     """
     from tfgrpo.runtime.canonical import digest
-    from tfgrpo.store import Budget, Journal
+    from tfgrpo.store import Budget, Journal, OpenOptions
     from tfgrpo.store.config_diff import ResumeRule
     from tfgrpo.store.forking import fork_run
 
@@ -253,12 +253,13 @@ def open_run(
     try:
         return Journal.open(
             folder,
-            store=config.run.store,
             role=role,
             create=True,
             config=values,
             budget=budget,
-            resume=ResumeRule(MAY_CHANGE, type(config)().to_json()),
+            options=OpenOptions(
+                config.run.store, resume=ResumeRule(MAY_CHANGE, type(config)().to_json())
+            ),
         )
     except ChangedSettingsError as exc:
         if not fork:

@@ -29,6 +29,28 @@ _SAYINGS = (
 _MOST_DEPTH = 20
 
 
+_PLAIN_ANSWER = frozenset(
+    ["id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"]
+)
+_PLAIN_CHOICE = frozenset(["index", "message", "delta", "finish_reason", "logprobs"])
+
+
+def _is_plain(answer: Mapping[str, Any]) -> bool:
+    """True for an answer none of whose fields could say an error: most pieces of most streams."""
+    choices = answer.get("choices")
+    if type(answer) is not dict or type(choices) is not list or not answer.keys() <= _PLAIN_ANSWER:
+        return False
+    if answer.get("object") == "error":
+        return False
+    for choice in choices:
+        if type(choice) is not dict or not choice.keys() <= _PLAIN_CHOICE:
+            return False
+        for body in (choice.get("message"), choice.get("delta")):
+            if body is not None and (type(body) is not dict or "error" in body):
+                return False
+    return True
+
+
 def error_in_answer(answer: Mapping[str, Any]) -> Any:
     """Return what an answer says of its own failure, whichever field it uses; None for no error.
 
@@ -39,6 +61,8 @@ def error_in_answer(answer: Mapping[str, Any]) -> Any:
     'busy'
     >>> error_in_answer({"code": 0, "message": "ok", "error": {"code": 0, "message": ""}})
     """
+    if _is_plain(answer):
+        return None
     rows = [answer, answer.get("base_resp")]
     choices = answer.get("choices")
     for choice in choices if isinstance(choices, list) else ():

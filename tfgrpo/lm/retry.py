@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from tfgrpo.errors import ProviderError
 from tfgrpo.lm.limiter import AdaptiveLimiter
 from tfgrpo.protocols import LM, Completion, LMWrapper, Request
-from tfgrpo.runtime.call_scope import call_scope, count_extra_call, current_scope
+from tfgrpo.runtime.call_scope import CallScope, call_scope, count_extra_call, current_scope
 
 log = logging.getLogger(__name__)
 
@@ -83,15 +83,33 @@ class RetryingLM(LMWrapper):
     async def complete(
         self, request: Request, n: int, seeds: Sequence[int | None]
     ) -> list[Completion]:
-        """Return exactly n replies, or raise the failure that would not pass."""
-        replies = (await self._persist(request, n, seeds))[:n]
+        """Return exactly n replies, or raise the failure that would not pass.
+
+        Without `prefers_n` each draw is a call of its own, tried again by itself.
+        """
         scope = current_scope()
+        if n > 1 and not self._lm.prefers_n:
+            places = (replace(scope, sample_index=scope.sample_index + i) for i in range(n))
+            jobs = (self._persist_at(p, request, [seed]) for p, seed in zip(places, seeds))
+            results = await asyncio.gather(*jobs, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+            return [r for some in results if not isinstance(some, BaseException) for r in some[:1]]
+        replies = (await self._persist(request, n, seeds))[:n]
         while len(replies) < n:
+            left = n - len(replies)
+            for _ in range(1 if self._lm.prefers_n else left):
+                count_extra_call(is_reported=True)
             rest = replace(scope, sample_index=scope.sample_index + len(replies))
-            with call_scope(rest):
-                more = await self._persist(request, n - len(replies), seeds[len(replies) :])
-            replies.extend(more[: n - len(replies)])
+            replies.extend((await self._persist_at(rest, request, seeds[len(replies) :]))[:left])
         return replies
+
+    async def _persist_at(
+        self, scope: CallScope, request: Request, seeds: Sequence[int | None]
+    ) -> list[Completion]:
+        with call_scope(scope):
+            return await self._persist(request, len(seeds), seeds)
 
     async def _persist(
         self, request: Request, n: int, seeds: Sequence[int | None]

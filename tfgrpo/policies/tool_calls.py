@@ -17,8 +17,8 @@ from tfgrpo.protocols import ToolSpec
 from tfgrpo.rollout import Rollout
 from tfgrpo.runtime.canonical import canonical_json, integer_of, repr_of
 from tfgrpo.runtime.json_schema import argument_defaults, check_arguments, json_equal, load_json
+from tfgrpo.runtime.texts.tool_names import wire_name
 from tfgrpo.runtime.thinking import without_thinking
-from tfgrpo.runtime.tool_names import wire_name
 
 __all__ = [
     "CallMatch",

@@ -32,9 +32,9 @@ from tfgrpo.protocols import LM, Completion, Limits, Request, Sampling, ToolSpec
 from tfgrpo.rollout import Rollout, Step, Task, Usage
 from tfgrpo.runtime.canonical import canonical_json, derive_seed, digest, shown_as_json
 from tfgrpo.runtime.json_schema import check_arguments, check_schema
-from tfgrpo.runtime.repetition import MAX_CYCLES, MAX_REPEATS, goes_round
 from tfgrpo.runtime.terminal import clip
-from tfgrpo.runtime.tool_names import wire_names
+from tfgrpo.runtime.texts.repetition import MAX_CYCLES, MAX_REPEATS, goes_round
+from tfgrpo.runtime.texts.tool_names import wire_names
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
 
 __all__ = ["ToolLoop", "ToolMode", "ToolPolicy", "offer_text", "run_call"]

@@ -89,6 +89,8 @@ def schema_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]
         return sorted((e.json_path, e.message) for e in errors)
     except RecursionError:
         return [("$", "cannot be checked: the schema refers to itself without end")]
+    except ValueError:  # of the words for what is wrong
+        return [("$", "does not fit the schema; an integer in it is too long to be shown")]
 
 
 def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,7 +45,8 @@ class FoundJson:
     is_fenced: bool = False
     """Stands alone in a fenced block."""
     is_reference: bool = False
-    """Reads like a citation or the text of a link: one bare value in brackets, or `[...](...)`."""
+    """Reads like a citation, a name or the text of a link: one bare value, or bare words, in
+    brackets, or `[...](...)`."""
 
 
 def fenced_blocks(text: str) -> list[tuple[str, str, int]]:
@@ -126,11 +127,12 @@ def json_in(text: str, read: Reader | None = None) -> list[FoundJson]:
         at = end
         if value is not _BROKEN:
             is_fenced = _fills_block(text, start, end, blocks)
-            is_reference = not is_fenced and _is_reference(text, value, end)
+            is_reference = not is_fenced and _is_reference(text, value, start, end)
             found.append(FoundJson(value, start, end, is_fenced, is_reference))
     return found
 
 
+_QUOTE = re.compile("[\"'\u2018\u2019\u201c\u201d`]")
 _BROKEN = object()
 """JSON in form that says nothing certain, such as one key given twice."""
 
@@ -155,10 +157,16 @@ def _fills_block(text: str, start: int, end: int, blocks: Mapping[int, int]) -> 
     return not text[end : line + blocks[line]].strip()
 
 
-def _is_reference(text: str, value: Any, end: int) -> bool:
+def _is_reference(text: str, value: Any, start: int, end: int) -> bool:
     if text.startswith("(", end):
         return True
-    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], (int, float))
+    if not (isinstance(value, list) and value):
+        return False
+    if len(value) == 1 and isinstance(value[0], (int, float)):
+        return True
+    # Bare words, which only a lenient reader takes for texts: `[Note]`, `[sic]`, `[Smith, Jones]`.
+    is_text = all(isinstance(item, str) for item in value)
+    return is_text and not _QUOTE.search(text, start, end)
 
 
 def best_json(

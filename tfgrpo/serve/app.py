@@ -56,13 +56,21 @@ class ApiApp:
         self._admin = admin_secret
         self._hosts: frozenset[str] = frozenset()
         self._feedback = Feedback(gateway)
-        self._takes_tokens = any(r.settings.feedback_tokens for r in gateway.routes.values())
+        self._takes_tokens = False
+        self._address = ""
         self.running: set[asyncio.Task[Any]] = set()
         self.listen(gateway.settings.serve.listen)
 
     def listen(self, address: str) -> None:
         """Tell the address that is listened on, whose names `Host` may have."""
-        self._hosts = host_names(address, self._gateway.settings.serve.hosts)
+        self._address = address
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over what the gateway's settings say, which may have been read anew."""
+        routes = self._gateway.routes.values()
+        self._takes_tokens = any(r.settings.feedback_tokens for r in routes)
+        self._hosts = host_names(self._address, self._gateway.settings.serve.hosts)
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -99,6 +107,10 @@ class ApiApp:
                 await self._browser(http)
                 return
             raise ApiError("origin_not_allowed", "pages of other sites may not use this API")
+        if http.path == "/openapi.json":
+            _allow(http, "GET")
+            await info.schema(http)
+            return
         if http.path in ("/health", "/ready", "/metrics"):
             await self._operate(http)
             return

@@ -27,14 +27,17 @@ from tfgrpo.serve.access.booking import OpenCall, Planned
 from tfgrpo.serve.gateway import Gateway, Model
 from tfgrpo.serve.identity import Extensions, private_hash
 from tfgrpo.serve.inject import EMPTY, Injection
-from tfgrpo.serve.routes import Assignment, Route
+from tfgrpo.serve.routes import Assignment, Route, by_weight
 from tfgrpo.serve.wire.errors import ApiError, from_failure
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 __all__ = ["Attempt", "Exchange", "Ended"]
 
 T = TypeVar("T")
 _TOKENS_A_MESSAGE = 8
+_NOT_REDRAWN = frozenset({"model", "messages", "tools", "stream", "stream_options", "n", "seed",
+                          "user", "metadata", "store"})  # fmt: skip
+"""Fields of a body that a further draw of it does not have."""
 
 
 @dataclass(slots=True)
@@ -116,6 +119,11 @@ class Exchange:
         if not names:
             raise ApiError("no_upstream", f"no upstream of this route answers {self.endpoint}",
                            should_retry=False)  # fmt: skip
+        weights = self.route.settings.weights
+        if weights:
+            shares = dict(zip(self.route.settings.upstreams, weights, strict=True))
+            mine = {n: shares[n] for n in names}
+            names = by_weight(self.route.secret, self.assignment.unit, mine)
         if self.route.chooser is not None:
             names, self._predictions = self.route.chooser.order(prompt(), names)
         first = self.assignment.upstream
@@ -161,6 +169,8 @@ class Exchange:
             except ProviderError as error:
                 counted = self._rest(name, error)
                 last = error
+                if error.kind == "rate_limit":
+                    self.route.limited_at = time.monotonic()
                 self.gateway.metrics.add("upstream_failures", {"upstream": name,
                                                                "kind": error.kind})  # fmt: skip
                 if has_content():
@@ -262,7 +272,10 @@ class Exchange:
         wants_digest = self.captures or ext.task_id or ext.group_id
         prompt = None
         if self.captures and turns is not None:
-            kept = {"messages": turns, "tools": self.body.get("tools")}
+            kept: dict[str, Any] = {"messages": turns, "tools": self.body.get("tools")}
+            learn = self.route.settings.learn
+            if learn is not None and learn.shadow is not None:
+                kept["fields"] = {k: v for k, v in self.body.items() if k not in _NOT_REDRAWN}
             prompt = redact_known(orjson.dumps(kept).decode()).encode()
         predicted = self._predictions.get(self.model.name) if self.model is not None else None
         values = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tfgrpo.serve.settings import (
     BudgetSettings,
     GatewaySettings,
     KeySettings,
+    RateSettings,
     RouteSettings,
     UpstreamSettings,
 )
@@ -40,10 +42,21 @@ from tfgrpo.store.prices import Price, PriceTable
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Gateway", "Model", "embedded_settings", "split_address"]
+__all__ = ["Gateway", "Model", "check_listen", "check_prices", "embedded_settings", "split_address"]
 
 _OPEN_KEY = KeySettings(hash="scrypt:")
 """What anybody may do where no keys are set."""
+_ANY_RATE = RateSettings()
+
+
+def shadow_key(route: str) -> str:
+    """Return the name under which a route's shadow draws are booked; no key can have it."""
+    return f"~shadow:{route}"
+
+
+def learn_key(route: str) -> str:
+    """Return the name under which a route's proposals are booked; no key can have it."""
+    return f"~learn:{route}"
 
 
 class Model:
@@ -76,13 +89,13 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
-        _check_listen(settings)
+        check_listen(settings)
         self.settings = settings
         self.folder = Path(settings.serve.folder)
         self.models = {
             name: Model(name, row, settings.fleets) for name, row in settings.upstreams.items()
         }
-        _check_prices(settings, self.models)
+        check_prices(settings, self.models)
         artefacts = {n: _load(r) for n, r in settings.routes.items()}
         self.journal = Journal.open(self.folder, create=True)
         try:
@@ -92,6 +105,7 @@ class Gateway:
             self.tokens = FeedbackTokens(self.secret)
             self.keys = KeyRing(settings.keys)
             self.rates = Rates()
+            self.user_rates = Rates()
             self.caps = KeyCaps(read_spent(self.journal))
             self.book = CallBook(self.journal, self.caps)
             self.idempotency = Idempotency(self.journal, settings.serve.idempotency_h * 3600.0)
@@ -109,16 +123,37 @@ class Gateway:
             if row.router:
                 specs = {u: self.models[u].upstream.spec for u in row.upstreams}
                 self.routes[name].chooser = open_chooser(row.router, row.rule, specs)
+        self._names: dict[str, Route] = {}
+        self.name_routes()
+        self._retired: list[Model] = []
+        self.is_draining = False
+
+    def name_routes(self) -> None:
+        """Read which names lead to which route."""
         self._names = {
             alias: route
             for name, route in self.routes.items()
             for alias in (name, *route.settings.aliases)
         }
-        self.is_draining = False
+
+    def retire(self, models: Sequence[Model]) -> None:
+        """Keep models that the settings name no more, for the requests that use them."""
+        self._retired += models
 
     def key(self, name: str) -> KeySettings:
-        """Return the settings of a key."""
-        return _OPEN_KEY if name == ANYBODY else self.settings.keys[name]
+        """Return the settings of a key, or of work of the gateway's own."""
+        if name == ANYBODY:
+            return _OPEN_KEY
+        if name.startswith("~"):
+            return self._own_key(name)
+        return self.settings.keys[name]
+
+    def _own_key(self, name: str) -> KeySettings:
+        kind, _, route = name.partition(":")
+        learn = self.routes[route].settings.learn
+        if kind == "~shadow" and learn is not None and learn.shadow is not None:
+            return KeySettings(hash="scrypt:", budget=learn.shadow.budget)
+        return _OPEN_KEY
 
     def route(self, model: object, key_name: str) -> Route:
         """Return the route that a client's `model` names.
@@ -159,7 +194,26 @@ class Gateway:
             Scope("process", self.settings.serve.budget),
             *(Scope(f"route:{n}", r.settings.budget) for n, r in self.routes.items()),
             *(Scope(f"key:{n}", k.budget) for n, k in self.settings.keys.items()),
+            *(
+                Scope(f"key:{shadow_key(n)}", r.settings.learn.shadow.budget)
+                for n, r in self.routes.items()
+                if r.settings.learn is not None and r.settings.learn.shadow is not None
+            ),
         ]
+
+    @contextmanager
+    def user_rate(self, key_name: str, end_user: str) -> Iterator[None]:
+        """Count a request of an end user while the block runs (`ApiError` where it is too much)."""
+        rate = self.key(key_name).user_rate
+        if not end_user or rate == _ANY_RATE:
+            yield
+            return
+        name = f"{key_name}/{end_user}"
+        self.user_rates.enter(name, rate, self.settings.serve.in_flight)
+        try:
+            yield
+        finally:
+            self.user_rates.leave(name)
 
     def has_money_cap(self, route: Route, key_name: str) -> bool:
         """True where the worst case of a call must hold."""
@@ -183,17 +237,19 @@ class Gateway:
         for route in self.routes.values():
             if len(self.resting(route)) == len(route.settings.upstreams):
                 why.append(f"every upstream of route {route.name} is resting")
-            if route.note:
-                why.append(f"route {route.name}: {route.note}")
         try:
             self.journal.writer.flush()
         except TfgrpoError as exc:
             why.append(f"the journal cannot be written: {exc}")
         return why
 
+    def notes(self) -> list[str]:
+        """Return what is wrong and keeps nobody from being served."""
+        return [f"route {r.name}: {r.note}" for r in self.routes.values() if r.note]
+
     async def aclose(self) -> None:
         """Close upstreams and journal."""
-        for model in self.models.values():
+        for model in (*self.models.values(), *self._retired):
             await model.upstream.aclose()
         self.journal.close()
 
@@ -235,7 +291,8 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _check_listen(settings: GatewaySettings) -> None:
+def check_listen(settings: GatewaySettings) -> None:
+    """Refuse addresses that others reach without keys (`ConfigError`)."""
     host, _ = split_address(settings.serve.listen)
     if not settings.keys and not is_loopback(host):
         raise ConfigError(
@@ -251,13 +308,26 @@ def _check_listen(settings: GatewaySettings) -> None:
             )
 
 
-def _check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None:
-    """Refuse a money cap over a model without a price."""
+def check_prices(settings: GatewaySettings, models: Mapping[str, Model]) -> None:
+    """Refuse a money cap over a model without a price (`ConfigError`)."""
     shared = [settings.serve.budget, *(b for k in settings.keys.values() for b in
                                        (k.budget, k.user_budget))]  # fmt: skip
     for name, route in settings.routes.items():
-        if not any(b.has_money for b in (*shared, route.budget)):
+        shadow = route.learn.shadow if route.learn is not None else None
+        own = (route.budget,) if shadow is None else (route.budget, shadow.budget)
+        if not any(b.has_money for b in (*shared, *own)):
             continue
+        if route.on_cancel == "seen":
+            raise ConfigError(
+                f"routes.{name}.on_cancel: under a money cap a stream that was left counts at its "
+                'worst case; use "worst"'
+            )
+        is_held = settings.serve.budget.has_money or route.budget.has_money
+        if is_held and route.learn is not None and route.learn.enabled and route.learn.usd is None:
+            raise ConfigError(
+                f"routes.{name}.learn: set usd, what one proposal may spend: the caps of the "
+                "route and the process hold for learning too"
+            )
         for upstream in route.upstreams:
             if models[upstream].price is None:
                 spec = models[upstream].upstream.spec

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import os
 import re
 import time
@@ -61,7 +62,9 @@ class IdMaker:
     """
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
-        self._secret = hashlib.sha256(b"response id\0" + secret).digest()
+        key = hashlib.sha256(b"response id\0" + secret).digest()
+        self._keyed = hmac.new(key, digestmod="sha256")
+        """Keyed once: each id copies it, which costs a tenth of keying anew."""
         self._clock = clock
 
     def make(self) -> str:
@@ -76,7 +79,9 @@ class IdMaker:
         return hmac.compare_digest(self._mark(response_id[3:29]), response_id[29:])
 
     def _mark(self, text: str) -> str:
-        return hmac.digest(self._secret, text.encode("ascii"), "sha256")[:4].hex()
+        keyed = self._keyed.copy()
+        keyed.update(text.encode("ascii"))
+        return keyed.digest()[:4].hex()
 
 
 def bare_id(text: object) -> str:
@@ -154,6 +159,8 @@ def read_extensions(given: Any, headers: Mapping[str, str], place: Place) -> Ext
         values["session_id"] = place.session_id
     for header in headers.keys() & _HEADERS.keys():
         values[_HEADERS[header]] = unquote(headers[header])
+    if "x-tfgrpo-metadata" in headers:
+        values["metadata"] = _json(headers["x-tfgrpo-metadata"])
     if given is not None:
         if not isinstance(given, dict):
             raise ApiError("invalid_request", "tfgrpo must be an object", param="tfgrpo")
@@ -208,6 +215,13 @@ def _dollars(value: Any) -> float:
     if isinstance(value, bool) or not 0 <= amount < float("inf"):
         raise _bad("max_cost_usd", "must be a number of dollars")
     return amount
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(unquote(text))
+    except (ValueError, RecursionError):
+        raise _bad("metadata", "must be a JSON object where a header says it") from None
 
 
 def _metadata(value: Any) -> dict[str, str]:

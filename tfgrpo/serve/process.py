@@ -1,7 +1,7 @@
 """The process: two listeners, start, drain and stop.
 
 TERM or Ctrl-C: `/ready` fails and new requests are refused; running ones have `drain_s`, then they
-are cancelled and booked.
+are cancelled and booked. HUP: the settings are read anew.
 
 Does not know endpoints. Source: own.
 """
@@ -18,13 +18,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tfgrpo.errors import ConfigError, MissingExtraError, StoreError
-from tfgrpo.runtime.redaction import register
+from tfgrpo.errors import ConfigError, MissingExtraError, StoreError, TfgrpoError
+from tfgrpo.runtime.redaction import redact, register
 from tfgrpo.serve.app import ApiApp
 from tfgrpo.serve.gateway import Gateway, split_address
 from tfgrpo.serve.learning.service import Learning
 from tfgrpo.serve.page.app import PageApp
+from tfgrpo.serve.reload import apply_settings
 from tfgrpo.serve.settings import GatewaySettings
+from tfgrpo.serve.shadow import Shadows
 from tfgrpo.serve.wire.protocol import guarded_protocol
 
 log = logging.getLogger(__name__)
@@ -42,13 +44,17 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def admin_secret(settings: GatewaySettings) -> tuple[str, bool]:
-    """Return the admin secret and whether it was made now."""
+    """Return the admin secret and whether it was made now.
+
+    One that was made now is not yet registered as a secret: it has to be told once, and what is
+    registered can no longer be printed.
+    """
     given = os.environ.get(settings.serve.admin_key_env, "").strip()
     if given and len(given) < 16:
         raise ConfigError(f"{settings.serve.admin_key_env} is shorter than 16 characters")
-    secret = given or secrets.token_urlsafe(24)
-    register(secret)
-    return secret, not given
+    if given:
+        register(given)
+    return given or secrets.token_urlsafe(24), not given
 
 
 class Running:
@@ -56,7 +62,7 @@ class Running:
 
     def __init__(self, gateway: Gateway, app: ApiApp, secret: str) -> None:
         self.gateway, self.app, self.secret = gateway, app, secret
-        self.learning = Learning(gateway)
+        self.learning = Learning(gateway, redraw=Shadows(gateway))
         self.api_url = ""
         self.page_url = ""
         self.shows_secret = False
@@ -122,6 +128,22 @@ class Running:
         found = server.servers[0].sockets[0].getsockname()[1]
         return f"{f'[{host}]' if ':' in host else host}:{found}"
 
+    def reload(self, reread: Callable[[], GatewaySettings]) -> str:
+        """Read the settings anew and return what came of it, in one line.
+
+        Settings that cannot work change nothing.
+        """
+        try:
+            notes = apply_settings(self.gateway, self.learning, reread())
+        except TfgrpoError as exc:
+            told = redact(f"the settings stay as they were: {exc}")
+            log.error("%s", told)
+            return told
+        self.app.follow()
+        told = "; ".join(["the settings were read anew", *notes])
+        log.warning("%s", told)
+        return told
+
     async def stop(self, drain_s: float) -> None:
         """Refuse new requests, let running ones end within `drain_s`, then cancel and book them."""
         self.gateway.is_draining = True
@@ -140,12 +162,17 @@ class Running:
         await self.gateway.aclose()
 
 
-async def serve(settings: GatewaySettings, tell: Callable[[Running], None]) -> None:
+async def serve(
+    settings: GatewaySettings,
+    tell: Callable[[Running], None],
+    reread: Callable[[], GatewaySettings] | None = None,
+) -> None:
     """Serve until TERM or INT.
 
     Args:
         settings: checked.
         tell: told the started gateway.
+        reread: reads the settings anew, at each HUP.
     """
     secret, is_new = admin_secret(settings)
     running = await Running.start(settings, secret)
@@ -154,12 +181,15 @@ async def serve(settings: GatewaySettings, tell: Callable[[Running], None]) -> N
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
+    if reread is not None and hasattr(signal, "SIGHUP"):
+        loop.add_signal_handler(signal.SIGHUP, running.reload, reread)
     # What the start made stays for good: the collector need not look at it again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
     try:
         tell(running)
+        register(secret)
         await stopped.wait()
     finally:
         await running.stop(settings.serve.drain_s)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,7 +26,7 @@ from tfgrpo.serve.settings import RouteSettings
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
 
-__all__ = ["Arm", "Assignment", "Chooser", "Route", "draw"]
+__all__ = ["Arm", "Assignment", "Chooser", "Route", "by_weight", "draw"]
 
 Arm = Literal["current", "candidate", "holdout", "pinned"]
 _SESSIONS = 50_000
@@ -53,6 +55,16 @@ class Chooser(Protocol):
         ...
 
 
+def by_weight(secret: bytes, unit: str, weights: Mapping[str, float]) -> list[str]:
+    """Return names in an order drawn by their weights, fixed by secret and unit.
+
+    The first is a name with the probability of its share; so is each next one among the rest.
+    """
+    # The smallest of exponential waiting times at rates w is the one of w with probability w / Σw.
+    waits = {n: -math.log(1.0 - draw(secret, f"weight:{n}", unit)) / w for n, w in weights.items()}
+    return sorted(waits, key=lambda n: (waits[n], n))
+
+
 def draw(secret: bytes, experiment: str, unit: str) -> float:
     """Return a number in [0, 1) fixed by secret, experiment and unit."""
     digest = hmac.digest(secret, f"{experiment}\0{unit}".encode(), "sha256")
@@ -76,6 +88,8 @@ class Route:
         self.secret = hashlib.sha256(b"route\0" + name.encode() + secret).digest()
         self.current = Injection.of(artefact)
         self.artefact = artefact
+        self.configured = artefact
+        """The library that the settings name; a promoted one may be in force in its place."""
         self.candidate: Injection | None = None
         self.experiment = ""
         self.share = 0.0
@@ -85,14 +99,25 @@ class Route:
         self.chooser: Chooser | None = None
         """Orders the upstreams for a prompt; None keeps the configured order."""
         self._anew_since = 0.0
+        self.limited_at = -math.inf
+        """Monotonic time at which a provider last refused a call of it for its rate."""
         self.note = ""
-        """What is wrong with it, for the page and /ready; empty where nothing is."""
+        """What is wrong with it and keeps nobody from being served, for the page and /ready."""
 
     def use(self, artefact: Artefact | None) -> None:
         """Make a library the current one; running sessions keep theirs."""
         self.artefact = artefact
         self.current = Injection.of(artefact)
         self.versions[self.current.version] = self.current
+
+    def configure(self, artefact: Artefact | None) -> None:
+        """Take another configured library; it is in force at once unless one was promoted."""
+        is_in_force = self.artefact is self.configured
+        self.configured = artefact
+        if is_in_force:
+            self.use(artefact)
+        elif artefact is not None:
+            self.offer(artefact)
 
     def offer(self, artefact: Artefact) -> None:
         """Let sessions and pins still ask for a library."""

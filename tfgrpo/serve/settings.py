@@ -118,8 +118,9 @@ class FeedbackSettings(Section):
     """Largest value of the metric; it counts as 1."""
     window_h: float = Field(default=24.0, gt=0)
     """How long an outcome may come after its reply to count in a live test."""
-    missing: Literal["drop"] | float = "drop"
-    """What a response without feedback counts in a live test: left out, or a number."""
+    missing: Literal["drop", "verifier"] | float = "drop"
+    """What a response without feedback counts in a live test: left out, what the route's verifier
+    says of it, or a number."""
     max_share: float = Field(default=0.2, gt=0, le=1)
     """Largest share of one step's evidence from one source (`source` or key)."""
 
@@ -158,6 +159,26 @@ class CanarySettings(Section):
     """Cost per unit of the candidate against the current library's."""
 
 
+class ShadowSettings(Section):
+    """Further draws of served requests, judged by the route's verifier."""
+
+    group_size: int = Field(default=4, ge=2, le=17)
+    """Draws of one request, the served reply among them."""
+    usd_per_day: float | None = Field(default=None, gt=0)
+    """Dollars a UTC day, beside the caps of the route and the process."""
+    calls_per_day: int | None = Field(default=None, ge=1)
+    """Requests to models a UTC day; one of the two caps must be set."""
+    share: float = Field(default=0.1, gt=0, le=1)
+    """Share of the requests for which no prediction is there."""
+    mixed: tuple[float, float] = (0.2, 0.8)
+    """Predicted success between which a request is worth drawing again."""
+
+    @property
+    def budget(self) -> BudgetSettings:
+        """Its caps."""
+        return BudgetSettings(usd_per_day=self.usd_per_day, calls_per_day=self.calls_per_day)
+
+
 class LearnSettings(Section):
     """The background job that proposes libraries."""
 
@@ -181,6 +202,8 @@ class LearnSettings(Section):
     expire_h: float = Field(default=168.0, gt=0)
     """A proposal that nobody answers for so long is dropped."""
     canary: CanarySettings = CanarySettings()
+    shadow: ShadowSettings | None = None
+    """Draw some served requests again, later, to learn from their differences."""
     drift: Literal["flag", "auto"] = "flag"
     """After a fall of outcomes: flag it, or also roll back where the holdout did not fall."""
 
@@ -190,6 +213,9 @@ class RouteSettings(Section):
 
     upstreams: tuple[Name, ...] = Field(min_length=1)
     """In order of preference; the next one takes over where one fails before any content."""
+    weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """Shares of the upstreams, in their order: each session, task or request is tried first at one
+    drawn by them. Unset keeps the order; not together with a router."""
     aliases: tuple[str, ...] = ()
     """Other names that clients may use for it."""
     library: str = ""
@@ -219,6 +245,9 @@ class RouteSettings(Section):
     """Name of the upstream that judges, for `select = "judge"`."""
     max_reply_tokens: int = Field(default=4096, ge=1)
     """Worst case, and limit sent upstream, where a money cap holds and the client sets none."""
+    on_cancel: Literal["worst", "seen"] = "worst"
+    """What a stream that its client left is booked as: its worst case, kept apart, or an estimate
+    from the prompt and what was seen of the reply. `seen` is not allowed under a money cap."""
     budget: BudgetSettings = BudgetSettings()
     feedback_tokens: bool = False
     """Give each reply a token with which a browser can rate it once."""
@@ -239,6 +268,8 @@ class KeySettings(Section):
     user_budget: BudgetSettings = BudgetSettings()
     """Cap of each end user under this key."""
     rate: RateSettings = RateSettings()
+    user_rate: RateSettings = RateSettings()
+    """How fast each end user under this key may ask."""
     expires: str = ""
     """UTC date (2027-01-31) from which it is refused."""
 
@@ -312,6 +343,18 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: routes.{name} names the upstream {upstream!r}; known are {known}"
                 )
+        if route.learn is not None and route.learn.feedback.missing == "verifier":
+            where = f"{source}: routes.{name}.learn.feedback.missing"
+            if not route.capture or route.learn.verifier is None or (
+                _asks_an_lm(route.learn.verifier)
+            ):  # fmt: skip
+                raise ConfigError(f"{where}: set capture, and a verifier that asks no model")
+        if route.learn is not None and route.learn.shadow is not None:
+            _check_shadow(f"{source}: routes.{name}.learn.shadow", route, route.learn)
+        if route.weights and (route.router or len(route.weights) != len(route.upstreams)):
+            raise ConfigError(
+                f"{source}: routes.{name}.weights: give one for each upstream, and no router"
+            )
         for alias in (name, *route.aliases):
             if alias in taken:
                 raise ConfigError(
@@ -325,3 +368,25 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: keys.{name} names the route {wanted!r}; known are {known}"
                 )
+
+
+def _check_shadow(where: str, route: RouteSettings, learn: LearnSettings) -> None:
+    """Refuse shadow draws that nobody could judge, or that nothing limits."""
+    shadow = learn.shadow
+    assert shadow is not None
+    if not route.capture:
+        raise ConfigError(f"{where}: set capture = true on the route: it draws what was kept")
+    if learn.verifier is None or _asks_an_lm(learn.verifier):
+        raise ConfigError(f"{where}: set learn.verifier to one that asks no model: it judges")
+    if shadow.usd_per_day is None and shadow.calls_per_day is None:
+        raise ConfigError(f"{where}: set usd_per_day or calls_per_day")
+    if shadow.group_size - 1 > route.max_samples:
+        raise ConfigError(f"{where}: group_size is at most max_samples + 1 of the route")
+
+
+def _asks_an_lm(verifier: Any) -> bool:
+    if not isinstance(verifier, Mapping):
+        return False
+    parts = verifier.get("parts")
+    inner = list(parts.values()) if isinstance(parts, Mapping) else []
+    return verifier.get("kind") in ("judge", "arena") or any(map(_asks_an_lm, inner))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from tfgrpo.store import Journal
-from tfgrpo.store.database import GATEWAY_VERSION
+from tfgrpo.store.disk.files import GATEWAY_VERSION
 
 __all__ = ["add_tables"]
 
@@ -29,6 +29,8 @@ SCHEMA = (
     " WHERE session_id <> ''",
     "CREATE INDEX IF NOT EXISTS requests_by_group ON requests (group_id) WHERE group_id <> ''",
     "CREATE INDEX IF NOT EXISTS requests_by_task ON requests (task_id) WHERE task_id <> ''",
+    "CREATE INDEX IF NOT EXISTS requests_kept ON requests (route, at) WHERE prompt NOT NULL",
+    "CREATE INDEX IF NOT EXISTS requests_in_test ON requests (experiment) WHERE experiment <> ''",
     # How it ended.
     """CREATE TABLE IF NOT EXISTS replies (
       response_id TEXT PRIMARY KEY, at REAL NOT NULL, status INTEGER NOT NULL, state TEXT NOT NULL,
@@ -57,10 +59,15 @@ SCHEMA = (
       digest TEXT NOT NULL, response_id TEXT NOT NULL, status INTEGER NOT NULL,
       headers TEXT NOT NULL, body BLOB NOT NULL,
       PRIMARY KEY (key, endpoint, idempotency_key, at))""",
+    # Which requests a group was made of, so that their content can be removed with them.
+    """CREATE TABLE IF NOT EXISTS group_responses (
+      group_id TEXT NOT NULL, response_id TEXT NOT NULL,
+      PRIMARY KEY (response_id, group_id)) WITHOUT ROWID""",
     # Keys of the folder that were withdrawn while it ran, closed groups, settled conflicts.
     """CREATE TABLE IF NOT EXISTS notes (
       note INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL,
       body TEXT NOT NULL)""",
+    "CREATE INDEX IF NOT EXISTS notes_by_name ON notes (name)",
 )
 
 REQUEST = f"INSERT INTO requests VALUES ({', '.join('?' * 19)})"
@@ -75,6 +82,7 @@ TRANSITION = (
     " VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
 IDEMPOTENCY = "INSERT INTO idempotency VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+GROUP_RESPONSE = "INSERT OR IGNORE INTO group_responses VALUES (?, ?)"
 NOTE = "INSERT INTO notes (at, kind, name, body) VALUES (?, ?, ?, ?)"
 
 
@@ -84,24 +92,9 @@ def add_tables(journal: Journal) -> None:
     Raises:
         StoreError: it cannot be written.
     """
+    # What is deleted is overwritten: the tables grow only, but content may have to go.
+    journal.writer.read("PRAGMA secure_delete=ON")
     journal.writer.define((*SCHEMA, f"PRAGMA user_version={GATEWAY_VERSION}"))
-
-
-def purge(journal: Journal, route: str, before: float) -> None:
-    """Remove the captured content of requests before a time; their figures stay.
-
-    Raises:
-        StoreError: it could not be written.
-    """
-    old = "SELECT response_id FROM requests WHERE route = ? AND at < ? AND prompt NOT NULL"
-    rows = journal.writer.read(f"{old} LIMIT 1", (route, before))
-    if rows:
-        journal.writer.commit_now(
-            [
-                (f"DELETE FROM choices WHERE response_id IN ({old})", (route, before)),
-                ("UPDATE requests SET prompt = NULL WHERE route = ? AND at < ?", (route, before)),
-            ]
-        )
 
 
 def rows_as_dicts(journal: Journal, sql: str, values: tuple[Any, ...] = ()) -> list[dict[str, Any]]:

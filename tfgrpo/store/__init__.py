@@ -11,10 +11,10 @@ from tfgrpo.runtime.import_string import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
     from tfgrpo.store.budget import Budget, Ledger
-    from tfgrpo.store.cache import CallCache
+    from tfgrpo.store.disk.cache import CallCache
     from tfgrpo.store.export import read_groups, write_groups
     from tfgrpo.store.fold import RunState, SpendRow
-    from tfgrpo.store.journal import Journal
+    from tfgrpo.store.journal import Journal, OpenOptions
     from tfgrpo.store.journaled_lm import JournaledLM
     from tfgrpo.store.tracing import TracedLM
 
@@ -25,6 +25,7 @@ __all__ = [
     "Ledger",
     "RunState",
     "Journal",
+    "OpenOptions",
     "SpendRow",
     "TracedLM",
     "read_groups",
@@ -33,11 +34,12 @@ __all__ = [
 
 _HOME = {
     "Budget": "budget",
-    "CallCache": "cache",
+    "CallCache": "disk.cache",
     "JournaledLM": "journaled_lm",
     "Ledger": "budget",
     "RunState": "fold",
     "Journal": "journal",
+    "OpenOptions": "journal",
     "SpendRow": "fold",
     "TracedLM": "tracing",
     "read_groups": "export",

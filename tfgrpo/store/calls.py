@@ -15,8 +15,7 @@ from tfgrpo.protocols import Completion
 from tfgrpo.rollout import Usage
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, completion_from_dict, completion_to_dict, pack
-from tfgrpo.store.database import Claim, Statement
-from tfgrpo.store.rows import RowStore
+from tfgrpo.store.rows import Claim, RowStore, Statement
 
 __all__ = ["CallEnd", "CallJournal", "CallStart", "ledger_amounts"]
 

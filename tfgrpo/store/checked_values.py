@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from tfgrpo.store.codec import DamagedValue, from_column, unpack
-from tfgrpo.store.rows import RowStore
+from tfgrpo.store.rows import FILE, RowStore
 
 log = logging.getLogger(__name__)
 
@@ -22,14 +22,21 @@ class Values:
 
     Args:
         can_write: False leaves what is found damaged unmarked in the file.
+        damage: what is wrong with the place of the rows as a whole.
     """
 
-    def __init__(self, writer: RowStore, *, can_write: bool) -> None:
+    def __init__(self, writer: RowStore, *, can_write: bool, damage: str = "") -> None:
         self._writer = writer
         self._can_write = can_write
-        self._aside = set(writer.read("SELECT tbl, row FROM set_aside"))
-        self.damaged: list[str] = []
+        aside = writer.read("SELECT tbl, row, why FROM set_aside")
+        self._aside = {(table, row) for table, row, _ in aside}
+        self.damaged: list[str] = [f"{table} {why}" for table, _, why in aside if table == FILE]
         """What was found damaged, in words."""
+        self.damaged += [f"{FILE} {damage}"] if damage else []
+
+    def is_aside(self, table: str, row: int) -> bool:
+        """Tell whether a row is set aside."""
+        return (table, row) in self._aside
 
     def get(self, table: str, row: int, body: object, mark: object) -> Any:
         """Return a value, or `DAMAGED`."""

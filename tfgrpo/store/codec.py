@@ -93,8 +93,10 @@ def unpack(stored: object, mark: object) -> Any:
     Raises:
         DamagedValue: it does not match its digest, or unpacks to more than `MAX_VALUE_BYTES`.
     """
+    text: str | None = None
     if isinstance(stored, str):
         data = stored.encode("utf-8", "surrogatepass")
+        text = stored
     elif isinstance(stored, bytes) and not is_compressed(stored):
         data = stored
     elif not isinstance(stored, bytes):
@@ -109,7 +111,7 @@ def unpack(stored: object, mark: object) -> Any:
             raise DamagedValue(f"unpacks to more than {MAX_VALUE_BYTES} bytes")
     if hashlib.sha256(data).digest()[:16] != mark:
         raise DamagedValue("does not match its digest")
-    return json.loads(data)
+    return json.loads(data if text is None else text)
 
 
 @lru_cache(4096)

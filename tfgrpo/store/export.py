@@ -22,7 +22,7 @@ from typing import IO, Any, cast
 from tfgrpo.errors import ConfigError, MissingExtraError
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.store.codec import form_of, plain_json
-from tfgrpo.store.database import store_errors
+from tfgrpo.store.disk.files import store_errors
 
 __all__ = ["read_groups", "write_groups"]
 

@@ -9,7 +9,7 @@ Does not know how rows are written or what a library means. Idea: state is a fol
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tfgrpo.rollout import MOST_TOKENS, Usage
@@ -57,6 +57,12 @@ class SpendRow:
             "duration_s": self.duration_s,
         }
 
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> SpendRow:
+        """Restore a row from its JSON form."""
+        usages = {n: Usage.from_dict(row[n]) for n in ("usage", "estimated", "booked")}
+        return cls(**{**row, **usages})
+
 
 @dataclass(frozen=True, slots=True)
 class RunState:
@@ -80,6 +86,36 @@ class RunState:
     """How many decisions of each kind are recorded."""
     changed_at: float = 0.0
     """When the newest session or call began or ended, in seconds since 1970."""
+
+
+def totals_of(state: RunState) -> dict[str, Any]:
+    """Return the JSON form of a state, its library and its time left out."""
+    row = {f.name: getattr(state, f.name) for f in fields(state)}
+    del row["library"], row["changed_at"]
+    return row | {"spend": [s.to_dict() for s in state.spend]}
+
+
+def state_of(totals: Mapping[str, Any], changed_at: float) -> RunState:
+    """Restore a state without its library from its JSON form."""
+    spend = tuple(SpendRow.from_dict(row) for row in totals["spend"])
+    return RunState(**{**totals, "spend": spend}, library=None, changed_at=changed_at)
+
+
+def newest_numbers(writer: RowStore) -> str:
+    """Return a text that changes when calls, rollouts, groups or decisions are added."""
+    newest = " UNION ALL ".join(
+        f"SELECT max({column}) FROM {table}" for table, column in _NUMBERED.items()
+    )
+    return "-".join(str(number or 0) for (number,) in writer.read(newest))
+
+
+_NUMBERED = {
+    "calls": "call",
+    "completions": "completion",
+    "rollouts": "rollout",
+    "groups": "grp",
+    "decisions": "decision",
+}
 
 
 def fold(writer: RowStore, values: Values) -> RunState:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.store.budget import Budget
-from tfgrpo.store.database import store_errors
-from tfgrpo.store.journal import FILE, Journal
+from tfgrpo.store.disk.files import store_errors
+from tfgrpo.store.journal import FILE, Journal, OpenOptions
 from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.opening import list_runs
 from tfgrpo.store.postgres.places import Place, place_of
@@ -48,11 +48,10 @@ def fork_run(
     address = "" if target.address is None else target.address.whole
     journal = Journal.open(
         address if is_address(folder) else target.folder,
-        store=address,
         create=True,
         config=config,
         budget=budget,
-        durable=durable,
+        options=OpenOptions(store=address, durable=durable),
     )
     with store_errors(source.folder / FILE, "copy from"):
         journal.take_over(source, _COPIED)

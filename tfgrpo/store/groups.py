@@ -16,8 +16,7 @@ from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
 from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
-from tfgrpo.store.database import Statement
-from tfgrpo.store.rows import RowStore
+from tfgrpo.store.rows import RowStore, Statement
 
 __all__ = ["GroupJournal"]
 
@@ -222,12 +221,13 @@ class GroupJournal:
         name = column_text(group.group_id)
         kept = (
             self._writer.read(
-                "SELECT digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1", (name,)
+                "SELECT grp, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1",
+                (name,),
             )
             if name in self._closed or self._writer.is_shared
             else []
         )
-        if not kept or kept[0][0] != mark:
+        if not kept or kept[0][1] != mark or self._values.is_aside("groups", kept[0][0]):
             rows.append(
                 (
                     "INSERT INTO groups (group_id, stage, task_id, policy_id, verifier_id, task,"
@@ -261,10 +261,15 @@ class GroupJournal:
         keys = [(column_text(r.rollout_id), verifier, name) for r in group.rollouts]
         if any(self._fresh.get(k) is not r for k, r in zip(keys, group.rollouts, strict=True)):
             return False
-        sql = "SELECT grp, body, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1"
-        for row, body, mark in self._writer.read(sql, (name,)):
+        sql = (
+            "SELECT grp, body, digest, task, context FROM groups WHERE group_id = ?"
+            " ORDER BY grp DESC LIMIT 1"
+        )
+        for row, body, mark, *texts in self._writer.read(sql, (name,)):
             value = self._values.get("groups", row, body, mark)
             if value is DAMAGED or "figures" not in value:
+                return False
+            if self._values.damaged and not self._are_kept(texts):
                 return False
             ids = [r.rollout_id for r in group.rollouts]
             if value["rollouts"] != ids or value["metadata"] != jsonable(dict(group.metadata)):
@@ -273,6 +278,10 @@ class GroupJournal:
                 self._fresh.pop(key, None)
             return True
         return False
+
+    def _are_kept(self, marks: Sequence[object]) -> bool:
+        sql = "SELECT count(*) FROM texts WHERE digest IN (?, ?)"
+        return bool(self._writer.read(sql, tuple(marks))[0][0] == len(set(marks)))
 
     def groups(self, stage: str | None = None) -> Iterator[RolloutGroup]:
         """Yield the closed groups in the order in which they were closed, the newest record of

@@ -18,6 +18,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -32,8 +33,9 @@ from tfgrpo.store.calls import CallJournal, ledger_amounts
 from tfgrpo.store.checked_values import Values
 from tfgrpo.store.codec import column_text, pack
 from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
-from tfgrpo.store.database import DatabaseWriter, Statement
-from tfgrpo.store.file_run import open_file
+from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.disk.listing import totals_row
+from tfgrpo.store.disk.opening import open_file
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.postgres.address import is_address
@@ -46,23 +48,36 @@ from tfgrpo.store.postgres.opening import (
 from tfgrpo.store.postgres.places import FILE, Place, place_of, point_to
 from tfgrpo.store.postgres.seat import Terms
 from tfgrpo.store.postgres.tranches import Refusal, SharedLedger
-from tfgrpo.store.rows import OpenRun
+from tfgrpo.store.rows import OpenRun, Statement
 
 log = logging.getLogger(__name__)
 
-__all__ = ["FILE", "Journal"]
+__all__ = ["FILE", "Journal", "OpenOptions"]
 
-_AS_IT_WAS = ResumeRule()
 Role = Literal["learner", "writer"]
-_NUMBERED = {
-    "calls": "call",
-    "completions": "completion",
-    "rollouts": "rollout",
-    "groups": "grp",
-    "decisions": "decision",
-}
+_LARGE = 20_000
+"""Rollouts from which a run keeps what it adds up to."""
 _ASK_AGAIN_S = 0.25
 """How long to wait for what other writers may give back, before asking again."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOptions:
+    """How a journal is opened, where it is not as usual."""
+
+    store: str = ""
+    """The address of the database that keeps the folder's run; empty takes the one that the folder
+    names, else the folder itself."""
+    durable: bool = False
+    """Survive the loss of power, at 150 µs instead of 25 µs a transaction; a server's always
+    does."""
+    resume: ResumeRule = field(default_factory=ResumeRule)
+    """How the settings may differ from the kept ones."""
+    terms: Terms | None = None
+    """Of a writer's seat on a server."""
+
+
+_DEFAULTS = OpenOptions()
 
 
 class Journal:
@@ -73,7 +88,7 @@ class Journal:
     """
 
     def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
-        writer, ledger, self.is_resumed, self._lock = opened
+        writer, ledger, self.is_resumed, self._lock, damage = opened
         self.place = place
         """Where it is."""
         self.folder = place.folder
@@ -91,7 +106,7 @@ class Journal:
             ledger.start(writer.draw)
         if can_write:
             writer.commit_now([self._session_row("open")])
-        self._values = Values(writer, can_write=self._can_write)
+        self._values = Values(writer, can_write=self._can_write, damage=damage)
         self.calls = CallJournal(writer, self._values, self._elapsed_s)
         """The calls of the run, for `JournaledLM`."""
         self._groups = GroupJournal(writer, self._values, self.calls.hit_rows)
@@ -101,55 +116,52 @@ class Journal:
         cls,
         folder: Path | str,
         *,
-        store: str = "",
         role: Role = "learner",
         create: bool = False,
         config: Mapping[str, Any] | None = None,
         readonly: bool = False,
         budget: Budget | Ledger | None = None,
-        durable: bool = False,
-        resume: ResumeRule = _AS_IT_WAS,
-        terms: Terms | None = None,
+        options: OpenOptions = _DEFAULTS,
     ) -> Journal:
         """Open a run's journal, or make one.
 
         Args:
             folder: the run's folder, made with access for its owner only; or the address of a run
                 on a server, `postgresql://…#NAME`.
-            store: the address of the database that keeps the folder's run; empty takes the one
-                that the folder names, else the folder itself.
             role: on a server, `writer` stands beside others; a run has one `learner`.
             create: make the journal where there is none.
             config: the settings, as JSON. Kept with the journal, secrets removed; on a resume they
-                must equal the kept ones, except for what `resume` allows; a run without a single
-                reply or graded rollout takes any settings.
+                must equal the kept ones, except for what `options.resume` allows; a run without a
+                single reply or graded rollout takes any settings.
             readonly: look only; takes no lock, so it works beside a running process.
             budget: the limits of the ledger, or a fresh ledger; spend of earlier sessions counts
                 against them. On a server the limits of the run as a whole.
-            durable: survive the loss of power, at 150 µs instead of 25 µs a transaction; a
-                server's always does.
-            resume: how the settings may differ from the kept ones.
-            terms: of a writer's seat on a server.
+            options: what few callers change.
 
         Raises:
             StoreError: no journal, in use, damaged, read-only, disk full, network disk.
             ChangedSettingsError: the config differs from the kept one; the message shows how.
         """
-        place = place_of(folder, store)
+        place = place_of(folder, options.store)
         limits = budget.budget if isinstance(budget, Ledger) else budget
         clock = budget.clock if isinstance(budget, Ledger) else time.monotonic
         if place.address is None:
             ledger = budget if isinstance(budget, Ledger) else Ledger(limits or Budget())
             opened = open_file(
-                place.folder, ledger, create=create, readonly=readonly, durable=durable
+                place.folder, ledger, create=create, readonly=readonly, durable=options.durable
             )
         elif readonly:
             opened = look_at_run(place.address, budget=limits, clock=clock)
         else:
-            if store:
+            if options.store:
                 refuse_a_left_behind_file(place, create=create)
             opened = open_run(
-                place.address, create=create, role=role, budget=limits, terms=terms, clock=clock
+                place.address,
+                create=create,
+                role=role,
+                budget=limits,
+                terms=options.terms,
+                clock=clock,
             )
         try:
             journal = cls(place, opened, can_write=not readonly)
@@ -161,7 +173,7 @@ class Journal:
         if readonly:
             return journal
         try:
-            changed = journal._changes(config, resume)
+            changed = journal._changes(config, options.resume)
             if changed:
                 raise ChangedSettingsError(
                     f"run {str(place)!r} was made with other settings:\n  "
@@ -403,10 +415,7 @@ class Journal:
 
     def change_mark(self) -> str:
         """Return a text that changes when calls, rollouts, groups or decisions are added."""
-        newest = " UNION ALL ".join(
-            f"SELECT max({column}) FROM {table}" for table, column in _NUMBERED.items()
-        )
-        return "-".join(str(number or 0) for (number,) in self._writer.read(newest))
+        return folding.newest_numbers(self._writer)
 
     def spend(self) -> list[SpendRow]:
         """Return what was spent by stage and model, earlier sessions included."""
@@ -421,6 +430,16 @@ class Journal:
     def _flush_hits(self) -> None:
         if self._can_write:
             self._writer.commit_now(self.calls.hit_rows())
+
+    def _totals(self) -> list[Statement]:
+        """Return the row that keeps what a large run adds up to, so that it is listed at once."""
+        newest = self._writer.read("SELECT max(rollout) FROM rollouts")[0][0]
+        if not isinstance(self._writer, DatabaseWriter) or int(newest or 0) < _LARGE:
+            return []
+        try:
+            return [totals_row(self._writer, self.state())]
+        except StoreError:
+            return []  # the close that follows tells it
 
     def take_over(self, source: Place, copies: Iterable[str]) -> None:
         """Run copying statements against another journal of the same kind, which they call `old`,
@@ -438,8 +457,9 @@ class Journal:
         """
         try:
             if self._can_write:
+                totals = self._totals()
                 self._can_write = False
-                self._writer.put([*self.calls.hit_rows(), self._session_row("close")])
+                self._writer.put([*self.calls.hit_rows(), *totals, self._session_row("close")])
             self._writer.close()
         finally:
             if self._lock is not None:

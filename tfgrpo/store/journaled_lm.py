@@ -40,8 +40,8 @@ from tfgrpo.store.booking import (
     worst_case,
 )
 from tfgrpo.store.budget import Reservation
-from tfgrpo.store.cache import CallCache
 from tfgrpo.store.calls import CallEnd, CallStart, Flight
+from tfgrpo.store.disk.cache import CallCache
 from tfgrpo.store.journal import Journal
 from tfgrpo.store.keys import KeyMaker, RequestKey
 from tfgrpo.store.prices import Price, PriceTable
@@ -261,7 +261,7 @@ class JournaledLM(LMWrapper):
 
         def one_more(is_reported: bool, failure: ProviderError | None) -> None:
             nonlocal extra
-            ask_outer(True, failure)  # what is sent here is counted in the reply's usage
+            ask_outer(is_reported, failure)
             reservation.extend(calls=1)
             extra += 1
 

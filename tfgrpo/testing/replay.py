@@ -17,7 +17,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import LM, Completion, Request
 from tfgrpo.runtime.canonical import canonical_json, digest, jsonable
-from tfgrpo.runtime.text_lines import numbered_lines
+from tfgrpo.runtime.texts.text_lines import numbered_lines
 from tfgrpo.store.codec import completion_from_dict, completion_to_dict
 
 

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from tfgrpo.runtime.import_string import lazy_exports as _lazy_exports
 
 if TYPE_CHECKING:
-    from tfgrpo.verifiers.arena import Arena
+    from tfgrpo.verifiers.arena import Arena, WinRate
     from tfgrpo.verifiers.code import Code
     from tfgrpo.verifiers.exact import Exact, Regex
     from tfgrpo.verifiers.factory import make_verifier
     from tfgrpo.verifiers.function import FunctionVerifier, Weighted
     from tfgrpo.verifiers.json_schema import JsonSchema
     from tfgrpo.verifiers.judge import Judge
+    from tfgrpo.verifiers.majority import Majority
     from tfgrpo.verifiers.math import Math
     from tfgrpo.verifiers.numeric import Numeric
     from tfgrpo.verifiers.tool_calls import ToolCalls
@@ -31,11 +32,13 @@ __all__ = [
     "FunctionVerifier",
     "JsonSchema",
     "Judge",
+    "Majority",
     "Math",
     "Numeric",
     "Regex",
     "ToolCalls",
     "Weighted",
+    "WinRate",
     "make_verifier",
 ]
 
@@ -46,11 +49,13 @@ _HOME = {
     "FunctionVerifier": "function",
     "JsonSchema": "json_schema",
     "Judge": "judge",
+    "Majority": "majority",
     "Math": "math",
     "Numeric": "numeric",
     "Regex": "exact",
     "ToolCalls": "tool_calls",
     "Weighted": "function",
+    "WinRate": "arena",
     "make_verifier": "factory",
 }
 

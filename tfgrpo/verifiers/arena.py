@@ -1,16 +1,18 @@
-"""Verifier of a whole group: a single-elimination tournament of answers, an LM comparing pairs.
+"""Verifiers of a whole group by pairs: a single-elimination tournament, or all pairs.
 
 Each pair is asked in both orders, since judges favour a side; where the two verdicts disagree, or
-one cannot be read, the better seed goes on. Does not know what is done with the rounds. Source:
-ArenaRL (tournament-based relative ranking), abstract: an approximation, since its bracket and its
-prompts are unknown.
+one cannot be read, the better seed goes on in a tournament, and it is a tie elsewhere. Does not
+know what is done with the result. Sources: ArenaRL (tournament-based relative ranking), abstract:
+an approximation, since its bracket and its prompts are unknown; SPPO's win rates.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
@@ -22,7 +24,7 @@ from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
 from tfgrpo.verifiers.answer import verifier_name
 
-__all__ = ["Arena", "tournament"]
+__all__ = ["Arena", "PairJudge", "WinRate", "tournament"]
 
 _VERDICT = re.compile(r"better\s*[:=]\s*\**([AB])\b", re.IGNORECASE)
 
@@ -63,12 +65,11 @@ async def tournament(
     return reached
 
 
-class Arena:
-    """Rewards of a base verifier, and the part `round` that an answer reached in a tournament.
+class PairJudge:
+    """An LM that says which of two answers is better.
 
     Args:
-        base: gives each answer its reward, which also seeds the bracket.
-        lm: what compares two answers.
+        lm: what compares.
         rubric: what is good and what is bad, in words.
         sampling: temperature 0 unless given.
         limits: of each call.
@@ -77,7 +78,6 @@ class Arena:
 
     def __init__(
         self,
-        base: Verifier,
         lm: LM,
         rubric: str,
         *,
@@ -86,14 +86,61 @@ class Arena:
         max_chars: int = 20_000,
     ) -> None:
         if not rubric.strip():
-            raise ConfigError("Arena: the rubric is empty; say what a better answer is")
-        self._base = base
+            raise ConfigError("the rubric is empty; say what a better answer is")
         self._lm = lm
         self._rubric = rubric.strip()
         self._sampling = sampling or Sampling(temperature=0.0)
         self._limits = limits or Limits()
         self._max_chars = max_chars
-        settings = [base.verifier_id, lm.identity, self._rubric, self._sampling, max_chars]
+
+    @property
+    def settings(self) -> list[Any]:
+        """What fixes its verdicts."""
+        return [self._lm.identity, self._rubric, self._sampling, self._max_chars]
+
+    async def both_orders(
+        self, task: Task, one: Rollout, two: Rollout
+    ) -> tuple[bool | None, bool | None]:
+        """Return whether the first one shown was better, asked with `one` first and with `two`."""
+        first, second = await asyncio.gather(
+            self._first_wins(task, one, two), self._first_wins(task, two, one)
+        )
+        return first, second
+
+    async def _first_wins(self, task: Task, one: Rollout, two: Rollout) -> bool | None:
+        """The judge's verdict, or None where it cannot be read."""
+        shown = [clip(t, self._max_chars) for t in (task.text, one.answer, two.answer)]
+        token = digest([self._rubric, *shown], 16)  # a text cannot hold the digest of itself
+        prompt = render(
+            "arena",
+            rubric=self._rubric,
+            task=shown[0],
+            first=shown[1],
+            second=shown[2],
+            open_mark=f"<<<{token}>>>",
+            close_mark=f"<<<end {token}>>>",
+        )
+        request = Request((Message("user", prompt),), sampling=self._sampling, limits=self._limits)
+        seed = derive_seed("arena", one.rollout_id, two.rollout_id)
+        replies = await self._lm.complete(request, 1, [seed])
+        found = _VERDICT.findall(without_thinking(replies[0].text)) if replies else []
+        return found[-1].upper() == "A" if found else None
+
+
+class Arena:
+    """Rewards of a base verifier, and the part `round` that an answer reached in a tournament.
+
+    Args:
+        base: gives each answer its reward, which also seeds the bracket.
+        lm: what compares two answers.
+        rubric: what is good and what is bad, in words.
+        options: of the `PairJudge`.
+    """
+
+    def __init__(self, base: Verifier, lm: LM, rubric: str, **options: Any) -> None:
+        self._base = base
+        self._judge = PairJudge(lm, rubric, **options)
+        settings = [base.verifier_id, *self._judge.settings]
         self._verifier_id = verifier_name("arena", {"of": settings, "prompt": load("arena")})
 
     @property
@@ -124,11 +171,8 @@ class Arena:
         scores = list(await asyncio.gather(*(self._base.score(r, task) for r in rollouts)))
 
         async def better(i: int, j: int) -> bool:
-            one, two = rollouts[i], rollouts[j]
-            both = await asyncio.gather(
-                self._first_wins(task, one, two), self._first_wins(task, two, one)
-            )
-            return not (both[0] is False and both[1] is True)
+            both = await self._judge.both_orders(task, rollouts[i], rollouts[j])
+            return both != (False, True)
 
         rounds = await tournament([s.reward for s in scores], better)
         return [
@@ -136,21 +180,51 @@ class Arena:
             for s, n in zip(scores, rounds, strict=True)
         ]
 
-    async def _first_wins(self, task: Task, one: Rollout, two: Rollout) -> bool | None:
-        """The judge's verdict, or None where it cannot be read."""
-        shown = [clip(t, self._max_chars) for t in (task.text, one.answer, two.answer)]
-        token = digest([self._rubric, *shown], 16)  # a text cannot hold the digest of itself
-        prompt = render(
-            "arena",
-            rubric=self._rubric,
-            task=shown[0],
-            first=shown[1],
-            second=shown[2],
-            open_mark=f"<<<{token}>>>",
-            close_mark=f"<<<end {token}>>>",
+
+class WinRate:
+    """The share of its group that an answer beats, an LM comparing all pairs in both orders.
+
+    A pair whose verdicts disagree, or of which one cannot be read, is a tie, as each answer is with
+    itself: the rates of a group sum to half its size.
+
+    Args:
+        lm: what compares two answers, asked G (G − 1) times for a group of G.
+        rubric: what is good and what is bad, in words.
+        options: of the `PairJudge`.
+    """
+
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, lm: LM, rubric: str, **options: Any) -> None:
+        self._judge = PairJudge(lm, rubric, **options)
+        settings = {"of": self._judge.settings, "prompt": load("arena")}
+        self._verifier_id = verifier_name("win_rate", settings)
+
+    @property
+    def verifier_id(self) -> str:
+        """Fixed by the LM's identity, the rubric, the sampling and the prompt."""
+        return self._verifier_id
+
+    def check_task(self, task: Task) -> None:
+        """Every task will do."""
+
+    async def score(self, rollout: Rollout, task: Task) -> Score:
+        """Return one half: an answer alone ties with itself."""
+        return (await self.score_group([rollout], task))[0]
+
+    async def score_group(self, rollouts: Sequence[Rollout], task: Task) -> list[Score]:
+        """Return each answer's rate.
+
+        Raises:
+            ProviderError: a call failed.
+        """
+        pairs = list(itertools.combinations(range(len(rollouts)), 2))
+        found = await asyncio.gather(
+            *(self._judge.both_orders(task, rollouts[i], rollouts[j]) for i, j in pairs)
         )
-        request = Request((Message("user", prompt),), sampling=self._sampling, limits=self._limits)
-        seed = derive_seed("arena", one.rollout_id, two.rollout_id)
-        replies = await self._lm.complete(request, 1, [seed])
-        found = _VERDICT.findall(without_thinking(replies[0].text)) if replies else []
-        return found[-1].upper() == "A" if found else None
+        wins = [0.5] * len(rollouts)
+        for (i, j), both in zip(pairs, found, strict=True):
+            share = 1.0 if both == (True, False) else 0.0 if both == (False, True) else 0.5
+            wins[i] += share
+            wins[j] += 1 - share
+        return [Score(w / len(rollouts)) for w in wins]

@@ -17,12 +17,13 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.policies.tools import Tool, tool
 from tfgrpo.protocols import LM, Limits, Sampling, ToolSpec, Verifier
 from tfgrpo.runtime.import_string import load_object
-from tfgrpo.verifiers.arena import Arena
+from tfgrpo.verifiers.arena import Arena, PairJudge, WinRate
 from tfgrpo.verifiers.code import Code
 from tfgrpo.verifiers.exact import Exact, Regex
 from tfgrpo.verifiers.function import FunctionVerifier, Weighted
 from tfgrpo.verifiers.json_schema import JsonSchema
 from tfgrpo.verifiers.judge import Judge
+from tfgrpo.verifiers.majority import Majority
 from tfgrpo.verifiers.math import Math
 from tfgrpo.verifiers.numeric import Numeric
 from tfgrpo.verifiers.tool_calls import ToolCalls
@@ -38,16 +39,17 @@ _PLAIN: dict[str, Callable[..., Verifier]] = {
     "json_schema": JsonSchema,
     "math": Math,
     "code": Code,
+    "majority": Majority,
 }
-_KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted", "arena")
+_KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted", "arena", "win_rate")
 
 
 def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = None) -> Verifier:
     """Return the verifier that settings describe.
 
-    `kind` is one of exact, numeric, regex, json_schema, math, code, judge, function, tool_calls,
-    weighted, arena; the other keys are the keyword arguments of that class. A text is a kind
-    without settings. Further keys:
+    `kind` is one of exact, numeric, regex, json_schema, math, code, majority, judge, function,
+    tool_calls, weighted, arena, win_rate; the other keys are the keyword arguments of that class.
+    A text is a kind without settings. Further keys:
 
     * `judge`: `rubric`, `lm` (a spec; may be left out where `open_lm` knows a default), `options`
       (of the LM), `sampling` and `limits` as tables.
@@ -55,7 +57,9 @@ def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = N
     * `tool_calls`: `tools` = a list of "module:name".
     * `arena`: `base` = the settings of a verifier, and those of a judge; compares the answers of a
       whole group in pairs.
-    * `weighted`: `parts` = name to the settings of a verifier, each with a `weight` (default 1).
+    * `win_rate`: those of a judge; the share of its group that an answer beats.
+    * `weighted`: `parts` = name to the settings of a verifier, each with a `weight` (default 1),
+      and `gate` = names of parts that must be full before the others are asked.
 
     Args:
         config: the settings.
@@ -82,6 +86,9 @@ def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = N
         return _weighted(settings, open_lm)
     if kind == "arena":
         return _arena(settings, open_lm)
+    if kind == "win_rate":
+        lm, checked = _asking(PairJudge, "win_rate", settings, open_lm)
+        return WinRate(lm, **checked)
     raise ConfigError(f"verifier.kind is {kind!r}; allowed are {', '.join(_KINDS)}")
 
 
@@ -94,13 +101,12 @@ def _arena(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
     base = settings.pop("base", None)
     if base is None:
         raise ConfigError("verifier 'arena': name the verifier that seeds it, as base = {kind = …}")
-    lm, checked = _asking(Arena, "arena", {"base": None, **settings}, open_lm)
-    checked.pop("base")
+    lm, checked = _asking(PairJudge, "arena", settings, open_lm)
     return Arena(make_verifier(base, open_lm=open_lm), lm, **checked)
 
 
 def _asking(
-    made: Callable[..., Verifier], kind: str, settings: dict[str, Any], open_lm: OpenLM | None
+    made: Callable[..., Any], kind: str, settings: dict[str, Any], open_lm: OpenLM | None
 ) -> tuple[LM, dict[str, Any]]:
     """The LM that a verifier asks, and its other settings, checked."""
     spec, options = settings.pop("lm", None), settings.pop("options", {})
@@ -118,7 +124,7 @@ def _asking(
         from tfgrpo.lm import open_lm as default  # backends are loaded only where one is asked for
 
         open_lm = default
-    checked = _checked(made, {"lm": None, **settings}, f"verifier {kind!r}", given={"lm", "base"})
+    checked = _checked(made, {"lm": None, **settings}, f"verifier {kind!r}", given={"lm"})
     checked.pop("lm", None)
     return (open_lm(spec, **options) if spec else open_lm(**options)), checked
 
@@ -150,13 +156,17 @@ def _tool_calls(settings: dict[str, Any]) -> Verifier:
 
 
 def _weighted(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
-    parts = settings.pop("parts", None)
+    parts, gate = settings.pop("parts", None), settings.pop("gate", ())
+    if not isinstance(gate, (list, tuple)) or not all(isinstance(n, str) for n in gate):
+        raise ConfigError(f"verifier 'weighted': gate is {gate!r:.80}; list names of parts")
     if not isinstance(parts, Mapping) or not all(isinstance(p, Mapping) for p in parts.values()):
         raise ConfigError(
             f"verifier 'weighted': parts is {parts!r:.80}; give a table of verifiers by name"
         )
     if settings:
-        raise ConfigError(f"verifier 'weighted': unknown key {next(iter(settings))!r}; only parts")
+        raise ConfigError(
+            f"verifier 'weighted': unknown key {next(iter(settings))!r}; only parts and gate"
+        )
     made: dict[str, tuple[Verifier, float]] = {}
     for name, part in parts.items():
         rest = {k: v for k, v in part.items() if k != "weight"}
@@ -164,7 +174,7 @@ def _weighted(settings: dict[str, Any], open_lm: OpenLM | None) -> Verifier:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
             raise ConfigError(f"verifier 'weighted': weight of {name!r} is {weight!r}; a number")
         made[name] = (make_verifier(rest, open_lm=open_lm), float(weight))
-    return Weighted(made)
+    return Weighted(made, gate)
 
 
 def _checked(

@@ -10,7 +10,7 @@ Does not know what is judged. Source: own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError, boundary
@@ -138,17 +138,35 @@ class Weighted:
 
     Args:
         parts: name to (verifier, weight); weights are above 0 and need not sum to 1.
+        gate: parts that are asked first; the others are asked only where these are full, and count
+            as their lowest elsewhere. A judge behind a rule costs nothing for malformed replies.
     """
 
-    def __init__(self, parts: Mapping[str, tuple[Verifier, float]]) -> None:
+    def __init__(
+        self, parts: Mapping[str, tuple[Verifier, float]], gate: Sequence[str] = ()
+    ) -> None:
         if not parts:
             raise ConfigError("Weighted: no parts; give at least one verifier")
         for name, (_, weight) in parts.items():
             if not 0 < weight < math.inf:
                 raise ConfigError(f"Weighted: weight of {name!r} is {weight}; it must be above 0")
+        unknown = sorted(set(gate) - set(parts))
+        if unknown or (gate and not set(parts) - set(gate)):
+            told = f"{unknown[0]!r} is none of them" if unknown else "no part is left behind it"
+            raise ConfigError(f"Weighted: gate names some of the parts {sorted(parts)}; {told}")
+        for name, (part, _) in parts.items() if gate else ():
+            if math.isinf(part.reward_range[1 if name in gate else 0]):
+                end = "largest" if name in gate else "smallest"
+                raise ConfigError(
+                    f"Weighted: with a gate, part {name!r} needs a {end} reward, and its range is "
+                    f"{part.reward_range}; give its verifier a reward_range"
+                )
         self._parts = dict(parts)
+        self._gate = tuple(dict.fromkeys(gate))
         self._total = math.fsum(w for _, w in self._parts.values())
-        settings = {n: [v.verifier_id, w] for n, (v, w) in self._parts.items()}
+        settings: dict[str, Any] = {n: [v.verifier_id, w] for n, (v, w) in self._parts.items()}
+        if self._gate:
+            settings = {"parts": settings, "gate": list(self._gate)}
         self._verifier_id = verifier_name("weighted", settings)
 
     @property
@@ -169,9 +187,19 @@ class Weighted:
             verifier.check_task(task)
 
     async def score(self, rollout: Rollout, task: Task) -> Score:
-        """Ask all parts at once; `parts` of the score holds each one's own reward."""
-        scores = await all_or_none(v.score(rollout, task) for v, _ in self._parts.values())
-        named = dict(zip(self._parts, scores, strict=True))
+        """Ask all parts at once, or the gate's first; `parts` of the score holds each one's own
+        reward."""
+        named = await self._asked(self._gate or list(self._parts), rollout, task)
+        rest = [n for n in self._parts if n not in named]
+        if all(s.reward >= self._parts[n][0].reward_range[1] for n, s in named.items()):
+            named |= await self._asked(rest, rollout, task)
+        else:
+            named |= {n: Score(self._parts[n][0].reward_range[0]) for n in rest}
+        named = {n: named[n] for n in self._parts}
         reward = math.fsum(s.reward * self._parts[n][1] for n, s in named.items()) / self._total
         feedback = "\n".join(f"{n}: {s.feedback}" for n, s in named.items() if s.feedback)
         return Score(reward, feedback, {n: s.reward for n, s in named.items()})
+
+    async def _asked(self, names: Sequence[str], rollout: Rollout, task: Task) -> dict[str, Score]:
+        scores = await all_or_none(self._parts[n][0].score(rollout, task) for n in names)
+        return dict(zip(names, scores, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit.steps import Place, clusters_of, spread
-from tfgrpo.rl.formulas.group_stats import mean_of
+from tfgrpo.rl.formulas.group_stats import deviation_of, mean_of
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
 
@@ -81,7 +81,7 @@ def _node_values(batch: RewardBatch, entry: str) -> tuple[dict[Place, float], di
         rows = np.array(sorted({row for row, _ in places}))
         worth[group, edge] = mean_of(batch.reward_R[rows])
         forks[group, edge[0]].append(worth[group, edge])
-    if not _has_shared_node(batch, edges):
+    if not batch.is_tree and not _has_shared_node(batch, edges):
         raise ConfigError(
             f"{entry!r} compares the branches of a tree, and no two rollouts of a group share more "
             "than their prompt: every step after the first would get 0. Use environments whose "
@@ -128,6 +128,36 @@ def spo_tree(batch: RewardBatch) -> Floats:
     """
     own, fork = _node_values(batch, "spo_tree")
     return spread(batch, "spo_tree", {p: own[p] - fork[p] for p in own})
+
+
+@register(
+    SEGMENT_CREDIT,
+    "branch_grpo",
+    source="BranchGRPO, abstract: rewards of leaves averaged upward, normalised by depth",
+    formula="(V(node) - mean of V at its depth) / (std of V at its depth + eps), distinct nodes",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone",
+    test=TESTS + "test_branch_grpo_normalises_nodes_of_one_depth",
+    needs=("steps", "states"),
+)
+def branch_grpo(batch: RewardBatch, *, eps: float = 1e-4) -> Floats:
+    """Return each segment's value among the nodes of its depth in its group: D.
+
+    Rollouts are root-to-leaf paths of one tree a group; state keys name nodes. Approximation: the
+    sample deviation and that a node counts once, however many leaves it has, are ours; pruning of
+    branches is not here.
+    """
+    own, _ = _node_values(batch, "branch_grpo")
+    edges = _edges(batch, "branch_grpo", range(len(batch.reward_R)))
+    by_depth: dict[tuple[int, int], dict[Edge, float]] = defaultdict(dict)
+    for (row, step), value in own.items():
+        by_depth[int(batch.group_R[row]), step][edges[row][step]] = value
+    found = {}
+    for (row, step), value in own.items():
+        values = np.array(list(by_depth[int(batch.group_R[row]), step].values()))
+        gap = value - mean_of(values)
+        found[row, step] = gap / (deviation_of(values) + eps) if gap else 0.0
+    return spread(batch, "branch_grpo", found)
 
 
 @register(

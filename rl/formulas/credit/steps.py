@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -206,6 +207,22 @@ def igpo(batch: RewardBatch, *, gamma: float = 1.0) -> Floats:
     return spread(batch, "igpo", value)
 
 
+def turn_scores(batch: RewardBatch, eps: float) -> dict[Place, float]:
+    """Return the step rewards standardised over the group at equal turns."""
+    gains = required(batch.step_reward_R, "a2tgpo", "step_reward_R")
+    turns = [list(range(len(g))) for g in gains]
+    return normalised(clusters_of(batch, turns).values(), gains, True, eps)
+
+
+def turn_widths(batch: RewardBatch, options: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return the factor of a loss's clip widths at each token; nothing where it is 1."""
+    k = float(options.get("widen", 0.0))
+    if not k:
+        return {}
+    z = turn_scores(batch, float(options.get("eps", 1e-6)))
+    return {"width": spread(batch, "a2tgpo", {p: 1 + k * math.tanh(v) for p, v in z.items()})}
+
+
 @register(
     STEP_CREDIT,
     "a2tgpo",
@@ -215,23 +232,58 @@ def igpo(batch: RewardBatch, *, gamma: float = 1.0) -> Floats:
     checked="no released code was found; the abstract alone",
     test=TESTS + "test_a2tgpo_scales_by_the_root_of_the_terms",
     needs=("steps", "step_rewards"),
+    columns=turn_widths,
 )
-def a2tgpo(batch: RewardBatch, *, gamma: float = 1.0, eps: float = 1e-6) -> Floats:
+def a2tgpo(
+    batch: RewardBatch, *, gamma: float = 1.0, widen: float = 0.0, eps: float = 1e-6
+) -> Floats:
     """Return accumulated normalised information gains: D.
 
-    Approximation: the mix with the outcome is unknown and left out; the turn-level clip width
-    belongs to a loss. A turn that only one rollout reached gives z = 0.
+    With `widen` k in (0, 1), a loss that clips does so at ε(1 + k tanh z) on a turn's tokens.
+    Approximation: the mix with the outcome is unknown and left out, and so are k and the form of
+    the width. A turn that only one rollout reached gives z = 0.
     """
-    gains = required(batch.step_reward_R, "a2tgpo", "step_reward_R")
-    turns = [list(range(len(g))) for g in gains]
-    z = normalised(clusters_of(batch, turns).values(), gains, True, eps)
+    z = turn_scores(batch, eps)
     value: dict[Place, float] = {}
-    for row, row_turns in enumerate(turns):
+    for row, gain_S in enumerate(required(batch.step_reward_R, "a2tgpo", "step_reward_R")):
         total = 0.0
-        for t in reversed(row_turns):
+        for t in reversed(range(len(gain_S))):
             total = z[row, t] + gamma * total
-            value[row, t] = total / math.sqrt(len(row_turns) - t)
+            value[row, t] = total / math.sqrt(len(gain_S) - t)
     return spread(batch, "a2tgpo", value)
+
+
+@register(
+    STEP_CREDIT,
+    "rank_grpo",
+    source="Rank-GRPO (arXiv 2510.20150), released code yaochenzhu/Rank-GRPO",
+    formula="z over the group at equal ranks of sum_(j>=k) gain_j d_j, d_j = 1 or 1/log2(j+2)",
+    certainty="code",
+    checked=(
+        "read in yaochenzhu/Rank-GRPO libs/reward_funcs.py: gains to come at each rank, in two "
+        "forms of discount; items over the list's end are not told apart here"
+    ),
+    test=TESTS + "test_rank_grpo_pays_a_rank_for_itself_and_the_later_ones",
+    needs=("steps", "step_rewards"),
+)
+def rank_grpo(batch: RewardBatch, *, discount: str = "none", eps: float = 1e-4) -> Floats:
+    """Return advantages by item of a list, each of the gains from it on: D.
+
+    Items are turns, or the lines that `credit.separator` cuts, and gains their step rewards, such
+    as the score's parts `step_0`, `step_1`, …. `discount` is `none` or `log` (as in DCG). Meant for
+    `loss.name = "segment_clip"`. The rollout's own reward has no effect.
+    """
+    gains = required(batch.step_reward_R, "rank_grpo", "step_reward_R")
+    returns = []
+    for gain_S in gains:
+        d_S = 1 / np.log2(np.arange(len(gain_S)) + 2) if discount == "log" else 1.0
+        returns.append(np.cumsum((gain_S * d_S)[::-1])[::-1])
+    ranks = [list(range(len(g))) for g in gains]
+    return spread(
+        batch,
+        "rank_grpo",
+        normalised(clusters_of(batch, ranks).values(), returns, True, eps),
+    )
 
 
 @register(

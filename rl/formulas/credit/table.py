@@ -6,6 +6,7 @@ cuts the result to fill `TrainRow.advantage`. Does not know how any of them work
 
 from __future__ import annotations
 
+from tfgrpo.rl.formulas.credit.entropy import ENTROPY_CREDIT
 from tfgrpo.rl.formulas.credit.segments import SEGMENT_CREDIT
 from tfgrpo.rl.formulas.credit.steps import STEP_CREDIT
 from tfgrpo.rl.formulas.credit.tokens import TOKEN_CREDIT, tokens_of
@@ -14,7 +15,7 @@ from tfgrpo.rl.formulas.registry import Entry, merged
 
 __all__ = ["CREDIT", "rows_of"]
 
-CREDIT: dict[str, Entry] = merged(STEP_CREDIT, SEGMENT_CREDIT, TOKEN_CREDIT)
+CREDIT: dict[str, Entry] = merged(STEP_CREDIT, SEGMENT_CREDIT, TOKEN_CREDIT, ENTROPY_CREDIT)
 
 
 def rows_of(batch: RewardBatch, advantage_D: Floats) -> list[tuple[float, ...]]:

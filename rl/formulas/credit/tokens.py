@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfgrpo.rl.formulas.advantages.group import grpo
+from tfgrpo.rl.formulas.advantages.weighted import most_varied
 from tfgrpo.rl.formulas.group_stats import column, filled_groups, is_flat, mean_of
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
@@ -242,6 +243,46 @@ def largest_signal(batch: RewardBatch, *, share: float = 0.5, eps: float = 1e-4)
     if keep >= len(signal_D):
         return advantage_D
     return np.where(signal_D >= np.sort(signal_D)[-keep], advantage_D, 0.0)
+
+
+@register(
+    TOKEN_CREDIT,
+    "d3s_dual",
+    source="D3S (Learning More with Less), abstract: both levels, growing over training",
+    formula="largest_signal of d3s; the kept shares of a group and of tokens grow to their ends",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone",
+    test=TESTS + "test_d3s_dual_grows_to_plain_advantages",
+    needs=("entropy_tokens",),
+)
+def d3s_dual(
+    batch: RewardBatch,
+    *,
+    keep: float = 0.5,
+    keep_end: float = 1.0,
+    share: float = 0.5,
+    share_end: float = 1.0,
+    progress: float = 0.0,
+    eps: float = 1e-4,
+) -> Floats:
+    """Return group advantages of the most varied rollouts, on the tokens of largest |A|·entropy: D.
+
+    `keep` and `share` are of the rollouts of a group (at least two) and of all tokens at the start,
+    the others at the end. Approximation: the rules are the abstract's, the straight lines ours.
+    """
+    entropy_D = required(batch.entropy_D, "d3s_dual", "entropy_D")
+    advantage_R = grpo(batch, eps=eps)
+    part = keep + (keep_end - keep) * progress
+    for rows in filled_groups(batch):
+        size = max(2, math.ceil(part * len(rows) - 1e-9))
+        advantage_R[np.delete(rows, most_varied(advantage_R[rows], size))] = 0.0
+    advantage_D = repeated(batch, advantage_R)
+    tokens = share + (share_end - share) * progress
+    n = max(1, round(tokens * len(entropy_D)))
+    if n >= len(entropy_D):
+        return advantage_D
+    signal_D = np.abs(advantage_D) * entropy_D
+    return np.where(signal_D >= np.sort(signal_D)[-n], advantage_D, 0.0)
 
 
 @register(

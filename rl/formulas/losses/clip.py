@@ -6,9 +6,13 @@ Does not know aggregation, KL to a reference or entropy bonuses. Idea: PPO (arXi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import torch
 
-from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch, TokenBatch
 from tfgrpo.rl.formulas.registry import Entry, register, required
 
 CLIP_LOSSES: dict[str, Entry] = {}
@@ -35,6 +39,13 @@ def _like(bound: float | torch.Tensor, ratio_D: torch.Tensor) -> torch.Tensor:
     return bound if isinstance(bound, torch.Tensor) else ratio_D.new_full((), bound)
 
 
+def turns(batch: RewardBatch, options: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return the turn, line or item of each token as the column `segment`, where there are some."""
+    if batch.step_R is None:
+        return {}
+    return {"segment": np.concatenate([s.astype(np.float64) for s in batch.step_R])}
+
+
 def group_of_tokens(batch: TokenBatch, entry: str) -> torch.Tensor:
     """Return each token's group number: D."""
     return required(batch.group_R, entry, "group_R")[batch.row_D]
@@ -49,6 +60,7 @@ def group_of_tokens(batch: TokenBatch, entry: str) -> torch.Tensor:
     checked="run beside TRL and verl on equal inputs (test_trl_peer, test_verl_peer)",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
     needs=("ratio",),
+    uses=("width",),
 )
 def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> torch.Tensor:
     """Return the clipped surrogate, negated: D.
@@ -57,7 +69,12 @@ def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> t
     0.16 and 0.24.
     """
     ratio_D = log_ratio(batch).exp()
-    return clipped_surrogate(ratio_D, batch.advantage_D, 1 - eps_low, 1 + eps_high)
+    width_D = batch.columns.get("width")
+    low: float | torch.Tensor = eps_low
+    high: float | torch.Tensor = eps_high
+    if width_D is not None:
+        low, high = (eps_low * width_D).clamp(max=0.99), eps_high * width_D
+    return clipped_surrogate(ratio_D, batch.advantage_D, 1 - low, 1 + high)
 
 
 @register(
@@ -69,6 +86,7 @@ def clip(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2) -> t
     checked="run beside TRL's GRPOTrainer on equal inputs (test_trl_peer)",
     test=TESTS + "test_clip_and_dapo_match_hand_computed_cases",
     needs=("ratio",),
+    uses=("width",),
 )
 def dapo(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.28) -> torch.Tensor:
     """Return DAPO's clipped surrogate, negated: D. The rest of DAPO is chosen elsewhere:
@@ -85,6 +103,7 @@ def dapo(batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.28) -> 
     checked="run beside verl's core_algos.py on equal inputs (test_verl_peer)",
     test=TESTS + "test_dual_clip_bounds_the_loss_of_negative_advantages",
     needs=("ratio",),
+    uses=("width",),
 )
 def dual_clip(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, c: float = 3.0
@@ -130,6 +149,7 @@ def delta_clip(
     checked="the paper's rule; weight capped as in OpenRLHF; no peer run",
     test=TESTS + "test_decoupled_clip_weighs_by_the_capped_behaviour_ratio",
     needs=("behaviour", "ratio"),
+    uses=("width",),
 )
 def decoupled_clip(
     batch: TokenBatch, *, eps_low: float = 0.2, eps_high: float = 0.2, cap: float = 2.0
@@ -310,30 +330,41 @@ def kl_cov(batch: TokenBatch, *, share: float = 2e-4, coef: float = 1.0) -> torc
 @register(
     CLIP_LOSSES,
     "llds",
-    source="LLDS (On GRPO Collapse in Search-R1), released code; response-level gate",
-    formula="clip + lam gate max(0, log pi_old - log pi) where A >= 0; gate: sum log r of row < 0",
+    source="LLDS (On GRPO Collapse in Search-R1), released code",
+    formula="clip + lam max(0, -log r) where A >= 0 and log r summed over the row (or turn) < 0",
     certainty="code",
     checked=(
-        "its repository is not among the public snapshots; the rule as noted, gate by row only"
+        "its repository is not among the public snapshots; the rule as noted, gates by row and turn"
     ),
     test=TESTS + "test_llds_adds_nothing_unless_the_rows_likelihood_fell",
     needs=("sequence", "every_row", "ratio"),
+    uses=("steps", "width"),
+    columns=turns,
 )
 def llds(
     batch: TokenBatch,
     *,
     lam: float = 0.2,
+    lam_last: float = -1.0,
+    gate: str = "row",
     threshold: float = 0.0,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> torch.Tensor:
     """Return the clipped surrogate plus a penalty on falling likelihood of good rows: D.
 
-    The penalty is on for a row whose summed log-prob fell by more than `threshold` nats. The
-    release's finer gate by action span needs spans, which a row does not carry.
+    The penalty is on for a row whose summed log-prob fell by more than `threshold` nats, or with
+    `gate = "turn"` for a turn whose own did. `lam_last` is the weight on the last turn's tokens,
+    where the answer stands; below 0 it is `lam`.
     """
     gap_D = log_ratio(batch)
-    fell_R = batch.row_sum(gap_D.detach()) < -threshold
-    gate_D = fell_R[batch.row_D] & (batch.advantage_D >= 0)
+    part_D, n = batch.segments() if gate == "turn" else (batch.row_D, batch.n_rows)
+    fell = gap_D.new_zeros(n).index_add(0, part_D, gap_D.detach()) < -threshold
+    gate_D = fell[part_D] & (batch.advantage_D >= 0)
     penalty_D = torch.where(gate_D, (-gap_D).clamp_min(0), torch.zeros_like(gap_D))
-    return clip(batch, eps_low=eps_low, eps_high=eps_high) + lam * penalty_D
+    weight_D = torch.full_like(penalty_D, lam)
+    turn_D = batch.columns.get("segment")
+    if lam_last >= 0 and turn_D is not None:
+        last_R = turn_D.new_zeros(batch.n_rows).scatter_reduce(0, batch.row_D, turn_D, "amax")
+        weight_D = torch.where(turn_D == last_R[batch.row_D], lam_last, weight_D)
+    return clip(batch, eps_low=eps_low, eps_high=eps_high) + weight_D * penalty_D

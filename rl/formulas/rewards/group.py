@@ -264,6 +264,41 @@ _TARGET, _CAP, _GAIN = (0.35, 0.5, 0.65), (1.0, 1.0, 1.2), (0.6, 0.8, 1.0)
 
 @register(
     GROUP_REWARDS,
+    "entropy_rank",
+    source="R3 (replay, reflection, ranking), abstract; its entropy pattern is not named",
+    formula="failed rollouts of a group get above + s (rank + 1/2)/n by falling entropy of their "
+    "last quarter; s at most `top` and half of what the smallest success lies above",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone",
+    test=TESTS + "test_entropy_rank_stays_below_every_success",
+    needs=("entropy_tokens",),
+)
+def entropy_rank(batch: RewardBatch, *, top: float = 0.1, above: float = 0.0) -> Floats:
+    """Return rewards in which failed rollouts of a group are ranked among themselves: R.
+
+    Approximation: a surer ending ranks higher, which is ours. Ranks never reach a success.
+    """
+    entropy_D = required(batch.entropy_D, "entropy_rank", "entropy_D")
+    ends = np.cumsum(batch.length_R)
+    tail_R = np.array(
+        [
+            float(entropy_D[end - max(1, n // 4) : end].mean()) if n else 0.0
+            for end, n in zip(ends, batch.length_R, strict=True)
+        ]
+    )
+    right_R = batch.reward_R > above
+    least = float(batch.reward_R[right_R].min()) - above if right_R.any() else 2 * top
+    size = min(top, least / 2)
+    shaped_R = batch.reward_R.copy()
+    for rows in filled_groups(batch):
+        failed = rows[~right_R[rows]]
+        ranks = average_ranks(-tail_R[failed])
+        shaped_R[failed] = above + size * (ranks + 0.5) / max(1, len(failed))
+    return shaped_R
+
+
+@register(
+    GROUP_REWARDS,
     "ares",
     source="ARES, released code shawn0728/ARES (its reward is called AEPO there)",
     formula="R + s(count - target) by bucket: Huber penalties when right, sigmoid gains when wrong",

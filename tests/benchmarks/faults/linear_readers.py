@@ -44,8 +44,8 @@ from tfgrpo.protocols import Completion, Request
 from tfgrpo.rollout import Task
 from tfgrpo.routing import outcome_files
 from tfgrpo.runtime import json_text, lenient_json, redaction, terminal, thinking
-from tfgrpo.runtime.text_lines import numbered_lines
-from tfgrpo.runtime.tool_names import wire_name
+from tfgrpo.runtime.texts.text_lines import numbered_lines
+from tfgrpo.runtime.texts.tool_names import wire_name
 from tfgrpo.search.proposers import lm as search_lm
 from tfgrpo.serve import identity, selection
 from tfgrpo.serve.endpoints.dialects import CHAT, refuse_urls

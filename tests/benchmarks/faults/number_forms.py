@@ -169,7 +169,7 @@ def main() -> None:
             below = rng.randint(2, 10 ** rng.randint(1, 4))
             above, whole = rng.randint(1, below - 1), rng.randint(1, 999)
             text = FRACTIONS[name](whole, above, below)
-            if name == "mixed number" and above > 99:
+            if name == "mixed number" and 99 < above < 1000:
                 ambiguous += 1  # as well a fraction whose numerator is grouped by a space
                 for reader in (read, in_prose):
                     if reader(text, mark) is not None:

@@ -43,6 +43,7 @@ from tfgrpo.prompts import render
 from tfgrpo.protocols import HintScheduler, Sampling
 from tfgrpo.rl.config import CurriculumConfig, TrainConfig
 from tfgrpo.rl.generation.generator import GroupGenerator
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.trainer import LoadedModel, Trainer, TrainerParts, load_parts
@@ -237,7 +238,7 @@ class Bench:
         """Groups of the present weights under a level of the cut solution."""
         sampling = Sampling(temperature=temperature, max_tokens=new or self.size.new)
         maker = SingleTurnMaker(
-            self.generator, self.prompter, LastNumber(), sampling, policy_id="bench"
+            self.generator, Grader(self.prompter, LastNumber()), sampling, policy_id="bench"
         )
         return maker.make(tasks, draws, seed=seed, hints=Fixed(level) if level else None)
 

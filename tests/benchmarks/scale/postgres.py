@@ -42,7 +42,7 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request, Sampling
 from tfgrpo.runtime.call_scope import current_scope
-from tfgrpo.store import Journal, JournaledLM
+from tfgrpo.store import Journal, JournaledLM, OpenOptions
 from tfgrpo.store.budget import UNIT, Budget
 from tfgrpo.store.keys import RequestKey
 from tfgrpo.store.postgres.address import parse_address
@@ -202,7 +202,11 @@ def racing(place: str, count: str, number: str, durable: str) -> None:
 
     budget = Budget(cost_usd=1000.0)
     with Journal.open(
-        place, create=True, role="writer", budget=budget, durable=durable == "durable"
+        place,
+        create=True,
+        role="writer",
+        budget=budget,
+        options=OpenOptions(durable=durable == "durable"),
     ) as store:
         _say("open")
         sys.stdin.readline()

@@ -167,17 +167,17 @@ def look(folder: Path, clients: Clients) -> dict[str, Any]:
                if reply.removeprefix("chatcmpl-") not in kept.get(k, set())]  # fmt: skip
     return {
         "acknowledged": len(clients.acknowledged),
-        "lost_feedback": len(lost),
+        "feedback_lost": len(lost),
         "counted_twice": len(events) - len(set(events)),
         "answered": len(clients.answered),
-        "answered_paid_twice": sum(len(kept.get(k, ())) > 1 for k in clients.answered),
+        "paid_twice": sum(len(kept.get(k, ())) > 1 for k in clients.answered),
         "answered_not_kept": len(missing),
         "replies_changed": clients.changed,
         "refused_by_cap": clients.refused,
         "cap_usd": CAP,
         "spent_usd": round(spent or 0.0, 6),
         "spent_at_worst_usd": round(worst or 0.0, 6),
-        "cap_passed": bool((worst or 0.0) > CAP + 1e-9),
+        "cap_violations": int((worst or 0.0) > CAP + 1e-9),
         "calls_in_flight_when_killed": open_calls,
         "integrity": integrity,
     }

@@ -1,7 +1,8 @@
 """An open-loop load generator: request k is due at t0 + k / rate and its latency counts from then.
 
 Run: `python -m tests.benchmarks.serve.load '{"port": …, "rate": …, "seconds": …}'`; prints JSON.
-With `streams`, that many streams start at once and the time to the first content is measured.
+With `streams`, that many streams start, evenly over `over_s` seconds (0: at once), and the time
+from when each was due to its first content is measured.
 """
 
 from __future__ import annotations
@@ -145,18 +146,22 @@ async def streams(job: dict[str, Any]) -> dict[str, Any]:
     firsts: list[float] = []
     statuses: dict[str, int] = {}
 
-    async def one() -> None:
+    async def one(after_s: float = 0.0) -> None:
+        due = time.perf_counter() + after_s
+        await asyncio.sleep(after_s)
         connection = await pool.take()
-        began = time.perf_counter()
         status, first = await connection.ask(data)
         statuses[str(status)] = statuses.get(str(status), 0) + 1
+        pool.give(connection)
         if first:
-            firsts.append(first - began)
+            firsts.append(first - due)
 
-    await one()
+    for _ in range(job.get("warm", 1)):
+        await one()
     firsts.clear()
     statuses.clear()
-    await asyncio.gather(*(one() for _ in range(job["streams"])))
+    gap = job.get("over_s", 0.0) / job["streams"]
+    await asyncio.gather(*(one(k * gap) for k in range(job["streams"])))
     return {
         "streams": len(firsts),
         "statuses": statuses,

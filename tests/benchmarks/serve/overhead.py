@@ -1,6 +1,10 @@
 """What the gateway adds over a stub upstream, beside litellm's proxy and Portkey's gateway.
 
     python -m tests.benchmarks.serve.overhead [--rounds 5] [--seconds 6] [--rate 200]
+        [--highest] [--record serve]
+    python -m tests.benchmarks.serve.overhead --requests 100000 [--record serve]
+
+The second measures our memory alone and adds it to what is recorded.
 
 The rivals are looked for in two variables: LITELLM_PROXY, the `bin` folder of an environment with
 `litellm[proxy]`, and PORTKEY_GATEWAY, a folder with the npm package `@portkey-ai/gateway`.
@@ -22,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.record import record
+from tests.benchmarks.record import RESULTS, commit, record
 from tests.benchmarks.serve.processes import (
     cpu_s,
     load,
@@ -179,7 +183,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0)
     parser.add_argument("--rate", type=float, default=200.0)
     parser.add_argument("--only", default="")
-    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--requests", type=int, default=0, help="measure memory over so many")
+    parser.add_argument("--highest", action="store_true", help="look for the highest rate too")
+    parser.add_argument("--record", default="", help="name of the record; empty prints it")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -188,18 +194,26 @@ def main() -> None:
         rivals = Rivals(folder, int(stub.stdout.readline()))
         try:
             rivals.ours(18080)
-            if asked.only != "ours":
-                rivals.litellm(18081)
-                rivals.portkey(18082)
-            figures = run(rivals, asked)
+            if asked.requests:
+                figures = memory(rivals, asked.requests)
+            else:
+                if asked.only != "ours":
+                    rivals.litellm(18081)
+                    rivals.portkey(18082)
+                figures = run(rivals, asked)
         finally:
             rivals.stop()
             stop(stub)
-    command = "python -m tests.benchmarks.serve.overhead"
-    if asked.only:
-        print(json.dumps(figures, indent=1))
+    command = " ".join(["python -m tests.benchmarks.serve.overhead", *sys.argv[1:]])
+    if asked.requests and asked.record:
+        kept = RESULTS / f"{asked.record}.json"
+        before = json.loads(kept.read_text())
+        figures["measured"] = {"command": command, "commit": commit()}
+        record(asked.record, {**before, **figures}, before["command"])
+    elif asked.record:
+        record(asked.record, figures, command)
     else:
-        record("serve", figures, command)
+        print(json.dumps(figures, indent=1))
 
 
 def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
@@ -213,33 +227,32 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         }
         for name in gateways
     }
-    streamed = measure(rivals, asked.rounds, {"streams": 100})
+    # One after the other, 20 a second: what a stream waits for. All at once: what a chunk costs.
+    apart = measure(rivals, asked.rounds, {"streams": 60, "over_s": 3.0})
+    at_once = measure(rivals, asked.rounds, {"streams": 100})
     for name in gateways:
-        rows = streamed[name]
-        cpu = rows.pop("cpu_ms") * 20  # counted for the 20 requests of a warm-up that streams lack
-        rows["cpu_us_a_chunk"] = round(cpu * 1e3 / (101 * 50), 2)
-    rates = list(range(200, 1001, 50))
+        apart[name].pop("cpu_ms")
+        cpu = at_once[name].pop("cpu_ms") * 20  # counted for the 20 requests that warm up elsewhere
+        at_once[name]["cpu_us_a_chunk"] = round(cpu * 1e3 / (101 * 50), 2)
+    ttft = {n: round(apart[n]["ttft_p50_ms"] - apart["direct"]["ttft_p50_ms"], 3) for n in gateways}
     figures: dict[str, Any] = {
+        "p50_ms": added["ours"]["p50_ms"],
+        "p99_ms": added["ours"]["p99_ms"],
+        "cpu_ms": steady["ours"]["cpu_ms"],
+        "cpu_vs_litellm": _share(steady, "litellm"),
+        "cpu_vs_portkey": _share(steady, "portkey"),
+        "ttft_ms": ttft["ours"],
         "rate": asked.rate,
         "steady": steady,
         "added": added,
-        "streams": streamed,
-        "ttft_added_ms": {
-            n: round(streamed[n]["ttft_p50_ms"] - streamed["direct"]["ttft_p50_ms"], 3)
-            for n in gateways
-        },
-        "highest_rate": {n: highest_rate(rivals, n, rates) for n in gateways},
+        "streams_apart": apart,
+        "streams_at_once": at_once,
+        "ttft_added_ms": ttft,
         "rss_mb": {n: round(rss_mb(rivals.processes[n].pid), 1) for n in gateways},
     }
-    if "litellm" in steady:
-        figures["cpu_share_of_litellm"] = round(
-            steady["ours"]["cpu_ms"] / steady["litellm"]["cpu_ms"], 3
-        )
-    if "portkey" in steady:
-        figures["cpu_share_of_portkey"] = round(
-            steady["ours"]["cpu_ms"] / steady["portkey"]["cpu_ms"], 3
-        )
-    figures["memory"] = memory(rivals, asked.requests)
+    if asked.highest:
+        rates = list(range(200, 1001, 50))
+        figures["highest_rate"] = {n: highest_rate(rivals, n, rates) for n in gateways}
     figures["pressure"] = {"before": busy, "after": pressure()}
     figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
                                                     "uvloop")}  # fmt: skip
@@ -247,14 +260,22 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(rivals: Rivals, requests: int) -> dict[str, float]:
-    """Return our resident memory after a tenth of the requests and after all."""
+    """Return how our resident memory grows from a tenth of the requests to all of them."""
     pid = rivals.processes["ours"].pid
     job = {"rate": 400, "warm": 0, **rivals.jobs["ours"]}
     load({**job, "seconds": requests / 10 / 400}, 1)
     early = rss_mb(pid)
     load({**job, "seconds": requests * 0.9 / 400}, 1)
-    return {"requests": requests, "after_a_tenth_mb": round(early, 1),
-            "after_all_mb": round(rss_mb(pid), 1)}  # fmt: skip
+    late = rss_mb(pid)
+    return {"requests": requests, "rss_early_mb": round(early, 1), "rss_late_mb": round(late, 1),
+            "rss_growth_mb": round(late - early, 1)}  # fmt: skip
+
+
+def _share(steady: dict[str, Any], rival: str) -> float | None:
+    """Return our CPU a request as a share of a rival's; None where it did not run."""
+    if rival not in steady:
+        return None
+    return round(float(steady["ours"]["cpu_ms"] / steady[rival]["cpu_ms"]), 3)
 
 
 def _version(name: str) -> str:

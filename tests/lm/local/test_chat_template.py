@@ -16,7 +16,7 @@ from tfgrpo.protocols import Request, Sampling, ToolSpec
 from tfgrpo.rl.rollouts.single_turn import Prompter
 from tfgrpo.rl.rollouts.turn_tools import TurnText
 from tfgrpo.rollout import Task
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 GEMMA = (

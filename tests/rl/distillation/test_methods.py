@@ -28,6 +28,7 @@ from tfgrpo.rl.formulas.advantages.group import grpo
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.model.packing import Row
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.update.accumulate import TrainRow, UpdateSettings, accumulate
@@ -194,7 +195,7 @@ def online(folder, kind):
     prompts = Prompter(parts.tokenizer, context_tokens=128)
     generator = GroupGenerator(parts.decoder, eos_ids=parts.eos_ids, max_rows=16)
     sampling = Sampling(temperature=1.0, max_tokens=config.rollout.max_tokens)
-    maker = SingleTurnMaker(generator, prompts, EvenTokens(), sampling, policy_id="tiny")
+    maker = SingleTurnMaker(generator, Grader(prompts, EvenTokens()), sampling, policy_id="tiny")
     source = FreshGroups(
         drawer(maker), tiny_tasks(), lambda _: STRATEGIES, prompts.ids, tasks_per_step=3
     )

@@ -105,6 +105,7 @@ def on_policy_slope(name: str) -> list[float]:
         entropy_D=torch.ones(4, dtype=torch.float64),
         group_R=torch.tensor([0, 0]),
         reward_R=torch.tensor([1.0, -1.0], dtype=torch.float64),
+        columns={"heat": torch.zeros(4, dtype=torch.float64)},
     )
     options = {"next_gap_D": torch.zeros(4)} if "next_gap" in LOSSES[name].needs else {}
     (slope_D,) = torch.autograd.grad(LOSSES[name].fn(batch, **options).sum(), batch.logp_D)
@@ -267,7 +268,7 @@ def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> Non
 def alternatives(default: Any) -> list[Any]:
     """Other values of an option."""
     if isinstance(default, str):
-        return ["std", "share", "batch", "mix", "row", "turn"]
+        return ["std", "share", "batch", "mix", "row", "turn", "log"]
     if default is None:
         return [0.5, 2.0]
     return [x for x in (0.0, 0.25, 0.5 * default, 1.0, 1.5 * default, 2.0, 3.0) if x != default]
@@ -275,7 +276,7 @@ def alternatives(default: Any) -> list[Any]:
 
 COUNTS = (
     *("tool_calls_R", "invalid_R", "metric_R", "score_R", "statistic_R"),
-    *("class_R", "round_R", "flawed_R", "trigger_count_R", "target_R"),
+    *("class_R", "round_R", "flawed_R", "trigger_count_R", "target_R", "overlap_R"),
 )
 
 
@@ -295,6 +296,13 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
                 behaviour_logp_D=torch.as_tensor(-draw.exponential(1.0, size=n)),
                 group_R=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
                 reward_R=torch.as_tensor(draw.random(8)),
+                columns={
+                    "heat": torch.as_tensor(draw.uniform(-1, 1, size=n)),
+                    "segment": torch.as_tensor(
+                        np.concatenate([np.arange(k) // 3 for k in lengths]).astype(float)
+                    ),
+                },
+                vocabulary=20,
             )
             continue
         sizes = [3] * 8
@@ -305,6 +313,9 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
         extra |= {"think_entropy_R": draw.random(8), "answer_entropy_R": draw.random(8) / 2}
         extra |= {"sum_square_D": draw.random(n), "tempered_logp_D": -draw.random(n)}
         extra |= {"planning_D": draw.integers(0, 2, size=n).astype(float)}
+        extra |= {"reasoning_D": draw.integers(0, 2, size=n).astype(float)}
+        extra |= {"prompt_confidence_R": draw.random(8)}
+        extra |= {"prior_R": np.repeat([0.3, np.nan], 4), "past_share_R": np.repeat([0.3, 0.9], 4)}
         binary = spread < 1
         outcome = draw.integers(0, 2, size=8) * 1.0 if binary else draw.random(8)
         outcome[0], outcome[5] = 1.0, 0.25
@@ -338,6 +349,8 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("riskpo", "q_high"): {"q_low": -1.0},
     ("riskpo", "quantiles"): {"q_low": 0.1, "q_high": 1.1},
     ("length_outlier", "right"): {"k": 1.0},
+    ("d3s_dual", "keep_end"): {"progress": 0.5},
+    ("d3s_dual", "share_end"): {"progress": 0.5},
 }
 """What an option needs beside it to count, as its docstring says."""
 FILLED = {"max_tokens": 8, "buffer": 4, "step": 3, "steps": 10}
@@ -377,6 +390,13 @@ def moves_state(entry: Entry, kind: str, batch: Any, options: dict[str, Any]) ->
         return False
 
 
+def moves_columns(entry: Entry, batch: Any, options: dict[str, Any]) -> bool:
+    """Does the option change what the loss is given besides advantages?"""
+    assert entry.columns is not None
+    plain, other = entry.columns(batch, {}), entry.columns(batch, options)
+    return plain.keys() != other.keys() or any((plain[n] != other[n]).any() for n in plain)
+
+
 def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
     """Does some other value of the option change a gradient, a value, or the entry's state?"""
     name = parameter.name
@@ -388,6 +408,9 @@ def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
             for other in alternatives(base):
                 changed = result(kind, entry, batch, **beside, **{name: other})
                 if isinstance(changed, list) and changed != plain:
+                    return True
+                tells = kind == "credit" and entry.columns is not None
+                if tells and moves_columns(entry, batch, {name: other}):
                     return True
                 if entry.after_step is not None and moves_state(entry, kind, batch, {name: other}):
                     return True

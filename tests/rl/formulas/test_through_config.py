@@ -29,6 +29,7 @@ COLUMNS = {
     "trigger_count_R": "part:content",
     "target_R": "task:target",
     "budget_R": "task:target",
+    "overlap_R": "part:content",
 }
 """Columns that only the user can name."""
 OPTIONS = {
@@ -172,6 +173,9 @@ def test_a_need_without_its_setting_is_refused_in_one_line(
 
 
 ALWAYS = {
+    "extra:prompt_confidence_R",
+    "extra:prior_R",
+    "extra:past_share_R",
     "extra:sum_square_D",
     "extra:tempered_logp_D",
     "extra:score_norm_R",
@@ -252,6 +256,8 @@ def test_losses_without_a_ratio_are_those_that_replay_refuses() -> None:
             behaviour_logp_D=logp_D.detach(),
             group_R=torch.tensor([0, 0]),
             reward_R=torch.tensor([1.0, 0.0], dtype=torch.float64),
+            columns={"heat": torch.ones(4, dtype=torch.float64)},
+            vocabulary=8,
         )
         options = {"next_gap_D": 0.0} if "next_gap" in entry.needs else {}
         return torch.autograd.grad(entry.fn(batch, **options).sum(), logp_D)[0]

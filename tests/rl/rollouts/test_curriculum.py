@@ -12,7 +12,8 @@ from tests.rl.test_trainer import comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, GroupVerifier
-from tfgrpo.rl.config import CurriculumConfig, TrainConfig
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.config_sections import CurriculumConfig
 from tfgrpo.rl.rollouts.curriculum import Curriculum
 from tfgrpo.rl.rollouts.replay_buffer import Replay
 from tfgrpo.rl.rollouts.step_groups import _next_size
@@ -133,7 +134,9 @@ def test_allocators_are_found_by_name(name: str) -> None:
 
 
 def test_a_wrong_allocator_is_named() -> None:
-    with pytest.raises(ConfigError, match="allowed are practice, v0, uniform, posterior_gain"):
+    with pytest.raises(
+        ConfigError, match="allowed are practice, v0, top_up, uniform, posterior_gain"
+    ):
         allocator_of(CurriculumConfig(allocate="best"))
     with pytest.raises(ConfigError, match=r"curriculum\.allocate 'vade'"):
         allocator_of(CurriculumConfig(allocate="vade", allocate_options={"depth": 1}))
@@ -154,6 +157,8 @@ def test_a_value_model_gives_budgets(tmp_path: Path) -> None:
         draws = made.draw(3)
         assert 0 < sum(d.size for d in draws) <= 12
         made.note((t, [1.0, 0.0, 0.0]) for t in ids(draws))
+    known = made.known(made.tasks)
+    assert len(known) == 6 and all(0 < k["predicted"] < 1 for k in known)
 
 
 def test_the_next_round_is_sized_by_the_share_of_mixed_groups() -> None:

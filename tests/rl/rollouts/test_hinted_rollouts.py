@@ -24,6 +24,7 @@ from tfgrpo.hints.sage import Sage
 from tfgrpo.protocols import Generated, HintScheduler, Sampling
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
 from tfgrpo.rl.update.accumulate import score_rows
@@ -85,7 +86,10 @@ def roll(
     prompter = Prompter(CharTokenizer(), context_tokens=4096)
     generator = Scripted()
     maker = SingleTurnMaker(
-        generator, prompter, ByLevel(prompter, tasks), Sampling(max_tokens=4), policy_id="p"
+        generator,
+        Grader(prompter, ByLevel(prompter, tasks)),
+        Sampling(max_tokens=4),
+        policy_id="p",
     )
     return maker.make(tasks, G, seed=3, hints=hints), generator, maker
 
@@ -157,7 +161,10 @@ def test_evaluation_prompts_hold_no_hint() -> None:
     one = task("a", hints=["a secret"])
     prompter = Prompter(CharTokenizer(), context_tokens=4096)
     maker = SingleTurnMaker(
-        Scripted(), prompter, ByLevel(prompter, [one]), Sampling(max_tokens=4), policy_id="p"
+        Scripted(),
+        Grader(prompter, ByLevel(prompter, [one])),
+        Sampling(max_tokens=4),
+        policy_id="p",
     )
     (group,) = maker.make([one], 1, seed=0)
     assert group.rollouts[0].steps[0].prompt_token_ids == prompter.ids(one)
@@ -209,7 +216,9 @@ def roll_plans(
 ) -> tuple[RolloutGroup, Plans, SingleTurnMaker, Scripted]:
     prompter = Prompter(CharTokenizer(), context_tokens=context_tokens)
     generator, plans = Scripted(), Plans(*rounds)
-    maker = SingleTurnMaker(generator, prompter, Always(), Sampling(max_tokens=4), policy_id="p")
+    maker = SingleTurnMaker(
+        generator, Grader(prompter, Always()), Sampling(max_tokens=4), policy_id="p"
+    )
     (group,) = maker.make([task()], G, seed=3, hints=plans)
     return group, plans, maker, generator
 
@@ -280,7 +289,9 @@ def test_a_climb_whose_next_hint_is_too_long_accepts_and_counts_the_visit() -> N
     verifier = ByLevel(prompter, [one])
     short = Prompter(CharTokenizer(), context_tokens=len(prompter.ids(one)) + 40)
     sage = Sage()
-    maker = SingleTurnMaker(Scripted(), short, verifier, Sampling(max_tokens=4), policy_id="p")
+    maker = SingleTurnMaker(
+        Scripted(), Grader(short, verifier), Sampling(max_tokens=4), policy_id="p"
+    )
     (group,) = maker.make([one], G, seed=0, hints=sage)
     assert maker.figures.hints_too_long == 1
     assert level_of(group.context.of_kind("hint")[0]) == 1
@@ -291,7 +302,10 @@ def real_maker(tasks: list[Task]) -> SingleTurnMaker:
     prompter = Prompter(CharTokenizer(), context_tokens=128)
     generator = GroupGenerator(tiny_decoder(), eos_ids=(2,), max_rows=8, fixed_rows=True)
     return SingleTurnMaker(
-        generator, prompter, ByLevel(prompter, tasks), Sampling(max_tokens=6), policy_id="p"
+        generator,
+        Grader(prompter, ByLevel(prompter, tasks)),
+        Sampling(max_tokens=6),
+        policy_id="p",
     )
 
 
@@ -316,12 +330,12 @@ def test_on_real_weights_rolling_ahead_accepts_bit_equal_groups() -> None:
 
 def test_log_probs_stand_under_the_prompt_as_rolled_and_not_under_the_bare_one() -> None:
     maker = real_maker([])
-    maker._verifier = Always()
+    maker.grader = Grader(maker.prompter, Always())
     plans = Plans([HintPlan(text="x", response_prefix="y", n=3, level=1, source="oracle")])
     (group,) = maker.make([task()], G, seed=5, hints=plans)
     rows = [row_of(r, index=i) for i, r in enumerate(group.rollouts)]
     bare = maker.prompter.ids(task())
-    decoder = maker._generator.decoder  # type: ignore[attr-defined]
+    decoder = maker.generator.decoder  # type: ignore[attr-defined]
     as_rolled = score_rows(decoder, rows, temperature=1.0, max_tokens=512)
     without = score_rows(
         decoder, [replace(r, prompt_ids=bare) for r in rows], temperature=1.0, max_tokens=512

@@ -30,6 +30,7 @@ from tfgrpo.rl.distillation.nudgerl import NudgeSettings, accumulate_nudge
 from tfgrpo.rl.distillation.objectives import PassSettings
 from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import is_hinted
+from tfgrpo.rl.rollouts.grading import Grader
 from tfgrpo.rl.rollouts.multi_turn import Judging, MultiTurnMaker, TurnSetup
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import SingleTurnMaker
@@ -97,7 +98,8 @@ def maker(say: Say, context_tokens: int = 9000) -> tuple[SingleTurnMaker, Voice]
     voice = Voice(say)
     prompter = Prompter(ChatTokenizer(), context_tokens=context_tokens)
     prompter.tokenizer.eos_token_id = 2
-    made = SingleTurnMaker(voice, prompter, Holds(), Sampling(max_tokens=400), policy_id="p")
+    grader = Grader(prompter, Holds())
+    made = SingleTurnMaker(voice, grader, Sampling(max_tokens=400), policy_id="p")
     return made, voice
 
 

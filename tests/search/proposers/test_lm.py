@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
@@ -29,7 +30,9 @@ from tfgrpo.search import (
 )
 from tfgrpo.search.environments.tools import ToolEnvironment
 from tfgrpo.search.proposers.lm import JudgeScorer, LMExpander, LMImagination
-from tfgrpo.store.budget import Budget
+from tfgrpo.search.state import VisitResult
+from tfgrpo.search.worker import Ticket
+from tfgrpo.store.budget import Budget, Ledger
 
 SPEC = ToolSpec("go", "Go somewhere.", {"type": "object", "properties": {"place": {}}})
 
@@ -80,6 +83,8 @@ async def test_a_child_s_prompt_is_its_parent_s_prompt_and_one_step_more() -> No
 
 async def test_a_short_answer_is_asked_again_and_a_late_failure_keeps_what_came() -> None:
     class Short(ScriptedLM):
+        prefers_n = True
+
         async def complete(self, request: Request, n: int, seeds: Any) -> list[Completion]:
             scopes.append((current_scope().stage, current_scope().sample_index, n, len(seeds)))
             if len(scopes) == 3:
@@ -92,6 +97,59 @@ async def test_a_short_answer_is_asked_again_and_a_late_failure_keeps_what_came(
     found = await expander.propose(ctx, ctx.tree.root, 6)
     assert len(found) == 4
     assert scopes == [("search", 8, 6, 6), ("search", 10, 4, 4), ("search", 12, 2, 2)]
+    assert [f.kind for f in ctx.failed] == ["timeout"]
+
+
+async def test_each_draw_of_a_model_that_takes_one_at_a_time_fails_by_itself() -> None:
+    class Single(ScriptedLM):
+        async def complete(self, request: Request, n: int, seeds: Any) -> list[Completion]:
+            places.append((current_scope().sample_index, n))
+            if current_scope().sample_index in (8, 11):
+                raise ProviderError("lost", kind="connection")
+            return await super().complete(request, n, seeds)
+
+    places: list[tuple[int, int]] = []
+    expander = LMExpander(Single('Action: go {"place": "x"}'), (SPEC,), form="text")
+    ctx = context(first_sample=8)
+    found = await expander.propose(ctx, ctx.tree.root, 5)
+    assert len(found) == 3 and places == [(8 + i, 1) for i in range(5)]
+    assert ctx.spent["propose"].calls == 3
+    assert [f.kind for f in ctx.failed] == ["connection", "connection"]
+    places.clear()
+    with pytest.raises(ProviderError, match="lost"):
+        await expander.propose(ctx, ctx.tree.root, 1)
+
+
+async def test_a_call_that_is_stopped_on_its_way_counts_as_one_that_may_be_billed() -> None:
+    class Slow(ScriptedLM):
+        async def complete(self, request: Request, n: int, seeds: Any) -> list[Completion]:
+            if current_scope().sample_index == 0:
+                return await super().complete(request, n, seeds)
+            waiting.append(n)
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable")
+
+    waiting: list[int] = []
+    expander = LMExpander(Slow('Action: go {"place": "x"}'), (SPEC,), form="text")
+    ctx = context()
+    task = asyncio.create_task(expander.propose(ctx, ctx.tree.root, 3))
+    while len(waiting) < 2:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ctx.spent["propose"].calls == 1, "the reply that had come"
+    assert [f.kind for f in ctx.failed] == ["connection", "connection"]
+
+
+def test_one_lost_call_of_a_visit_costs_its_share_of_what_is_held() -> None:
+    ledger = Ledger(Budget(calls=10, prompt_tokens=1000))
+    ticket = Ticket(1, VisitRequest(0), 0, 3, VisitResult())
+    ticket.reservation = ledger.reserve(calls=3, prompt_tokens=300)
+    ticket.take_lost(ProviderError("reset", kind="connection"))
+    ticket.take_lost(ProviderError("HTTP 503", kind="overloaded", status=503))
+    ticket.take_lost(ProviderError("refused", kind="connection", was_sent=False))
+    assert ticket.extra_calls == 2 and ticket.lost == {"prompt_tokens": 100.0}
 
 
 async def test_a_search_with_a_model_over_tools_is_the_same_twice_and_counts_its_calls() -> None:

@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # other packages' own
 ]
 NODE = Path(__file__).parent / "node"
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "examples" / "gateway"
 
 
 def tool_call(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -121,107 +123,38 @@ async def test_openai_agents_run_a_tool_loop(start: Start, api: str) -> None:
     assert client.rows("SELECT count(*) FROM replies WHERE state = 'ok'") == [(2,)]
 
 
-async def test_pydantic_ai_runs_an_agent(start: Start) -> None:
-    pydantic_ai = pytest.importorskip("pydantic_ai")
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
+async def test_litellm_completes_over_its_base_url(start: Start) -> None:
+    litellm = pytest.importorskip("litellm")
     with FaultServer(uses_tool) as upstream:
         client = await start(upstream)
-        provider = OpenAIProvider(base_url=f"{client.url}/v1", api_key="none")
-        agent = pydantic_ai.Agent(OpenAIChatModel("r", provider=provider), tools=[weather])
-        result = await agent.run("weather in Oslo?")
-        assert result.output == "It is sunny in Oslo."
-        await rated(client)
-
-
-async def test_smolagents_run_an_agent(start: Start) -> None:
-    smolagents = pytest.importorskip("smolagents")
-
-    def script(call: Any) -> Any:
-        results = [m for m in call.body["messages"] if "sunny in" in json.dumps(m)]
-        name, arguments = ("final_answer", {"answer": "sunny"}) if results else (
-            "weather", {"city": "Oslo"})  # fmt: skip
-        return answers.say("", tool_calls=tool_call(name, arguments), finish="tool_calls")
-
-    with FaultServer(script) as upstream:
-        client = await start(upstream)
-
-        def run() -> Any:
-            model = smolagents.OpenAIServerModel(
-                model_id="r", api_base=f"{client.url}/v1", api_key="none"
-            )
-            agent = smolagents.ToolCallingAgent(
-                tools=[smolagents.tool(weather)], model=model, max_steps=4, verbosity_level=0
-            )
-            return agent.run("weather in Oslo?")
-
-        assert await asyncio.to_thread(run) == "sunny"
-        await rated(client)
-
-
-async def test_dspy_predicts_through_litellm(start: Start) -> None:
-    dspy = pytest.importorskip("dspy")
-
-    with FaultServer(answers.say("[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]")) as upstream:
-        client = await start(upstream)
-
-        def run() -> Any:
-            lm = dspy.LM("openai/r", api_base=f"{client.url}/v1", api_key="none", cache=False)
-            with dspy.context(lm=lm):
-                return dspy.Predict("question -> answer")(question="2+2?").answer
-
-        assert await asyncio.to_thread(run) == "4"
-        await rated(client)
-
-
-async def test_inspect_posts_its_scores_and_groups_equal_its_epochs(
-    start: Start, tmp_path: Path
-) -> None:
-    pytest.importorskip("inspect_ai")
-    script = tmp_path / "run_inspect.py"
-    script.write_text(INSPECT)
-
-    def model(call: Any) -> Any:
-        return answers.say("4" if call.index % 2 else "5")
-
-    with FaultServer(model) as upstream:
-        route = {"capture": True, "groups": {"size": 2, "task_identity": "messages"}}
-        client = await start(upstream, routes={"r": {**route, "learn": {"enabled": False}}})
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(script), f"{client.url}/v1", cwd=tmp_path,
-            env={**os.environ, "INSPECT_DISPLAY": "none"},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        reply = await litellm.acompletion(
+            model="openai/r", api_base=f"{client.url}/v1", api_key="none",
+            messages=[{"role": "user", "content": "hi"}],
         )  # fmt: skip
-        out, _ = await process.communicate()
-        assert process.returncode == 0, out.decode()[-3000:]
-        groups = client.running.learning.routes["r"].groups()
-    assert len(groups) == 3 and all(len(g.rollouts) == 2 for g in groups)
-    assert all(g.is_informative() for g in groups)
+        assert reply.choices[0].message.content == "It is sunny in Oslo."
+        await rated(client)
 
 
-INSPECT = """
-import json, sys, urllib.request
-from inspect_ai import Task, eval
-from inspect_ai.dataset import Sample
-from inspect_ai.model import get_model
-from inspect_ai.scorer import match
-from inspect_ai.solver import generate
+async def finished(command: list[str], folder: Path) -> bytes:
+    """Run a program to its end and return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=folder, env={**os.environ, "INSPECT_DISPLAY": "none"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()[-3000:]
+    return out
 
-url = sys.argv[1]
-model = get_model("openai-api/gateway/r", base_url=url, api_key="none", responses_api=False)
-samples = [Sample(input=f"{i} + {4 - i}?", target="4") for i in range(3)]
-(log,) = eval(Task(dataset=samples, solver=generate(), scorer=match()), model=model, epochs=2,
-              max_connections=1, max_samples=1, log_dir="logs")
-assert log.status == "success", log.error
-for sample in log.samples:
-    event = next(e for e in sample.events if e.event == "model")
-    body = {"response_id": event.call.response["id"], "source": "verifier:inspect",
-            "value": 1.0 if sample.scores["match"].value == "C" else 0.0}
-    request = urllib.request.Request(f"{url}/feedback", json.dumps(body).encode(),
-                                     {"content-type": "application/json"})
-    assert urllib.request.urlopen(request).status == 201
-"""
+
+async def test_openai_agents_of_node_run_a_tool_loop(start: Start) -> None:
+    if shutil.which("node") is None or not (NODE / "node_modules/@openai/agents").is_dir():
+        pytest.skip("node or its packages are not installed")
+    with FaultServer(uses_tool) as upstream:
+        client = await start(upstream)
+        out = await finished(["node", "agents.mjs", f"{client.url}/v1"], NODE)
+    assert json.loads(out) == {"chat": "It is sunny in Oslo.", "responses": "It is sunny in Oslo."}
+    assert upstream.call_count == 4
+    assert client.rows("SELECT count(*) FROM replies WHERE state = 'ok'") == [(4,)]
 
 
 @pytest.mark.parametrize("script", ["ai.mjs", "openai.mjs"])
@@ -252,3 +185,70 @@ async def test_clients_of_node_chat_stream_and_see_a_broken_stream(
     assert found["text"] == found["streamed"] == "It is sunny in Oslo."
     assert found["broken"] is True
     assert "weather" in json.dumps(found["tools"])
+
+
+def final_answer(call: Any) -> Any:
+    """A model that answers through the tool that smolagents ends with."""
+    results = [m for m in call.body["messages"] if "sunny in" in json.dumps(m)]
+    name, arguments = ("final_answer", {"answer": "It is sunny in Oslo."}) if results else (
+        "weather", {"city": "Oslo"})  # fmt: skip
+    return answers.say("", tool_calls=tool_call(name, arguments), finish="tool_calls")
+
+
+DSPY = answers.say("[[ ## answer ## ]]\nIt is sunny in Oslo.\n\n[[ ## completed ## ]]")
+
+
+@pytest.mark.parametrize(
+    ("example", "package", "model", "calls"),
+    [
+        ("langgraph_agent", "langgraph", uses_tool, 2),
+        ("openai_agents", "agents", uses_tool, 2),
+        ("pydantic_ai_agent", "pydantic_ai", uses_tool, 2),
+        ("smolagents_agent", "smolagents", final_answer, 2),
+        ("dspy_program", "dspy", DSPY, 1),
+    ],
+)
+async def test_an_example_is_one_session_that_is_rated(
+    start: Start, tmp_path: Path, example: str, package: str, model: Any, calls: int
+) -> None:
+    pytest.importorskip(package)
+    with FaultServer(model) as upstream:
+        client = await start(upstream)
+        script = EXAMPLES / f"{example}.py"
+        out = await finished([sys.executable, str(script), client.url, "r"], tmp_path)
+    assert b"answer: It is sunny in Oslo." in out and b"feedback: 201" in out
+    ((session, count),) = client.rows("SELECT session_id, count(*) FROM requests GROUP BY 1")
+    assert count == calls and session.startswith(example.replace("_", "-"))
+    assert client.rows("SELECT target, value FROM feedback") == [(session, "1.0")]
+    assert client.rows("SELECT DISTINCT state FROM replies") == [("ok",)]
+
+
+@pytest.mark.parametrize(
+    ("example", "python"),
+    [
+        ("inspect_task", Path(sys.executable)),
+        ("verifiers_environment", ROOT / ".venv-verifiers" / "bin" / "python"),
+    ],
+)
+async def test_the_scores_of_an_evaluation_are_feedback_and_its_epochs_groups(
+    start: Start, tmp_path: Path, example: str, python: Path
+) -> None:
+    if "verifiers" in example and not python.exists():
+        pytest.skip("verifiers has no environment of its own: make test-clients")
+    if "inspect" in example:
+        pytest.importorskip("inspect_ai")
+
+    def model(call: Any) -> Any:
+        return answers.say("4" if call.index % 2 else "5")
+
+    with FaultServer(model) as upstream:
+        route = {"capture": True, "groups": {"size": 2, "task_identity": "messages"}}
+        client = await start(upstream, routes={"r": {**route, "learn": {"enabled": False}}})
+        script = EXAMPLES / f"{example}.py"
+        out = await finished([str(python), str(script), client.url, "r"], tmp_path)
+        groups = client.running.learning.routes["r"].traffic.groups(client.gateway.journal)
+    assert out.count(b"feedback: 201") == 6
+    assert len(groups) == 3 and all(g.is_informative() for g in groups)
+    for group in groups:
+        rewards = {r.steps[-1].action.content: r.score.reward for r in group.rollouts if r.score}
+        assert rewards == {"4": 1.0, "5": 0.0}

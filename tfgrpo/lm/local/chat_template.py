@@ -20,7 +20,7 @@ from tfgrpo.messages import Message, ToolCall
 from tfgrpo.prompts import render
 from tfgrpo.protocols import Request
 from tfgrpo.runtime.json_text import shown
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 log = logging.getLogger(__name__)
 

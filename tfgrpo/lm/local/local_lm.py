@@ -330,7 +330,8 @@ class LocalLM:
         is_first: bool,
     ) -> Completion:
         text, ids = chat.cut(made.token_ids, request.sampling.stop)
-        finish: Finish = "stop" if len(ids) < len(made.token_ids) else made.finish
+        was_cut = len(ids) == len(made.token_ids) and made.finish != "stop"
+        finish: Finish = "length" if was_cut else "stop"
         tools: tuple[Any, ...] = ()
         answer, thought = split_thinking(text)
         if request.tools and request.tool_choice != "none":

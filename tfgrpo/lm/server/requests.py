@@ -17,7 +17,7 @@ from typing import Any
 from tfgrpo.messages import Message, Role, ToolCall
 from tfgrpo.protocols import Limits, Request, Sampling, ToolSpec
 from tfgrpo.runtime.json_text import shown
-from tfgrpo.runtime.surrogates import without_surrogates
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 MAX_N = 256
 _RENDERING = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")

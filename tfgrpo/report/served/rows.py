@@ -13,6 +13,7 @@ from typing import Any
 from tfgrpo.diagnosis import outcome_of
 from tfgrpo.errors import StoreError
 from tfgrpo.rollout import Usage
+from tfgrpo.store.disk.listing import kept_state
 from tfgrpo.store.journal import FILE, Journal
 from tfgrpo.store.postgres.address import is_address
 from tfgrpo.store.postgres.places import is_run, shown
@@ -31,15 +32,18 @@ def run_row(run: Path | str) -> dict[str, Any]:
     """
     if not is_address(run) and not is_run(Path(run)):
         return training_row(Path(run))
+    kept = None if is_address(run) else kept_state(Path(run), ("final", "result"))
     try:
-        with Journal.open(run, readonly=True) as store:
-            state = store.state()
-            kept_in = store.place.address
-            finals, results = (
-                [payload for _, payload in store.decisions(kind)] for kind in ("final", "result")
-            )
+        if kept is not None:
+            (state, newest, damaged), kept_in = kept, None
+        else:
+            with Journal.open(run, readonly=True) as store:
+                state, damaged, kept_in = store.state(), list(store.damaged), store.place.address
+                found = {kind: store.decisions(kind) for kind in ("final", "result")}
+                newest = {kind: rows[-1][1] for kind, rows in found.items() if rows}
     except StoreError as exc:
         return {"run": shown(run), "error": str(exc)}
+    final, result = newest.get("final"), newest.get("result") or {}
     settled, booked = Usage(), Usage()
     for row in state.spend:
         settled, booked = settled + row.usage, booked + row.booked
@@ -47,15 +51,15 @@ def run_row(run: Path | str) -> dict[str, Any]:
     if kept_in is None:
         files = [Path(run) / name for name in _OURS]
         size = sum(file.stat().st_size for file in files if file.exists())
-    learnt = "step" in state.decisions or finals
-    outcome = outcome_of(finals[-1] if finals else None, bool(state.library_id))
+    learnt = "step" in state.decisions or final is not None
+    outcome = outcome_of(final, bool(state.library_id))
     return {
         "run": shown(run),
         "store": "" if kept_in is None else str(kept_in),
         "changed": when_words(state.changed_at),
         "state": outcome.state if learnt else "",
-        "verdict": (results[-1] if results else {}).get("verdict"),
-        "gain": (results[-1] if results else {}).get("gain"),
+        "verdict": result.get("verdict"),
+        "gain": result.get("gain"),
         "rollouts": state.rollouts,
         "groups": state.groups,
         "outcomes": dict(state.outcomes),
@@ -68,6 +72,7 @@ def run_row(run: Path | str) -> dict[str, Any]:
         "interruptions": state.interruptions,
         "seconds": round(state.seconds, 3),
         "bytes": size,
+        "damaged": damaged,
     }
 
 

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.rollout import Usage
@@ -32,8 +32,8 @@ from tfgrpo.store.booking import (
     worst_case,
 )
 from tfgrpo.store.calls import CallEnd, CallStart
-from tfgrpo.store.database import Statement
 from tfgrpo.store.prices import Price
+from tfgrpo.store.rows import Statement
 
 log = logging.getLogger(__name__)
 
@@ -53,11 +53,14 @@ class Planned:
     max_tokens: int
     price: Price | None
     scopes: Sequence[Scope]
+    worst_usd: float | None = None
+    """Its worst cost, where that does not follow from tokens."""
 
     @property
     def worst(self) -> WorstCase:
         """The most it can use."""
-        return worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
+        worst = worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
+        return worst if self.worst_usd is None else replace(worst, cost_usd=self.worst_usd)
 
 
 class OpenCall:
@@ -79,28 +82,29 @@ class OpenCall:
         """Seconds since it began."""
         return self._book.clock() - self._began
 
-    def cost_of(self, usage: Usage) -> float | None:
-        """Return what a usage costs at the model's price; None where that is unknown."""
-        return with_cost(self._checked(usage), self.planned.price).cost_usd
+    def priced(self, usage: Usage) -> Usage:
+        """Return what is believed of a usage, with its cost at the model's price."""
+        planned = self.planned
+        checked = checked_usage(usage, planned.prompt_tokens, planned.max_tokens)
+        return with_cost(checked, planned.price)
 
-    async def end(
-        self, usage: Usage, model: str, n: int, rows: Iterable[Statement] = ()
-    ) -> float | None:
-        """Book a reply with the request's last rows; return its cost.
+    async def end(self, priced: Usage, model: str, n: int, rows: Iterable[Statement] = ()) -> None:
+        """Book a reply with the request's last rows.
 
-        The cost is the price of the tokens that the provider told. A reply that cannot be written
-        yet was paid all the same: it goes out, and its rows are tried again with the next write.
+        A reply that cannot be written yet was paid all the same: it goes out, and its rows are
+        tried again with the next write.
+
+        Args:
+            priced: what `priced` returned for the usage that the provider told.
+            model: the model's name as the server reported it.
+            n: draws returned.
+            rows: the request's own, committed with the result.
         """
-        priced = with_cost(self._checked(usage), self.planned.price)
         end = book_replies(
             (priced,), duration_s=self.duration_s, model=model, extra_calls=self._extra
-        )
-        self._settle(end._replace(n=n))
-        await self._write(end._replace(n=n), rows)
-        return end.usage.cost_usd
-
-    def _checked(self, usage: Usage) -> Usage:
-        return checked_usage(usage, self.planned.prompt_tokens, self.planned.max_tokens)
+        )._replace(n=n)
+        self._settle(end)
+        await self._write(end, rows)
 
     async def fail(self, error: ProviderError, rows: Iterable[Statement] = ()) -> bool:
         """Book a failure by what it can have cost; return whether it may have been billed."""
@@ -122,6 +126,13 @@ class OpenCall:
         self._book.journal.calls.end_soon(
             self._number, CallEnd("unsettled", Usage(), self.duration_s, error=error)
         )
+
+    def leave(self, seen: Usage, rows: Iterable[Statement], why: str) -> None:
+        """Book what was seen of a reply that nobody waits for any more, without waiting."""
+        end = CallEnd("rejected", self.priced(seen), self.duration_s, error=why)
+        self._settle(end)
+        self._book.journal.writer.put(list(rows))
+        self._book.journal.calls.end_soon(self._number, end)
 
     async def _write(self, end: CallEnd, rows: Iterable[Statement]) -> None:
         journal = self._book.journal

@@ -24,6 +24,7 @@ from tfgrpo.store.budget import Budget, Ledger, Reservation
 __all__ = ["KeyCaps", "Held", "Rates", "Scope"]
 
 _DAY_S = 86_400
+_MOST_BUCKETS = 50_000
 _QUEUE_S = 20.0
 """How long a call waits for others' worst cases to settle before it is refused."""
 
@@ -178,8 +179,11 @@ class KeyCaps:
         if ledger is None or ledger.budget != limits:
             before = ledger
             ledger = self._ledgers[name, window] = Ledger(limits)
-            if before is not None:  # the settings were read again: what was spent stays spent
-                ledger.charge(cost_usd=before.spent["cost_usd"], calls=before.spent["calls"])
+            if before is not None:
+                # The settings were read anew: what was spent stays spent, and calls in flight,
+                # which settle on the ledger before, count at their worst case.
+                for rows in (before.spent, before.reserved):
+                    ledger.charge(cost_usd=rows["cost_usd"], calls=rows["calls"])
             else:
                 cost, calls = self._spent.get((name, window), (0.0, 0))
                 ledger.charge(cost_usd=cost, calls=calls)
@@ -211,7 +215,7 @@ class KeyCaps:
 
 
 class Rates:
-    """Requests a minute and in flight, by key.
+    """Requests a minute and in flight, by key or end user.
 
     Args:
         clock: monotonic seconds.
@@ -253,8 +257,14 @@ class Rates:
                 "rate_limit", f"this key may ask {per_minute} times a minute", retry_after_s=wait
             )
         self._minutes[key] = (tokens - 1.0, now)
+        if len(self._minutes) > _MOST_BUCKETS:  # a bucket of a minute ago is full again
+            self._minutes = {k: v for k, v in self._minutes.items() if now - v[1] < 60.0}
 
     def leave(self, key: str) -> None:
         """Count a request out."""
-        self._in_flight[key] -= 1
+        left = self._in_flight[key] - 1
+        if left:
+            self._in_flight[key] = left
+        else:
+            del self._in_flight[key]
         self.total -= 1

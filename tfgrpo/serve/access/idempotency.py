@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tfgrpo.serve import tables
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 __all__ = ["Idempotency", "Kept", "KeyScope"]
 

@@ -71,9 +71,12 @@ class KeyRing:
         self._revoked: set[str] = set()
         self._rows: dict[str, list[_Row]] = {}
         self.is_open = not keys
+        self._expires: dict[str, date] = {}
         for name, key in keys.items():
             prefix, row = _read_row(name, key)
             self._rows.setdefault(prefix, []).append(row)
+            if row.expires is not None:
+                self._expires[name] = row.expires
 
     def revoke(self, name: str) -> None:
         """Refuse a key from now on."""
@@ -105,11 +108,9 @@ class KeyRing:
         raise ApiError("invalid_api_key", "the API key is wrong or was withdrawn")
 
     def _valid(self, name: str) -> str:
-        today = datetime.now(UTC).date()
-        for rows in self._rows.values():
-            for row in rows:
-                if row.name == name and row.expires is not None and today >= row.expires:
-                    raise ApiError("invalid_api_key", f"the API key expired on {row.expires}")
+        expires = self._expires.get(name)
+        if expires is not None and datetime.now(UTC).date() >= expires:
+            raise ApiError("invalid_api_key", f"the API key expired on {expires}")
         if name in self._revoked:
             raise ApiError("invalid_api_key", "the API key is wrong or was withdrawn")
         return name

@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -32,10 +32,12 @@ from tfgrpo.serve.endpoints.dialects import (
 from tfgrpo.serve.endpoints.groups import check_identities
 from tfgrpo.serve.exchange import Attempt, Ended, Exchange
 from tfgrpo.serve.gateway import Gateway
-from tfgrpo.serve.identity import Place, bare_id, read_extensions
+from tfgrpo.serve.identity import Extensions, Place, bare_id, read_extensions
+from tfgrpo.serve.routes import Route
 from tfgrpo.serve.wire.errors import ApiError, from_failure
-from tfgrpo.serve.wire.events import ChatEvents, event_bytes
+from tfgrpo.serve.wire.events import ChatEvents, as_events, event_bytes
 from tfgrpo.serve.wire.http import ClientGone, Http, header_rows, parse_object
+from tfgrpo.serve.wire.presence import Presence
 
 __all__ = ["ask"]
 
@@ -57,7 +59,24 @@ async def ask(gateway: Gateway, http: Http, place: Place, key_name: str, dialect
         refuse_urls(body)
     if ext.group_id or ext.task_id:
         check_identities(gateway, route, ext, body.get("messages"), key_name)
-    exchange = Exchange(gateway, route, dialect.endpoint, body, len(raw), key_name, ext)
+    with gateway.user_rate(key_name, ext.end_user):
+        await _ask(gateway, http, Asked(route, body, len(raw), ext), key_name, dialect)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was read."""
+
+    route: Route
+    body: dict[str, Any]
+    size: int
+    """Bytes of its body."""
+    ext: Extensions
+
+
+async def _ask(gateway: Gateway, http: Http, asked: Asked, key_name: str, dialect: Any) -> None:
+    route, body = asked.route, asked.body
+    exchange = Exchange(gateway, route, dialect.endpoint, body, asked.size, key_name, asked.ext)
     asking = _Asking(gateway, http, exchange, dialect)
     if dialect is RESPONSES and body.get("previous_response_id"):
         asking.follow(body["previous_response_id"])
@@ -91,44 +110,6 @@ def _deadline_s(headers: Mapping[str, str]) -> float | None:
     return int(text) / 1000 if text.isdecimal() and len(text) < 10 and int(text) > 0 else None
 
 
-class _Presence:
-    """Cancels the running task when the client leaves; a block."""
-
-    def __init__(self, http: Http, *, watches: bool) -> None:
-        self._http, self._watches = http, watches
-        self.is_gone = False
-        self._watcher: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> Self:
-        if self._watches:
-            self._task = asyncio.current_task()
-            self._watcher = asyncio.ensure_future(self._watch())
-        return self
-
-    async def _watch(self) -> None:
-        await self._http.until_gone()
-        self.is_gone = True
-        if self._task is not None:
-            self._task.cancel()
-
-    def stop(self) -> None:
-        """Look no longer; called before the last bytes go out."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-        if self.is_gone and kind is asyncio.CancelledError and self._task is not None:
-            self._task.uncancel()
-            raise ClientGone from None
-
-
 class _Asking:
     def __init__(self, gateway: Gateway, http: Http, exchange: Exchange, dialect: Any) -> None:
         self._gateway, self._http, self._exchange = gateway, http, exchange
@@ -136,7 +117,7 @@ class _Asking:
         self._public_id = dialect.prefix + exchange.response_id
         self._key: KeyScope | None = None
         self._digest = ""
-        self._presence = _Presence(http, watches=True)
+        self._presence = Presence(http, watches=True)
         self._only = ""
         self._upstream_previous = ""
         # Of a stream:
@@ -171,7 +152,7 @@ class _Asking:
             with self._presence:
                 await self._answer(is_stream)
             return
-        self._presence = _Presence(self._http, watches=False)
+        self._presence = Presence(self._http, watches=False)
         kept = await self._gateway.idempotency.enter(key, digest, is_stream=is_stream)
         if kept is not None:
             await self._replay(kept, is_stream=is_stream)
@@ -192,7 +173,7 @@ class _Asking:
         best = BestOf(self._gateway, self._exchange, self._make, self._public_id)
         row, headers = await best.run(self._names())
         self._exchange.remember()
-        data = _as_events(row, self._exchange.body) if is_stream else orjson.dumps(row)
+        data = as_events(row, self._exchange.body) if is_stream else orjson.dumps(row)
         if self._key is not None:
             kept = Kept(self._exchange.response_id, 200, headers, data)
             rows = self._gateway.idempotency.rows(self._key, self._digest, kept)
@@ -232,7 +213,15 @@ class _Asking:
         exchange = self._exchange
         state = "left" if self._presence.is_gone or self._is_deaf else "deadline"
         rows = exchange.end_rows(Ended(499 if state == "left" else 408, state, error=state))
-        attempt.call.abandon([*self._cut_rows(), *rows], state)
+        rows = [*self._cut_rows(), *rows]
+        events = self._events
+        if exchange.route.settings.on_cancel == "seen" and isinstance(events, ChatEvents):
+            seen = normalise_usage(
+                events.usage, prompt_chars=exchange.size, reply_chars=events.reply_chars
+            )
+            attempt.call.leave(seen, rows, state)
+        else:
+            attempt.call.abandon(rows, state)
 
     # Whole replies.
 
@@ -254,7 +243,8 @@ class _Asking:
             self._abandon(attempt)
             raise
         reply = self._dialect.read(raw, self._public_id, exchange.size, model.upstream.spec)
-        cost = attempt.call.cost_of(reply.usage)
+        priced = attempt.call.priced(reply.usage)
+        cost = priced.cost_usd
         extra = self._extra(cost)
         if "feedback_token" in extra:
             reply.row["tfgrpo"] = extra
@@ -265,7 +255,7 @@ class _Asking:
         if self._key is not None:
             kept = Kept(exchange.response_id, 200, headers, data)
             rows += self._gateway.idempotency.rows(self._key, self._digest, kept)
-        await attempt.call.end(reply.usage, reply.model, max(1, len(reply.choices)), rows)
+        await attempt.call.end(priced, reply.model, max(1, len(reply.choices)), rows)
         return data, headers
 
     def _extra(self, cost: float | None) -> dict[str, Any]:
@@ -384,7 +374,8 @@ class _Asking:
         usage: Usage = normalise_usage(
             events.usage, prompt_chars=exchange.size, reply_chars=events.reply_chars
         )
-        cost = attempt.call.cost_of(usage)
+        priced = attempt.call.priced(usage)
+        cost = priced.cost_usd
         tail = last + (events.tail(self._extra(cost)) if isinstance(events, ChatEvents) else b"")
         rows = exchange.choice_rows(_kept_choices(events))
         rows += exchange.end_rows(Ended(200, "ok", events.model, events.upstream_id, cost))
@@ -393,7 +384,7 @@ class _Asking:
             kept = Kept(exchange.response_id, 200, exchange.headers(self._public_id, cost), body)
             rows += self._gateway.idempotency.rows(self._key, self._digest, kept)
         n = len(events.finishes) if isinstance(events, ChatEvents) else 1
-        await attempt.call.end(usage, events.model, max(1, n), rows)
+        await attempt.call.end(priced, events.model, max(1, n), rows)
         self._presence.stop()
         if not self._is_deaf:
             await self._http.send(tail)
@@ -405,24 +396,6 @@ class _Asking:
             return []
         kept = {i: ("cut", message) for i, (_, message) in _kept_choices(events).items()}
         return self._exchange.choice_rows(kept)
-
-
-def _as_events(row: dict[str, Any], body: Mapping[str, Any]) -> bytes:
-    """Return a whole reply as the events of a stream."""
-    head = {k: v for k, v in row.items() if k not in ("choices", "usage")}
-    head["object"] = "chat.completion.chunk"
-    choice = row["choices"][0]
-    message = {k: v for k, v in choice["message"].items() if v is not None}
-    if "tool_calls" in message:
-        message["tool_calls"] = [{"index": i, **c} for i, c in enumerate(message["tool_calls"])]
-    rows = [
-        {"index": 0, "delta": message, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"},
-    ]
-    out = [event_bytes({**head, "choices": [r]}) for r in rows]
-    if (body.get("stream_options") or {}).get("include_usage"):
-        out.append(event_bytes({**head, "choices": [], "usage": row["usage"]}))
-    return b"".join([*out, b"data: [DONE]\n\n"])
 
 
 def _kept_choices(events: Any) -> dict[int, tuple[str, Any]]:

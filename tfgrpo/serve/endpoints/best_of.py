@@ -116,7 +116,9 @@ class BestOf:
             attempt.call.abandon()
             raise
         reply = CHAT.read(raw, self._public_id, exchange.size, model.upstream.spec)
-        cost = await attempt.call.end(reply.usage, reply.model, len(reply.choices))
+        priced = attempt.call.priced(reply.usage)
+        cost = priced.cost_usd
+        await attempt.call.end(priced, reply.model, len(reply.choices))
         self._usage += reply.usage
         self._cost = None if cost is None or self._cost is None else self._cost + cost
         return reply

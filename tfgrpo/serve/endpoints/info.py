@@ -5,6 +5,8 @@ Does not know how replies are made. Source: the models format; own.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from tfgrpo.serve.gateway import Gateway
@@ -15,7 +17,7 @@ from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.serve.wire.fleet import FleetUpstream
 from tfgrpo.serve.wire.http import Http
 
-__all__ = ["health", "known_response", "metrics", "model", "models", "ready", "response"]
+__all__ = ["health", "known_response", "metrics", "model", "models", "ready", "response", "schema"]
 
 
 def _row(name: str, route: Route) -> dict[str, Any]:
@@ -83,10 +85,21 @@ async def health(http: Http) -> None:
     await http.json(200, {"status": "ok"})
 
 
+@cache
+def _schema() -> bytes:
+    return files("tfgrpo.serve").joinpath("openapi.json").read_bytes()
+
+
+async def schema(http: Http) -> None:
+    """`GET /openapi.json`: what is served here."""
+    await http.reply(200, _schema())
+
+
 async def ready(gateway: Gateway, http: Http) -> None:
     """`GET /ready`: it can serve."""
     why = gateway.not_ready()
-    await http.json(503 if why else 200, {"status": "not ready" if why else "ready", "why": why})
+    status = "not ready" if why else "ready"
+    await http.json(503 if why else 200, {"status": status, "why": why, "notes": gateway.notes()})
 
 
 async def metrics(gateway: Gateway, http: Http) -> None:

@@ -8,16 +8,20 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfgrpo.serve.learning.canary import LiveUnit
-from tfgrpo.serve.learning.grouping import Seen
+from tfgrpo.serve.learning.grouping import CapturedRequest
 from tfgrpo.serve.learning.ratings import FeedbackRow, rate
+from tfgrpo.serve.learning.tool_failures import read_broken
 from tfgrpo.serve.settings import FeedbackSettings
 from tfgrpo.store import Journal
 
-__all__ = ["closed_groups", "read_seen", "read_units"]
+__all__ = ["SILENT", "closed_groups", "read_seen", "read_silent", "read_units"]
 
+SILENT = "verifier:silent"
+"""Source of what the verifier said of responses that nobody rated in time."""
 _FEEDBACK = (
     "SELECT f.feedback, f.feedback_id, f.received, f.at, f.target_kind, f.target, f.choice,"
     " f.metric, f.kind, f.value, f.source FROM feedback f"
@@ -48,16 +52,47 @@ def _of_sessions(journal: Journal, route: str, since: float) -> dict[str, list[F
     return _rows(journal, sql, (route, since))
 
 
+def _of_groups(journal: Journal, route: str, since: float) -> dict[str, list[FeedbackRow]]:
+    sql = (
+        f"{_FEEDBACK} WHERE f.target_kind = 'group' AND f.target IN"
+        " (SELECT group_id FROM requests WHERE route = ? AND at >= ? AND group_id <> '')"
+        " ORDER BY f.feedback"
+    )
+    return _rows(journal, sql, (route, since))
+
+
+_IDENTIFIED = (
+    " AND (q.task_id <> '' OR q.group_id <> '' OR EXISTS"
+    " (SELECT 1 FROM choices d WHERE d.response_id = q.response_id AND d.choice > 0))"
+)
+
+
 def read_seen(
-    journal: Journal, route: str, settings: FeedbackSettings, *, since: float
-) -> list[Seen]:
-    """Return the captured requests of a route that were answered, oldest first, with ratings."""
+    journal: Journal,
+    route: str,
+    settings: FeedbackSettings,
+    *,
+    since: float,
+    identified: bool = False,
+) -> list[CapturedRequest]:
+    """Return the captured requests of a route that were answered, oldest first, with ratings.
+
+    Args:
+        journal, route: where and whose.
+        settings: metric and range.
+        since: time of the first.
+        identified: leave out what no client gave an identity and that has one draw, since no group
+            can be made of it.
+    """
+    which = _IDENTIFIED if identified else ""
     responses = _of_responses(journal, route, since)
     sessions = _of_sessions(journal, route, since)
+    groups = _of_groups(journal, route, since)
     choices: dict[str, dict[int, tuple[str, Any]]] = defaultdict(dict)
     for response_id, choice, finish, body in journal.writer.read(
         "SELECT c.response_id, c.choice, c.finish, c.body FROM choices c JOIN requests q"
-        " ON q.response_id = c.response_id WHERE q.route = ? AND q.at >= ? AND c.body NOT NULL",
+        " ON q.response_id = c.response_id WHERE q.route = ? AND q.at >= ?"
+        f" AND q.prompt NOT NULL AND c.body NOT NULL{which}",
         (route, since),
     ):
         choices[response_id][choice] = (finish, json.loads(body))
@@ -66,7 +101,7 @@ def read_seen(
         "SELECT q.response_id, q.at, q.task_id, q.session_id, q.group_id, q.task_digest,"
         " q.library, q.context, r.upstream, q.prompt, q.key, q.end_user FROM requests q"
         " JOIN replies r ON r.response_id = q.response_id WHERE q.route = ? AND q.at >= ?"
-        " AND r.state = 'ok' AND q.prompt NOT NULL ORDER BY q.at",
+        f" AND r.state = 'ok' AND q.prompt NOT NULL{which} ORDER BY q.at",
         (route, since),
     ):
         a, at, task, session, group, task_digest, library, context, upstream, *rest = row
@@ -76,7 +111,7 @@ def read_seen(
         ratings = {c: rate(rated, settings, c) for c in mine}
         whole = sessions.get(row[3]) if row[3] else None
         seen.append(
-            Seen(
+            CapturedRequest(
                 a,
                 at,
                 task,
@@ -90,6 +125,7 @@ def read_seen(
                 choices=mine,
                 ratings=ratings,
                 session_rating=rate(whole, settings) if whole else None,
+                group_answer=rate(groups[group], settings).answer if group in groups else None,
                 source=end_user or key,
             )
         )
@@ -128,9 +164,10 @@ def read_units(
     """
     responses = _of_responses(journal, route, since)
     sessions = _of_sessions(journal, route, since)
+    broken = read_broken(journal, route, experiment) if experiment is not None else frozenset()
     window_s = settings.window_h * 3600.0
     by_unit: dict[str, list[tuple[Any, ...]]] = {}
-    where = "" if experiment is None else " AND q.experiment = ?"
+    where = "" if experiment is None else " AND q.experiment = ? AND q.experiment <> ''"
     values: tuple[Any, ...] = (route, since) if experiment is None else (route, since, experiment)
     for row in journal.writer.read(
         "SELECT q.unit, q.at, q.arm, q.share, q.prediction, q.response_id, q.session_id,"
@@ -145,7 +182,9 @@ def read_units(
         first_at = rows[0][1]
         if now < first_at + window_s:
             break  # those after it wait with it
-        units.append(_unit(rows, responses, sessions, settings, first_at + window_s))
+        unit = _unit(rows, responses, sessions, settings, first_at + window_s)
+        failed = sum(row[7] in ("failed", "cut") or row[5] in broken for row in rows)
+        units.append(replace(unit, failures=failed))
     return units
 
 
@@ -157,19 +196,25 @@ def _unit(
     until: float,
 ) -> LiveUnit:
     _, at, arm, share, prediction, *_ = rows[0]
-    rewards = []
+    rewards, silent = [], []
     for row in rows:
-        in_time = [f for f in responses.get(row[5], []) if f.received <= until]
+        given = responses.get(row[5], [])
+        in_time = [f for f in given if f.received <= until and f.source != SILENT]
         rating = rate(in_time, settings)
         if rating.reward is not None and not rating.is_conflict:
             rewards.append(rating.reward)
+        elif not in_time:
+            judged = rate([f for f in given if f.source == SILENT], settings)
+            silent += [] if judged.reward is None else [judged.reward]
     whole = [f for f in sessions.get(rows[0][6], []) if rows[0][6] and f.received <= until]
     of_session = rate(whole, settings)
     outcome = sum(rewards) / len(rewards) if rewards else None
     if of_session.reward is not None:
         outcome = None if of_session.is_conflict else of_session.reward
-    if outcome is None and settings.missing != "drop":
-        outcome = float(settings.missing)
+    if outcome is None and settings.missing == "verifier" and silent:
+        outcome = sum(silent) / len(silent)
+    elif outcome is None and isinstance(settings.missing, float):
+        outcome = settings.missing
     has_feedback = bool(rewards) or of_session.reward is not None
     return LiveUnit(
         arm=arm,
@@ -178,8 +223,29 @@ def _unit(
         outcome=outcome,
         has_feedback=has_feedback,
         prediction=0.5 if prediction is None else prediction,
-        failures=sum(row[7] in ("failed", "cut") for row in rows),
         requests=len(rows),
         cost_usd=sum(row[8] or 0.0 for row in rows),
         duration_s=max((row[9] or 0.0 for row in rows), default=0.0),
     )
+
+
+def read_silent(
+    journal: Journal, route: str, experiment: str, before: float
+) -> list[tuple[str, str, Any, Any, Any]]:
+    """Return (response, task, turns, reply, right answer or None) of a live test's captured
+    responses before a time that nobody rated and no verifier judged."""
+    rows = journal.writer.read(
+        "SELECT q.response_id, q.task_id, q.prompt, c.body, (SELECT f.value FROM feedback f"
+        "  WHERE f.target_kind = 'response' AND f.target = q.response_id AND f.kind = 'answer'"
+        "  ORDER BY f.feedback DESC LIMIT 1)"
+        " FROM requests q JOIN choices c ON c.response_id = q.response_id AND c.choice = 0"
+        " WHERE q.experiment = ? AND q.experiment <> '' AND q.route = ? AND q.at < ?"
+        " AND q.prompt NOT NULL AND NOT EXISTS (SELECT 1 FROM feedback f"
+        "  WHERE f.target_kind = 'response' AND f.target = q.response_id AND f.kind = 'reward')",
+        (experiment, route, before),
+    )
+    return [
+        (response_id, task, json.loads(prompt)["messages"], json.loads(body),
+         json.loads(answer) if answer else None)
+        for response_id, task, prompt, body, answer in rows
+    ]  # fmt: skip

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.config.learn import Config
+from tfgrpo.errors import ConfigError
 from tfgrpo.experience.artefact import Artefact, scan
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.library import Library
@@ -25,8 +27,9 @@ from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.sampling import Stop
 from tfgrpo.serve.settings import LearnSettings
 from tfgrpo.store import write_groups
+from tfgrpo.verifiers import make_verifier
 
-__all__ = ["AskedQuestion", "PendingLibrary", "propose", "split_of"]
+__all__ = ["AskedQuestion", "PendingLibrary", "limit_sources", "propose", "split_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,31 @@ def split_of(secret: bytes, task_id: str) -> str:
     return "practice" if share < 0.6 else "gate" if share < 0.9 else "test"
 
 
+def limit_sources(groups: Sequence[RolloutGroup], most: float) -> list[RolloutGroup]:
+    """Return groups of which no source gives more than its share, where there are enough sources.
+
+    With fewer sources than 1 / `most` nobody can stay under the share, and all groups count.
+    """
+    names = [s for g in groups for s in _sources(g)]
+    if len(set(names)) * most < 1.0:
+        return list(groups)
+    limit = max(1, int(most * len(groups)))
+    counts: Counter[str] = Counter()
+    kept = []
+    for group in groups:
+        sources = _sources(group)
+        if all(counts[s] < limit for s in sources):
+            counts.update(sources)
+            kept.append(group)
+    return kept
+
+
+def _sources(group: RolloutGroup) -> list[str]:
+    """Return who gave a group's evidence; the gateway's own draws (`~…`) are nobody's."""
+    found = (str(s) for s in group.metadata.get("sources", ()))
+    return [s for s in found if not s.startswith("~")]
+
+
 def propose(asked: AskedQuestion) -> PendingLibrary:
     """Learn from groups and return a candidate; runs in a thread of its own.
 
@@ -74,13 +102,14 @@ def propose(asked: AskedQuestion) -> PendingLibrary:
     traces = asked.folder / "traces.jsonl"
     write_groups(traces, asked.groups)
     settings = asked.settings
-    has_gate = settings.verifier is not None and len(asked.gate_tasks) >= 2
+    gate_tasks = [t for t in asked.gate_tasks if _is_judged(t, settings.verifier)]
+    has_gate = len(gate_tasks) >= 2
     values: dict[str, Any] = {
         "run": {"folder": str(asked.folder / "run"), "probe": 0},
         "tasks": {"traces": str(traces)},
         "policy": {"lm": asked.policy, "options": dict(asked.options)},
         "critic": {"lm": settings.critic},
-        "learn": {"preset": "default", **settings.settings},
+        "learn": {"preset": "default", **_learn(asked)},
         "gate": {"group_size": settings.group_size},
     }
     if settings.verifier is not None:
@@ -89,19 +118,44 @@ def propose(asked: AskedQuestion) -> PendingLibrary:
         values["budget"] = {"cost_usd": settings.usd}
     tasks = None
     if has_gate:
-        tasks = [replace(t, metadata={**t.metadata, "split": "gate"}) for t in asked.gate_tasks]
+        tasks = [replace(t, metadata={**t.metadata, "split": "gate"}) for t in gate_tasks]
     result = learn(Config.from_mapping(values, "the route's learn section"), tasks=tasks,
                    stop=asked.stop)  # fmt: skip
     artefact = _merged(asked.current, result.library)
     evidence = {
         "groups": len(asked.groups),
-        "gate_tasks": len(asked.gate_tasks) if has_gate else 0,
+        "gate_tasks": len(gate_tasks) if has_gate else 0,
         "choice": result.learned.choice.to_dict(),
         "spend": [row.to_dict() for row in result.spend],
         "notes": list(result.notes),
         "stopped_by": result.learned.stopped_by,
     }
     return PendingLibrary(artefact, evidence)
+
+
+def _learn(asked: AskedQuestion) -> dict[str, Any]:
+    """Return the `learn` section; rules are tried by replays only where those can be judged."""
+    settings = dict(asked.settings.settings)
+    tasks = [g.task for g in asked.groups]
+    if all(_is_judged(t, asked.settings.verifier) for t in tasks):
+        return settings
+    own = dict(settings.get("settings", {}))
+    return {**settings, "settings": {**own, "reflect": {**own.get("reflect", {}), "replays": 0}}}
+
+
+def _is_judged(task: Task, verifier: Mapping[str, Any] | None) -> bool:
+    """True where the route's verifier can judge a further attempt at a task."""
+    if verifier is None:
+        return False
+    try:
+        judge = make_verifier(verifier)
+    except ConfigError:
+        return True  # it wants what the learning run gives it, such as a judge's model
+    try:
+        judge.check_task(task)
+    except ConfigError:
+        return False
+    return True
 
 
 def _merged(current: Artefact, found: Library) -> Artefact | None:

@@ -15,23 +15,27 @@ import logging
 import secrets
 import time
 from collections.abc import MutableMapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl
 
 from tfgrpo.errors import StoreError, TfgrpoError, boundary
 from tfgrpo.serve import tables
 from tfgrpo.serve.app import host_names
+from tfgrpo.serve.content import forget
 from tfgrpo.serve.endpoints.feedback import feedback_rows
 from tfgrpo.serve.gateway import Gateway
 from tfgrpo.serve.learning import canary
 from tfgrpo.serve.learning.evidence import read_seen, read_units
 from tfgrpo.serve.learning.proposing import flagged
 from tfgrpo.serve.learning.ratings import in_force
-from tfgrpo.serve.learning.service import Learning, RouteLearning
+from tfgrpo.serve.learning.route import RouteLearning
+from tfgrpo.serve.learning.service import Learning
 from tfgrpo.serve.page import views
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.serve.wire.http import Http, Receive, Send
 from tfgrpo.statistics.sequential import EffectInterval
+from tfgrpo.store import Journal
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +72,8 @@ class PageApp:
             (b"content-security-policy", views.policy().encode()),
             (b"x-content-type-options", b"nosniff"),
             (b"cache-control", b"no-store"),
-            (b"referrer-policy", b"no-referrer"),
+            # Not `no-referrer`: under it browsers send our own forms with `Origin: null`.
+            (b"referrer-policy", b"same-origin"),
         ]
         try:
             with boundary(TfgrpoError, f"page {http.method} {http.path[:100]}"):
@@ -107,7 +112,7 @@ class PageApp:
         elif http.path == "/":
             await self._html(http, 200, self._overview())
         elif http.path.startswith("/routes/"):
-            await self._html(http, 200, self._route(http.path.removeprefix("/routes/")))
+            await self._html(http, 200, await self._route(http.path.removeprefix("/routes/")))
         else:
             raise ApiError("not_found", "there is no such page")
 
@@ -157,6 +162,9 @@ class PageApp:
         token = form.get("token", "").encode()
         if not is_program and not hmac.compare_digest(token, self._mark("form")):
             raise ApiError("forbidden", "the form is not ours or too old: load the page again")
+        if http.path == "/admin/forget":
+            await self._forget(http, form)
+            return
         learning = self._of(form.get("route", ""))
         if http.path == "/admin/act":
             await self._act(learning, form)
@@ -204,6 +212,18 @@ class PageApp:
                 f"each flagged entry needs a tick of its own: {', '.join(missing)}",
             )
 
+    async def _forget(self, http: Http, form: dict[str, str]) -> None:
+        """Remove the content of one end user and say which entries came from it."""
+        end_user = form.get("end_user", "")
+        if not end_user:
+            raise ApiError("invalid_request", "end_user: whose content is to be removed")
+        gateway, key = self._gateway, form.get("key") or None
+        removed = forget(gateway.journal, gateway.folder, gateway.secret, end_user, key)
+        if self._is_program(http):
+            await http.json(200, asdict(removed))
+        else:
+            await self._html(http, 200, views.forgotten(removed))
+
     async def _settle(self, learning: RouteLearning, form: dict[str, str]) -> None:
         try:
             value = float(form.get("value", ""))
@@ -245,38 +265,43 @@ class PageApp:
                 }
             )
         caps = [row for scope in gateway.all_scopes() for row in gateway.caps.standing(scope)]
-        return views.overview(rows, caps, gateway.journal.spend(), gateway.not_ready())
+        token = self._mark("form").decode()
+        return views.overview(
+            rows, caps, gateway.journal.spend(), [*gateway.not_ready(), *gateway.notes()], token
+        )
 
-    def _route(self, name: str) -> bytes:
+    async def _route(self, name: str) -> bytes:
         learning = self._of(name)
-        groups = learning.groups()
+        groups = await learning.traffic.aside(learning.traffic.groups)
         forms = views.Forms(name, learning.state.version, self._mark("form").decode())
         return views.route_page(
             learning,
             forms,
-            self._conflicts(learning),
-            self._worth(learning),
+            await learning.traffic.aside(lambda journal: _conflicts(journal, learning)),
+            await self._worth(learning),
             (len(groups), sum(g.is_informative() for g in groups)),
         )
 
-    def _worth(self, learning: RouteLearning) -> EffectInterval | None:
-        holdout = learning.route.settings.holdout
+    async def _worth(self, learning: RouteLearning) -> EffectInterval | None:
+        holdout, settings = learning.route.settings.holdout, learning.settings.feedback
         if not holdout:
             return None
-        units = read_units(
-            self._gateway.journal, learning.route.name, learning.settings.feedback,
-            now=time.time(),
-        )  # fmt: skip
-        return canary.worth(units, holdout)
+        return await learning.traffic.aside(
+            lambda journal: canary.worth(
+                read_units(journal, learning.route.name, settings, now=time.time()), holdout
+            )
+        )
 
-    def _conflicts(self, learning: RouteLearning) -> list[tuple[str, float, float]]:
-        settings = learning.settings.feedback
-        since = time.time() - learning.route.settings.keep_days * 86_400.0
-        found = []
-        for one in read_seen(self._gateway.journal, learning.route.name, settings, since=since):
-            if any(r.is_conflict for r in one.ratings.values()):
-                rows = in_force(feedback_rows(self._gateway.journal, "response", one.response_id))
-                values = [float(r.value) for r in rows
-                          if r.kind == "reward" and r.metric == settings.metric]  # fmt: skip
-                found.append((one.response_id, min(values), max(values)))
-        return found[:100]
+
+def _conflicts(journal: Journal, learning: RouteLearning) -> list[tuple[str, float, float]]:
+    """Return (response, lowest, highest) of what sources contradict each other on."""
+    settings = learning.settings.feedback
+    since = time.time() - learning.route.settings.keep_days * 86_400.0
+    found = []
+    for one in read_seen(journal, learning.route.name, settings, since=since):
+        if any(r.is_conflict for r in one.ratings.values()):
+            rows = in_force(feedback_rows(journal, "response", one.response_id))
+            values = [float(r.value) for r in rows
+                      if r.kind == "reward" and r.metric == settings.metric]  # fmt: skip
+            found.append((one.response_id, min(values), max(values)))
+    return found[:100]

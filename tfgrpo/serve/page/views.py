@@ -17,13 +17,14 @@ from typing import Any
 from tfgrpo.experience.artefact import Artefact
 from tfgrpo.report.html import Child, Html, h, trusted
 from tfgrpo.report.html_parts import cell, table, tag
+from tfgrpo.serve.content import Removed
 from tfgrpo.serve.learning import canary
 from tfgrpo.serve.learning.proposing import flagged
-from tfgrpo.serve.learning.service import RouteLearning
+from tfgrpo.serve.learning.route import RouteLearning
 from tfgrpo.serve.learning.states import Transition
 from tfgrpo.statistics.sequential import EffectInterval
 
-__all__ = ["document", "login", "overview", "policy", "route_page"]
+__all__ = ["document", "forgotten", "login", "overview", "policy", "route_page"]
 
 _COLOURS = {"waiting": "accent", "canary": "accent", "watched": "good", "frozen": "bad",
             "paused": "bad"}  # fmt: skip
@@ -51,7 +52,7 @@ def document(title: str, *body: Child) -> bytes:
         "head",
         h("meta", charset="utf-8"),
         h("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        h("meta", name="referrer", content="no-referrer"),
+        h("meta", name="referrer", content="same-origin"),
         h("title", f"{title} · tfgrpo gateway"),
         h("style", trusted(_style())),
     )
@@ -78,8 +79,13 @@ def login(wrong: bool) -> bytes:
     )  # fmt: skip
 
 
-def overview(rows: Sequence[dict[str, Any]], caps: Sequence[tuple[str, str, float, float]],
-             spend: Sequence[Any], trouble: Sequence[str]) -> bytes:  # fmt: skip
+def overview(
+    rows: Sequence[dict[str, Any]],
+    caps: Sequence[tuple[str, str, float, float]],
+    spend: Sequence[Any],
+    trouble: Sequence[str],
+    token: str,
+) -> bytes:
     """Return all routes, caps and what was spent."""
     routes = table(
         ("Route", "State", "Library", "Upstreams", "Requests today"),
@@ -116,6 +122,36 @@ def overview(rows: Sequence[dict[str, Any]], caps: Sequence[tuple[str, str, floa
         h("div", limits if caps else h("p", "No caps are set.", class_="note"), class_="card"),
         h("h2", "Spent"),
         h("div", spent, class_="card"),
+        h("h2", "Forget an end user"),
+        h("div", _forget(token), class_="card"),
+    )
+
+
+def _forget(token: str) -> Child:
+    return h(
+        "form",
+        h("input", type="hidden", name="token", value=token),
+        h("label", "End user, as clients name it ", h("input", name="end_user")),
+        h("label", " of the key ", h("input", name="key", placeholder="all")),
+        h("button", "Remove what is kept of it", type="submit"),
+        method="post",
+        action="/admin/forget",
+    )
+
+
+def forgotten(removed: Removed) -> bytes:
+    """Return what was removed of an end user, and what had come from it."""
+    rows = [
+        [cell("Library", version, "mono"), cell("Entry", entry), cell("Text", text, "text")]
+        for version, entry, text in removed.entries
+    ]
+    came = table(("Library", "Entry", "Text"), rows) if rows else h(
+        "p", "No library entry came from it.", class_="note")  # fmt: skip
+    return document(
+        "Removed",
+        h("p", f"The content of {removed.requests} requests and {removed.groups} groups is gone."),
+        h("h2", "Entries that came from it"),
+        h("div", came, class_="card"),
     )
 
 
@@ -180,6 +216,7 @@ def route_page(
         h("p", f"Library in force: {learning.current.library.version_id}, "
           f"{len(learning.current.library)} entries. Groups: {groups[0]}, informative: "
           f"{groups[1]}, used: {state.used_groups}.", class_="note"),
+        _identity(learning),
         _worth(worth),
         _commands(learning, forms),
         class_="card hero",
@@ -195,6 +232,13 @@ def route_page(
         h("h2", "History"),
         _history(learning.transitions),
     )
+
+
+def _identity(learning: RouteLearning) -> Child:
+    if learning.route.settings.groups.task_identity == "id":
+        return None
+    return h("p", "Equal messages are taken for one task here (groups.task_identity).",
+             class_="note")  # fmt: skip
 
 
 def _worth(worth: EffectInterval | None) -> Child:

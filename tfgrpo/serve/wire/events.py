@@ -20,7 +20,7 @@ from tfgrpo.lm.finish_words import refuse_failed_finish
 from tfgrpo.lm.stream import EventStream
 from tfgrpo.lm.wire import ChoiceParts
 
-__all__ = ["ChatEvents", "ResponseEvents", "event_bytes"]
+__all__ = ["ChatEvents", "ResponseEvents", "as_events", "event_bytes"]
 
 _MOST_PENDING = 4_000_000
 """Bytes of one unfinished event."""
@@ -29,6 +29,24 @@ _MOST_PENDING = 4_000_000
 def event_bytes(value: Any) -> bytes:
     """Return one server-sent event."""
     return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def as_events(row: dict[str, Any], body: Mapping[str, Any]) -> bytes:
+    """Return a whole reply as the events of a stream."""
+    head = {k: v for k, v in row.items() if k not in ("choices", "usage")}
+    head["object"] = "chat.completion.chunk"
+    choice = row["choices"][0]
+    message = {k: v for k, v in choice["message"].items() if v is not None}
+    if "tool_calls" in message:
+        message["tool_calls"] = [{"index": i, **c} for i, c in enumerate(message["tool_calls"])]
+    rows = [
+        {"index": 0, "delta": message, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason") or "stop"},
+    ]
+    out = [event_bytes({**head, "choices": [r]}) for r in rows]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        out.append(event_bytes({**head, "choices": [], "usage": row["usage"]}))
+    return b"".join([*out, b"data: [DONE]\n\n"])
 
 
 class _Events:

@@ -23,7 +23,7 @@ from tfgrpo.serve.wire.upstream import HttpUpstream
 
 __all__ = ["FleetUpstream"]
 
-_AHEAD = 64
+_AHEAD = 8
 """Pieces of a stream that are read before the client takes them."""
 
 

@@ -16,7 +16,7 @@ import orjson
 
 from tfgrpo.serve.wire.errors import ApiError
 
-__all__ = ["Asgi", "Http", "check_depth", "parse_object"]
+__all__ = ["Asgi", "Http", "Leaving", "check_depth", "parse_object"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -27,6 +27,39 @@ MAX_DEPTH = 64
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 """A text, or what is left of one that has no end."""
 _BRACKET = re.compile(rb"[\[\]{}]")
+
+
+class Leaving:
+    """Tells a connection's requests when its client has left; made by the server's protocol.
+
+    Args:
+        resume: lets the connection be read on, without which nobody notices.
+    """
+
+    __slots__ = ("_callbacks", "_resume", "has_left")
+
+    def __init__(self, resume: Callable[[], None]) -> None:
+        self._callbacks: set[Callable[[], None]] = set()
+        self._resume = resume
+        self.has_left = False
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Call back when the client leaves, at once where it has."""
+        self._callbacks.add(callback)
+        if self.has_left:
+            callback()
+        else:
+            self._resume()
+
+    def unwatch(self, callback: Callable[[], None]) -> None:
+        """Call it back no more."""
+        self._callbacks.discard(callback)
+
+    def left(self) -> None:
+        """Tell that the client has left."""
+        self.has_left = True
+        for callback in tuple(self._callbacks):
+            callback()
 
 
 class Http:
@@ -133,6 +166,12 @@ class Http:
         if message["type"] == "http.disconnect":
             raise ApiError("invalid_request", "the client left before its body was whole")
         return message
+
+    @property
+    def leaving(self) -> Leaving | None:
+        """Who tells that the client has left; None where the server cannot."""
+        found: Leaving | None = self._scope.get("tfgrpo.leaving")
+        return found
 
     async def until_gone(self) -> None:
         """Return when the client has left; call it after the body was read."""

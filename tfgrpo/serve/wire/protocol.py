@@ -1,7 +1,8 @@
 """The server's connections, guarded: headers must come in time and stay small.
 
 uvicorn's fast parser has no limits of its own for a request's head. Here a head that does not come
-within `HEAD_S`, or holds over `HEAD_BYTES`, closes its connection.
+within `HEAD_S`, or holds over `HEAD_BYTES`, closes its connection. Requests are told when their
+client leaves, without a task that waits for it; the system's buffer of each client is limited.
 
 Does not know requests. Source: own.
 """
@@ -9,12 +10,17 @@ Does not know requests. Source: own.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
+
+from tfgrpo.serve.wire.http import Leaving
 
 __all__ = ["guarded_protocol"]
 
 HEAD_S = 10.0
 HEAD_BYTES = 65_536
+SEND_BYTES = 262_144
+"""What the system may hold for a client that reads slowly; it takes twice the number it is told."""
 
 
 def guarded_protocol() -> type[asyncio.Protocol] | str:
@@ -30,6 +36,10 @@ def guarded_protocol() -> type[asyncio.Protocol] | str:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            found = transport.get_extra_info("socket")
+            if found is not None:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES // 2)
+            self._leaving = Leaving(self.flow.resume_reading)
             self._wait_for_head()
 
         def _wait_for_head(self) -> None:
@@ -45,6 +55,7 @@ def guarded_protocol() -> type[asyncio.Protocol] | str:
         def on_message_begin(self) -> None:
             self._wait_for_head()
             super().on_message_begin()
+            self.scope["tfgrpo.leaving"] = self._leaving
 
         def on_url(self, url: bytes) -> None:
             self._count(len(url))
@@ -70,5 +81,6 @@ def guarded_protocol() -> type[asyncio.Protocol] | str:
             if self._timer is not None:
                 self._timer.cancel()
             super().connection_lost(exc)
+            self._leaving.left()
 
     return Guarded

@@ -13,6 +13,7 @@ room for the rest (`tests/benchmarks/serve`).
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import ipaddress
 import logging
@@ -40,6 +41,8 @@ __all__ = ["OFFICIAL_URL", "HttpUpstream", "LocalUpstream", "Upstream"]
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 MAX_REPLY_BYTES = 16_000_000
+PIECE_BYTES = 32_768
+"""Largest piece of a stream: what waits for a slow client is a few of them."""
 _LARGE = 1_000_000
 """Bytes from which a body is sent in pieces."""
 _METADATA = ("169.254.", "fe80:", "fd00:ec2:")
@@ -119,6 +122,8 @@ class HttpUpstream(_OneHost):
             self._headers["authorization"] = f"Bearer {secret.value}"
         self._key_source = f"from {secret.source}" if secret else "none was sent"
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, Any] = {}
+        """Where each endpoint is, read once the session is open."""
 
     @property
     def model(self) -> str:
@@ -158,7 +163,7 @@ class HttpUpstream(_OneHost):
             if "json" in kind or "html" in kind:
                 raw = await response.content.read(100_000)
                 raise _not_a_stream(raw, self._where)
-            yield response.content.iter_any()
+            yield response.content.iter_chunked(PIECE_BYTES)
 
     @asynccontextmanager
     async def _open(
@@ -172,9 +177,8 @@ class HttpUpstream(_OneHost):
             async with (
                 asyncio.timeout(timeout_s),
                 self._get_session().post(
-                    self._base + endpoint,
+                    self._urls[endpoint],
                     data=data if len(data) < _LARGE else io.BytesIO(data),
-                    headers=self._headers,
                     allow_redirects=False,
                 ) as response,
             ):
@@ -214,14 +218,19 @@ class HttpUpstream(_OneHost):
                 import aiohttp
             except ImportError as exc:
                 raise MissingExtraError.of("serve", "the gateway", "aiohttp") from exc
+            from yarl import URL
+
             written = urlsplit(self._base).hostname or ""
+            self._urls = {e: URL(self._base + e) for e in self.endpoints()}
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
                     limit=0, resolver=_resolver(), use_dns_cache=True, keepalive_timeout=60.0
                 ),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+                read_bufsize=PIECE_BYTES // 2,
                 trust_env=False,
                 auto_decompress=False,
+                headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("user-agent",),
             )
@@ -247,7 +256,8 @@ def _resolver() -> Any:
             for row in rows:
                 address = ipaddress.ip_address(row["host"].partition("%")[0])
                 if address.is_link_local or str(address).startswith(_METADATA):
-                    raise OSError(f"{host} leads to the link-local address {address}: refused")
+                    why = f"{host} leads to the link-local address {address}: refused"
+                    raise OSError(errno.EACCES, why)  # aiohttp tells the text of a numbered one
             return rows
 
     return Careful()

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from tfgrpo.errors import StoreError, TfgrpoError
-from tfgrpo.store.database import Statement, aside_row, statement_words
 from tfgrpo.store.postgres.items import Item, Start
 from tfgrpo.store.postgres.link import FENCED, Link, Pause, explain, is_bad_row
 from tfgrpo.store.postgres.seat import Seat, reap
@@ -29,6 +28,7 @@ from tfgrpo.store.postgres.statements import (
     to_server,
 )
 from tfgrpo.store.postgres.tranches import Refusal, SharedLedger, Units
+from tfgrpo.store.rows import Statement, aside_row, statement_words
 
 __all__ = ["BatchWriter", "decides"]
 

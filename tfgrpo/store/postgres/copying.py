@@ -21,7 +21,7 @@ from typing import Any
 
 from tfgrpo.errors import StoreError
 from tfgrpo.store.codec import is_compressed
-from tfgrpo.store.database import (
+from tfgrpo.store.disk.files import (
     VERSION,
     check_file,
     connect,
@@ -30,7 +30,7 @@ from tfgrpo.store.database import (
     refuse_network_disk,
     store_errors,
 )
-from tfgrpo.store.lock import RunLock
+from tfgrpo.store.disk.lock import RunLock
 from tfgrpo.store.postgres.address import Address
 from tfgrpo.store.postgres.link import Link, explain
 from tfgrpo.store.postgres.opening import find_run, refuse_writers

@@ -17,13 +17,13 @@ from contextlib import suppress
 from typing import Any
 
 from tfgrpo.errors import StoreError, TfgrpoError
-from tfgrpo.store.database import Claim, Statement
 from tfgrpo.store.postgres.address import Address
 from tfgrpo.store.postgres.batches import BatchWriter, decides
 from tfgrpo.store.postgres.items import Item, Start, resolve
 from tfgrpo.store.postgres.link import Link
 from tfgrpo.store.postgres.statements import from_server, in_dialect, to_server
 from tfgrpo.store.postgres.tranches import Refusal, Units
+from tfgrpo.store.rows import Claim, Statement
 
 __all__ = ["PostgresDatabase"]
 

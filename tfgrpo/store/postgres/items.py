@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.errors import StoreError
-from tfgrpo.store.database import Statement
+from tfgrpo.store.rows import Statement
 
 __all__ = ["Item", "Start", "resolve"]
 

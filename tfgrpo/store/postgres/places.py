@@ -18,11 +18,10 @@ from pathlib import Path
 from tfgrpo.errors import StoreError
 from tfgrpo.runtime.files import write_for_people
 from tfgrpo.store.postgres.address import Address, is_address, parse_address
+from tfgrpo.store.rows import FILE
 
 __all__ = ["FILE", "POINTER", "Place", "is_run", "place_of", "point_to", "runs_under", "shown"]
 
-FILE = "run.db"
-"""Name of the journal in a run's folder."""
 POINTER = "store.json"
 """Name of the file that says where else the journal is."""
 _RUNS = Path("runs")

@@ -29,9 +29,13 @@ NOT_ZERO_WHEN_FLAT = {
     "dvao",  # parts vary
     "unlikeliness_grpo",  # all-right groups become informative
     "arena_rank",  # rounds, not rewards
+    "shrunk",  # leans on a prior
+    "vgpo",  # absolute values
+    "progrpo",  # likelihoods
 }
 NOT_SHIFT_INVARIANT = {
     "maxrl", "bnpo", "ngrpo", "remax", "gpg", "a_grae", "r3l", "unlikeliness_grpo",
+    "shrunk", "vgpo", "pc_grpo", "adora",
 }  # fmt: skip
 
 
@@ -48,7 +52,7 @@ def whole_batch(seed: int = 0) -> RewardBatch:
         name: draw.uniform(0.1, 1.0, size=n)
         for name in (
             "statistic_R", "metric_R", "score_R", "ratio_R", "score_norm_R", "target_R", "budget_R",
-            "think_entropy_R", "answer_entropy_R",
+            "think_entropy_R", "answer_entropy_R", "overlap_R", "prompt_confidence_R",
         )
     } | {
         name: draw.integers(0, 3, size=n).astype(float)
@@ -57,7 +61,11 @@ def whole_batch(seed: int = 0) -> RewardBatch:
             "trigger_count_R",
         )
     } | {
+        "prior_R": 0.2 + group_R / 10,  # one value a group
+        "past_share_R": np.full(n, 0.7),
+    } | {
         "planning_D": draw.integers(0, 2, size=n_tokens).astype(float),
+        "reasoning_D": draw.integers(0, 2, size=n_tokens).astype(float),
         "sum_square_D": draw.uniform(0.5, 0.9, size=n_tokens),
         "tempered_logp_D": -draw.uniform(0.1, 2.0, size=n_tokens),
     }  # fmt: skip
@@ -93,6 +101,8 @@ def permuted(batch: RewardBatch, order: np.ndarray[Any, Any]) -> RewardBatch:
             return value
         if name == "extra":
             return {k: v[tokens if k.endswith("_D") else order] for k, v in value.items()}
+        if isinstance(value, bool):
+            return value
         if isinstance(value, list):
             return [value[i] for i in order]
         return value[tokens] if name.endswith("_D") else value[order]

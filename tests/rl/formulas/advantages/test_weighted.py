@@ -18,6 +18,7 @@ from tfgrpo.rl.formulas.advantages.weighted import (
     canon,
     d3s,
     dagrpo,
+    grounded,
     nudge,
     opmd_soft,
     r3l,
@@ -163,3 +164,13 @@ def test_vcpo_asks_for_shorter_steps_where_few_rollouts_carry_the_weight() -> No
     for ratio, base, expected in cases:
         batch = rewards([0] * len(ratio), extra={"ratio_R": np.array(ratio, dtype=float)})
         assert step({}, batch, {"base": base}) == {"lr_scale": pytest.approx(expected)}
+
+
+def test_grounded_raises_right_answers_by_their_evidence() -> None:
+    overlap_R = np.array([1.0, 0.0, 0.5, 1.0])
+    batch = rewards([1.0, 1.0, 0.0, 0.0], extra={"overlap_R": overlap_R})
+    plain = grpo(batch)
+    expected = [1.5 * plain[0], plain[1], plain[2], plain[3]]
+    assert grounded(batch, c=0.5).tolist() == pytest.approx(expected)
+    none = rewards([1.0, 0.0], extra={"overlap_R": np.zeros(2)})
+    assert grounded(none).tolist() == grpo(none).tolist()

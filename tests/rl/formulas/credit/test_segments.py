@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from tests.rl.formulas.credit.test_steps import walks
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit import rows_of
-from tfgrpo.rl.formulas.credit.segments import portool, salt, spo_chain, spo_tree
+from tfgrpo.rl.formulas.credit.segments import branch_grpo, portool, salt, spo_chain, spo_tree
 
 
 def test_salt_neutralises_steps_that_good_and_bad_rollouts_share() -> None:
@@ -57,6 +59,22 @@ def test_trees_are_refused_where_rollouts_share_no_more_than_the_prompt() -> Non
         with pytest.raises(ConfigError, match="no two rollouts of a group share more than"):
             credit(apart)
     assert spo_tree(walks([1, 0], ["r", "r"])).tolist() == [0.5, -0.5]
+
+
+def test_branch_grpo_normalises_nodes_of_one_depth() -> None:
+    """Leaves 1, 0 below a and 1, 1 below b: nodes of depth 1 are 1/2 and 1, their own deviation."""
+    batch = walks([1, 0, 1, 1], ["ra", "ra", "rb", "rb"])
+    found = rows_of(batch, branch_grpo(batch, eps=0))
+    assert [row[0] for row in found] == pytest.approx([-0.7071, -0.7071, 0.7071, 0.7071], abs=1e-4)
+    # depth 2: values 1, 0, 1, 1 of mean 3/4 and sample deviation 1/2
+    assert [row[1] for row in found] == pytest.approx([0.5, -1.5, 0.5, 0.5])
+    flat = walks([1, 1], ["ra", "ra"])
+    assert set(branch_grpo(flat).tolist()) == {0.0}
+
+
+def test_a_sampler_of_trees_may_have_a_step_without_a_fork() -> None:
+    apart = replace(walks([1, 0, 0, 1], ["rab", "rcd", "ref", "rgh"]), is_tree=True)
+    assert spo_tree(apart)[0] == 0.5 and branch_grpo(apart).shape == spo_tree(apart).shape
 
 
 def test_spo_chain_telescopes_and_masks_sure_tokens() -> None:

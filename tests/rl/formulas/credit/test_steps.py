@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,16 @@ from tests.rl.formulas.batches import rewards
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import dr_grpo, grpo
 from tfgrpo.rl.formulas.credit import rows_of
-from tfgrpo.rl.formulas.credit.steps import a2tgpo, eapo, gigpo, hgpo, igpo, mapo
+from tfgrpo.rl.formulas.credit.steps import (
+    a2tgpo,
+    eapo,
+    gigpo,
+    hgpo,
+    igpo,
+    mapo,
+    rank_grpo,
+    turn_widths,
+)
 
 
 def walks(
@@ -182,3 +192,35 @@ def test_a_step_spreads_its_advantage_on_all_its_tokens() -> None:
         pytest.approx((centred[0] + 0.25, centred[0] + 0.25, centred[0])),
         pytest.approx((centred[1] - 0.25,)),
     ]
+
+
+def test_a2tgpo_tells_the_clip_width_of_each_turn() -> None:
+    """z is ±1/√2 at the first turn and 0 at the second, which no sibling reached."""
+    batch = rewards(
+        [1.0, 0.0],
+        lengths=[3, 1],
+        step_R=[np.array([0, 0, 1]), np.array([0])],
+        step_reward_R=[np.array([1.0, 5.0]), np.array([0.0])],
+    )
+    width_D = turn_widths(batch, {"widen": 0.5})["width"]
+    high = 0.5 * math.tanh(math.sqrt(0.5))
+    assert width_D.tolist() == pytest.approx([1 + high, 1 + high, 1.0, 1 - high], abs=1e-5)
+    assert turn_widths(batch, {}) == {}
+    assert a2tgpo(batch, widen=0.5).tolist() == a2tgpo(batch).tolist()
+
+
+def test_rank_grpo_pays_a_rank_for_itself_and_the_later_ones() -> None:
+    """Relevance 1, 0, 1 and 0, 0, 1: gains to come are 2, 1, 1 and 1, 1, 1."""
+    batch = rewards(
+        [0.0, 0.0],
+        lengths=[3, 4],
+        step_R=[np.arange(3), np.array([0, 0, 1, 2])],
+        step_reward_R=[np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 1.0])],
+    )
+    one = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert rank_grpo(batch).tolist() == pytest.approx([one, 0, 0, -one, -one, 0, 0])
+    # under the log discount rank 1 counts 1, rank 3 a half: 1.5 against .5
+    other = rank_grpo(batch, discount="log")
+    assert other[:3].tolist() == pytest.approx([one, 0, 0])
+    changed = replace(batch, step_reward_R=[np.array([0.0, 0.0, 1.0]), batch.step_reward_R[1]])
+    assert rank_grpo(changed).tolist() == [0.0] * 7

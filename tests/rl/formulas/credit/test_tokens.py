@@ -12,6 +12,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import grpo, reinforce_pp
 from tfgrpo.rl.formulas.credit import rows_of
 from tfgrpo.rl.formulas.credit.tokens import (
+    d3s_dual,
     dcpo_distribution,
     discounted,
     gtpo_trajectory,
@@ -21,6 +22,7 @@ from tfgrpo.rl.formulas.credit.tokens import (
     temporal,
     top_entropy,
 )
+from tfgrpo.rl.formulas.inputs import RewardBatch
 
 
 def test_discounted_whitens_the_discounted_return() -> None:
@@ -168,3 +170,30 @@ def test_temporal_fades_to_plain_advantages() -> None:
     assert sum(found[1]) == pytest.approx(4 * down)
     late = temporal(batch, progress=1.0)
     assert late.tolist() == pytest.approx(np.repeat([up, down], [5, 4]).tolist())
+
+
+def test_d3s_dual_grows_to_plain_advantages() -> None:
+    """Group [1, 0, 0, 0] of one token each; |A|·H is largest on the first and the surest last."""
+    batch = RewardBatch(
+        np.array([1.0, 0, 0, 0]),
+        np.zeros(4, dtype=np.int64),
+        np.ones(4, dtype=np.int64),
+        entropy_D=np.array([1.0, 2.0, 3.0, 4.0]),
+    )
+    plain = grpo(batch)
+    assert d3s_dual(batch, progress=1.0).tolist() == plain.tolist()
+    first = d3s_dual(batch, keep=0.5, share=1.0, progress=0.0)
+    assert np.flatnonzero(first).tolist()[0] == 0 and np.count_nonzero(first) == 2
+    halves = d3s_dual(batch, keep=1.0, share=0.5, progress=0.0)
+    # signals 1.5, 1.0, 1.5, 2.0: the half of largest ones, ties kept
+    assert np.flatnonzero(halves).tolist() == [0, 2, 3]
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        values = (rng.random(8) < 0.5).astype(float)
+        some = RewardBatch(
+            values, np.zeros(8, dtype=np.int64), np.ones(8, dtype=np.int64), entropy_D=np.ones(8)
+        )
+        kept = np.flatnonzero(d3s_dual(some, keep=0.5, share=1.0))
+        if values.min() < values.max():
+            assert set(values[kept]) == {0.0, 1.0} and len(kept) == 4
+            assert values[kept].var() >= values.var() - 1e-12

@@ -30,6 +30,8 @@ def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
         entropy_D=torch.full((n_tokens,), 0.5, dtype=torch.float64),
         group_R=torch.arange(n_rows) // 2,
         reward_R=torch.arange(n_rows, dtype=torch.float64) % 2,
+        columns={"heat": torch.zeros(n_tokens, dtype=torch.float64)},
+        vocabulary=8,
     )
 
 
@@ -86,4 +88,6 @@ def cut_out(batch: Any, part: slice, needs: set[str]) -> Any:
         behaviour_logp_D=batch.behaviour_logp_D[part],
         group_R=batch.group_R if chunk else batch.group_R[rows],
         reward_R=batch.reward_R if chunk else batch.reward_R[rows],
+        columns={name: value_D[part] for name, value_D in batch.columns.items()},
+        vocabulary=batch.vocabulary,
     )

@@ -167,3 +167,21 @@ def test_llds_adds_nothing_unless_the_rows_likelihood_fell() -> None:
     assert shut == pytest.approx(plain)
     # a row of advantage 0 is held too
     assert values(llds, tokens([[-0.4]], [0.0]), lam=0.5) == pytest.approx([0.2])
+
+
+def test_llds_by_turn_penalises_the_turns_that_fell() -> None:
+    """Turns (−.2, +.1) and (+.3, −.1) of a right row: the row rose, its first turn fell."""
+    turn_D = torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    batch = tokens([[-0.2, 0.1, 0.3, -0.1]], [0.0], columns={"segment": turn_D})
+    assert values(llds, batch, lam=0.2, gate="turn") == pytest.approx([0.04, 0.0, 0.0, 0.0])
+    assert values(llds, batch, lam=0.2) == [0.0] * 4
+    fallen = tokens([[-0.2, 0.1, -0.3, -0.1]], [0.0], columns={"segment": turn_D})
+    found = values(llds, fallen, lam=0.2, gate="turn", lam_last=0.1)
+    assert found == pytest.approx([0.04, 0.0, 0.03, 0.01])
+
+
+def test_a_column_of_widths_widens_and_narrows_the_clip_a_token() -> None:
+    width_D = torch.tensor([1.5, 1.0, 0.5, 9.0], dtype=torch.float64)
+    batch = tokens([[UP, UP, math.log(1.15), math.log(1e-3)]], [1.0], columns={"width": width_D})
+    assert slopes(clip, batch) == pytest.approx([-1.25, 0.0, 0.0, -1e-3])
+    assert slopes(dapo, batch)[1] == pytest.approx(-1.25)

@@ -43,6 +43,7 @@ def rows(decoder: Decoder) -> list[TrainRow]:
                 group=group,
                 old_logp=old,
                 engine_logp=tuple(p + 0.1 * noise.normal() for p in old),
+                columns={"heat": tuple(noise.uniform(-1, 1, len(old)).tolist())},
             )
         )
     return made

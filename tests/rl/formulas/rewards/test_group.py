@@ -10,8 +10,10 @@ import pytest
 from tests.rl.formulas.batches import rewards
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.advantages.group import grpo
+from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.formulas.rewards.group import (
     ares,
+    entropy_rank,
     fapo,
     gated_steps,
     invalid_actions,
@@ -146,3 +148,20 @@ def test_ares_matches_the_hand_computed_buckets() -> None:
     below = rewards([1, 0, 0, 0], extra={"trigger_count_R": np.array([0.0, 20, 20, 20])})
     x = 13 - 4.55
     assert ares(below, cap=0.5)[0] - 1 == pytest.approx(-min(0.6, 0.5 * (x - 2) / (4.55 + 4) * 0.6))
+
+
+def test_entropy_rank_stays_below_every_success() -> None:
+    """Rows of four tokens; the last one's entropy ranks the two failures of the first group."""
+    batch = RewardBatch(
+        np.array([1.0, 0, 0, 0.2, 0]),
+        np.array([0, 0, 0, 1, 1]),
+        np.full(5, 4, dtype=np.int64),
+        entropy_D=np.array([1, 1, 1, 1, 9, 9, 9, 0.5, 0, 0, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1.0]),
+    )
+    found = entropy_rank(batch, top=0.5)
+    # the smallest success lies 0.2 above: s = 0.1; ranks 1 and 0 of two, 0 of one
+    assert found.tolist() == pytest.approx([1.0, 0.075, 0.025, 0.2, 0.05])
+    assert found[[1, 2, 4]].max() < 0.2
+    assert entropy_rank(batch, top=0.01).tolist() == pytest.approx(
+        [1.0, 0.0075, 0.0025, 0.2, 0.005]
+    )

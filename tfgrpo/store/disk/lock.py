@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import StoreError
-from tfgrpo.store.database import NO_FOLLOW
+from tfgrpo.store.disk.files import NO_FOLLOW
 
 if sys.platform == "win32":
     import msvcrt

@@ -23,8 +23,8 @@ from tfgrpo.store.codec import (
     pack,
     unpack,
 )
-from tfgrpo.store.database import (
-    DatabaseWriter,
+from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.disk.files import (
     check_file,
     connect,
     create_file,

@@ -5,13 +5,14 @@ Does not know what a run holds. Source: own.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 from tfgrpo.errors import StoreError
 from tfgrpo.store.budget import Ledger
-from tfgrpo.store.database import (
-    DatabaseWriter,
+from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.disk.files import (
     check_file,
     connect,
     create_file,
@@ -20,13 +21,21 @@ from tfgrpo.store.database import (
     reserve_space,
     store_errors,
 )
-from tfgrpo.store.lock import RunLock
-from tfgrpo.store.postgres.places import FILE
-from tfgrpo.store.rows import OpenRun
+from tfgrpo.store.disk.lock import RunLock
+from tfgrpo.store.disk.log_frames import Log, log_of
+from tfgrpo.store.disk.mending import Looked, look_at_damaged, look_over, mend
+from tfgrpo.store.disk.page_sums import PageSums, sums_of
+from tfgrpo.store.rows import FILE, OpenRun
 
 __all__ = ["open_file"]
 
-_FILES = (FILE, f"{FILE}-wal", f"{FILE}-shm", f"{FILE}.part", "lock", "reserve")
+log = logging.getLogger(__name__)
+
+_FILES = (
+    *(FILE + end for end in ("", "-wal", "-shm", "-sums", "-sums.part", ".part", ".new")),
+    "lock",
+    "reserve",
+)
 
 
 def open_file(
@@ -53,13 +62,21 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
     try:
         existed = file.exists()
         reserve = reserve_space(folder)
+        if existed and lock.was_killed:
+            _tell_of_a_missing_log(file)
+        looked = _sound(file) if existed else Looked(None, Log())
         if not existed:
+            sums_of(file).unlink(missing_ok=True)
             create_file(file)
         with store_errors(file, "open"):
             connection = connect(file, durable=durable)
         try:
-            check_file(connection, file, thorough=lock.was_killed)
-            writer = DatabaseWriter(connection, file, reserve)
+            sums = looked.sums
+            check_file(connection, file, thorough=lock.was_killed and sums is None)
+            with store_errors(file, "read"):
+                sums = sums or PageSums.make(file, connection)
+            sums.seal(connection)
+            writer = DatabaseWriter(connection, file, reserve, sums)
             newest = writer.read(
                 "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
             )
@@ -73,14 +90,42 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
         raise
 
 
+def _tell_of_a_missing_log(file: Path) -> None:
+    """Warn where the process that wrote a journal was killed and left no log: it always has one,
+    but in the moment of its end."""
+    if not log_of(file).exists() and sums_of(file).exists():
+        log.warning(
+            "%s is not there, although the process that wrote it was killed: unless another "
+            "program has moved it into %s, the newest rows are lost",
+            log_of(file),
+            file.name,
+        )
+
+
+def _sound(file: Path) -> Looked:
+    """Return what is found of a journal's file, mended where it was damaged."""
+    looked = look_over(file, is_alone=True)
+    if not looked.why:
+        return looked
+    mend(file, looked)
+    return Looked(None, Log())
+
+
 def _look(folder: Path, ledger: Ledger) -> OpenRun:
     file = folder / FILE
+    damage = ""
     with store_errors(file, "open"):
         refuse_links(folder, *_FILES)
-        connection = connect(file, readonly=True)
+        if (folder / "lock").exists() and (folder / "lock").stat().st_size:
+            _tell_of_a_missing_log(file)
+        looked = look_over(file, is_alone=False)
+        if looked.why:
+            connection, damage = look_at_damaged(file, looked)
+        else:
+            connection = connect(file, readonly=True)
     try:
         check_file(connection, file, thorough=False)
-        return OpenRun(DatabaseWriter(connection, file), ledger, True)
+        return OpenRun(DatabaseWriter(connection, file), ledger, True, damage=damage)
     except BaseException:
         connection.close()
         raise

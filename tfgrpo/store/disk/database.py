@@ -14,26 +14,23 @@ Does not know what the rows mean. Source: SQLite's documentation on WAL; own.
 from __future__ import annotations
 
 import asyncio
-import errno
+import contextlib
 import logging
-import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfgrpo.errors import StoreError
+from tfgrpo.store.disk.files import connect, store_errors, uri_of
+from tfgrpo.store.disk.page_sums import PageSums
+from tfgrpo.store.rows import Claim, Statement, aside_row, statement_words
 
 log = logging.getLogger(__name__)
 
-APPLICATION_ID = 0x54464752
-"""`TFGR`: marks a file as a run's journal."""
-VERSION = 1
-GATEWAY_VERSION = 2
-"""Version of a file that has a gateway's tables beside a run's."""
 BATCH_S = 0.02
 """Longest time in seconds that a row which nobody waits for stays out of the file."""
 CHECKPOINT_EVERY = 4000
@@ -41,204 +38,6 @@ CHECKPOINT_EVERY = 4000
 LOG_BYTES = 32_000_000
 """Size of the log from which it is emptied; at `MOST_LOG_BYTES` the writer waits for that."""
 MOST_LOG_BYTES = 160_000_000
-
-Statement = tuple[str, tuple[Any, ...]]
-
-
-class Claim(NamedTuple):
-    """Which call may be sent."""
-
-    call: int | None
-    """Its number; None where other writers ask for all of its draws, or have their replies."""
-    keys: Collection[bytes] | None = None
-    """The draws that are its own; None is all."""
-
-
-SCHEMA = """
-CREATE TABLE meta (name TEXT NOT NULL, value TEXT NOT NULL);
-CREATE TABLE sessions (
-  session INTEGER NOT NULL, event TEXT NOT NULL, at REAL NOT NULL, elapsed_s REAL NOT NULL,
-  pid INTEGER NOT NULL, host TEXT NOT NULL);
-CREATE TABLE calls (
-  call INTEGER PRIMARY KEY, session INTEGER NOT NULL, at REAL NOT NULL, key BLOB NOT NULL,
-  stage TEXT NOT NULL, model TEXT NOT NULL, rollout_id TEXT NOT NULL, n INTEGER NOT NULL,
-  cost_usd REAL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL);
-CREATE TABLE results (
-  call INTEGER PRIMARY KEY REFERENCES calls DEFERRABLE INITIALLY DEFERRED,
-  elapsed_s REAL NOT NULL, duration_s REAL NOT NULL,
-  kind TEXT NOT NULL, n INTEGER NOT NULL, calls INTEGER NOT NULL,
-  uncached INTEGER NOT NULL, cache_read INTEGER NOT NULL, cache_write INTEGER NOT NULL,
-  text INTEGER NOT NULL, reasoning INTEGER NOT NULL, cost_usd REAL, estimated INTEGER NOT NULL,
-  model TEXT NOT NULL, failure TEXT NOT NULL, error TEXT NOT NULL);
-CREATE TABLE completions (
-  completion INTEGER PRIMARY KEY, key BLOB NOT NULL, call INTEGER, finish TEXT NOT NULL,
-  body NOT NULL, digest BLOB NOT NULL);
-CREATE INDEX completions_by_key ON completions (key);
-CREATE TABLE hits (stage TEXT NOT NULL, model TEXT NOT NULL, n INTEGER NOT NULL);
-CREATE TABLE rollouts (
-  rollout INTEGER PRIMARY KEY, rollout_id TEXT NOT NULL, verifier_id TEXT NOT NULL,
-  group_id TEXT NOT NULL, task_id TEXT NOT NULL, outcome TEXT NOT NULL, reward REAL,
-  truncated INTEGER NOT NULL, body NOT NULL, digest BLOB NOT NULL);
-CREATE INDEX rollouts_by_id ON rollouts (rollout_id);
-CREATE TABLE texts (digest BLOB PRIMARY KEY, body NOT NULL) WITHOUT ROWID;
-CREATE TABLE groups (
-  grp INTEGER PRIMARY KEY, group_id TEXT NOT NULL, stage TEXT NOT NULL, task_id TEXT NOT NULL,
-  policy_id TEXT NOT NULL, verifier_id TEXT NOT NULL, task BLOB NOT NULL,
-  context BLOB NOT NULL, body NOT NULL, digest BLOB NOT NULL);
-CREATE INDEX groups_by_id ON groups (group_id);
-CREATE TABLE libraries (
-  library INTEGER PRIMARY KEY, version_id TEXT NOT NULL, at REAL NOT NULL,
-  body NOT NULL, digest BLOB NOT NULL);
-CREATE TABLE decisions (
-  decision INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, at REAL NOT NULL,
-  body NOT NULL, digest BLOB NOT NULL);
-CREATE INDEX decisions_by_kind ON decisions (kind, key);
-CREATE TABLE set_aside (tbl TEXT NOT NULL, row INTEGER NOT NULL, why TEXT NOT NULL);
-"""
-
-_NETWORK_TYPES = frozenset(
-    """nfs nfs4 cifs smb smb2 smb3 smbfs 9p afs ceph lustre gpfs beegfs glusterfs fuse.sshfs
-    fuse.s3fs fuse.gcsfuse fuse.glusterfs""".split()  # noqa: SIM905
-)
-
-
-@contextmanager
-def store_errors(path: Path, doing: str) -> Iterator[None]:
-    """Turn SQLite's and the system's errors into one clear line about `path`.
-
-    Raises:
-        StoreError: always in place of `sqlite3.Error` and `OSError`.
-    """
-    try:
-        yield
-    except StoreError:
-        raise
-    except (sqlite3.Error, OSError) as exc:
-        raise StoreError(_explain(path, doing, exc)) from exc
-
-
-def _explain(path: Path, doing: str, exc: Exception) -> str:
-    what = f"cannot {doing} {str(path)!r}"
-    name = getattr(exc, "sqlite_errorname", "") or errno.errorcode.get(
-        getattr(exc, "errno", 0) or 0, ""
-    )
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR")) or name in ("ENOSPC", "EDQUOT", "EFBIG"):
-        return (
-            f"{what}: the disk is full or a size limit is reached ({_free(path)} free; at least "
-            "16 MB are wanted). What was committed is safe: free some space and run again"
-        )
-    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")) or name in (
-        "EROFS",
-        "EACCES",
-        "EPERM",
-    ):
-        return f"{what}: it is read-only for this user. Choose another folder or fix its rights"
-    if name.startswith("SQLITE_CANTOPEN") or name in ("ENOENT", "ENOTDIR", "EISDIR"):
-        return f"{what}: the folder does not exist or cannot be entered ({exc})"
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-        return (
-            f"{what}: the file is damaged or not a journal ({exc}). Move it away and restore a "
-            "copy, or start a new run"
-        )
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return f"{what}: another program holds the file. Close it and run again"
-    return f"{what}: {type(exc).__name__}: {exc}"
-
-
-def _free(path: Path) -> str:
-    try:
-        at = os.statvfs(path if path.exists() else path.parent)
-    except (OSError, AttributeError):
-        return "unknown"
-    return f"{at.f_bavail * at.f_frsize / 1e6:.1f} MB"
-
-
-def refuse_network_disk(folder: Path) -> None:
-    """Refuse a folder on a network file system, where WAL is not safe.
-
-    Raises:
-        StoreError: the mount that holds `folder` is of a network type.
-    """
-    mounts = Path("/proc/mounts")
-    if not mounts.exists():
-        return
-    here, best, kind = str(folder.resolve()), "", ""
-    for line in mounts.read_text(errors="replace").splitlines():
-        _, mount, fs_type, *_ = line.split(" ")
-        mount = mount.replace("\\040", " ")
-        inside = here == mount or here.startswith(mount.rstrip("/") + "/")
-        if inside and len(mount) >= len(best):
-            best, kind = mount, fs_type
-    if kind in _NETWORK_TYPES:
-        raise StoreError(
-            f"run folder {str(folder)!r} is on a network disk ({kind} at {best}), where a journal "
-            "can be damaged: choose a local folder and copy the exported groups afterwards"
-        )
-
-
-def connect(path: Path, *, readonly: bool = False, durable: bool = False) -> sqlite3.Connection:
-    """Open a journal file with the settings that every connection of ours has."""
-    if readonly:
-        immutable = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
-        uri = f"{path.resolve().as_uri()}?mode=ro{immutable}"
-    else:
-        uri = f"{path.resolve().as_uri()}?mode=rw"
-    connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256
-    )
-    connection.execute("PRAGMA busy_timeout=10000")
-    if not readonly:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-        connection.execute("PRAGMA foreign_keys=ON")
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-    return connection
-
-
-def create_file(path: Path, schema: str = SCHEMA) -> None:
-    """Make an empty journal that only its owner can read; the file appears whole or not at all.
-
-    An unfinished file of a killed process is replaced.
-    """
-    with store_errors(path, "create"):
-        part = path.with_name(path.name + ".part")
-        part.unlink(missing_ok=True)
-        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        connection = sqlite3.connect(part, isolation_level=None)
-        try:
-            connection.executescript(
-                f"BEGIN; PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={VERSION}; "
-                f"{schema} COMMIT;"
-            )
-        finally:
-            connection.close()
-        os.replace(part, path)
-
-
-def check_file(connection: sqlite3.Connection, path: Path, *, thorough: bool) -> None:
-    """Refuse a file that is not ours, is of another version, or is damaged.
-
-    Raises:
-        StoreError: with what was found and what to do.
-    """
-    with store_errors(path, "read"):
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if application != APPLICATION_ID:
-            raise StoreError(f"{str(path)!r} is an SQLite file, but not a journal of tfgrpo")
-        if version not in (VERSION, GATEWAY_VERSION):
-            which = "a newer" if version > GATEWAY_VERSION else "another"
-            raise StoreError(
-                f"{str(path)!r} has journal version {version}, this tfgrpo reads {VERSION} and "
-                f"{GATEWAY_VERSION}: "
-                f"use {which} tfgrpo, or start a new run"
-            )
-        found = connection.execute("PRAGMA quick_check(1)").fetchone()[0] if thorough else "ok"
-        if found != "ok":
-            raise StoreError(
-                f"{str(path)!r} is damaged ({found}): restore a copy, or start a new run"
-            )
-
 
 _BAD_ROW = (
     sqlite3.IntegrityError,
@@ -254,77 +53,9 @@ reference to a row that was set aside."""
 _NOT_THE_DISK = (*_BAD_ROW, sqlite3.OperationalError)
 
 
-def statement_words(statement: Statement, exc: Exception) -> str:
-    """Return a statement that failed in words."""
-    sql, values = statement
-    shown = ", ".join(repr(v)[:40] for v in values[:4])
-    return f"{' '.join(sql.split())[:60]} ({shown}, …): {type(exc).__name__}: {exc}"
-
-
-def aside_row(statement: Statement, words: str) -> Statement:
-    """Return the row that names one which no table can hold."""
-    table = statement[0].split("INTO")[-1].split()
-    why = "could not be written: " + words
-    return (
-        "INSERT INTO set_aside VALUES (?, ?, ?)",
-        (table[0].partition("(")[0] if table else "", 0, why.encode("utf-8", "replace").decode()),
-    )
-
-
 def _is_full(exc: Exception) -> bool:
     name = getattr(exc, "sqlite_errorname", "") or ""
     return name.startswith(("SQLITE_FULL", "SQLITE_IOERR"))
-
-
-RESERVED_BYTES = 16_000_000
-"""Disk space held while a run goes on, so that replies in flight are kept when it is full."""
-
-
-def reserve_space(folder: Path) -> Path:
-    """Hold `RESERVED_BYTES` of disk in a file of the folder; the next opener takes over what a
-    killed process left.
-
-    Raises:
-        StoreError: there is not so much room; nothing has been paid for.
-    """
-    path = folder / "reserve"
-    with store_errors(path, "reserve space at"):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
-        try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(handle, 0, RESERVED_BYTES)
-            elif os.fstat(handle).st_size < RESERVED_BYTES:
-                os.write(handle, bytes(RESERVED_BYTES))
-        except OSError as exc:
-            path.unlink(missing_ok=True)
-            if exc.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-        finally:
-            os.close(handle)
-    return path
-
-
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags of every file that is opened in a run's folder: a link there is never followed."""
-
-
-def refuse_links(folder: Path, *names: str) -> None:
-    """Refuse a run folder whose files are links, or that belongs to somebody else.
-
-    Raises:
-        StoreError: naming the link, or the owner.
-    """
-    for name in names:
-        if (folder / name).is_symlink():
-            raise StoreError(
-                f"{str(folder / name)!r} is a link; a run's files are never links. Remove it, or "
-                "choose another folder"
-            )
-    if hasattr(os, "getuid") and os.getuid() and folder.stat().st_uid not in (os.getuid(), 0):
-        raise StoreError(
-            f"run folder {str(folder)!r} belongs to another user (uid {folder.stat().st_uid}): "
-            "choose a folder of your own"
-        )
 
 
 class DatabaseWriter:
@@ -336,7 +67,11 @@ class DatabaseWriter:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, path: Path, reserve: Path | None = None
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        reserve: Path | None = None,
+        sums: PageSums | None = None,
     ) -> None:
         self.connection = connection
         self.path = path
@@ -349,6 +84,11 @@ class DatabaseWriter:
         self.is_full = False
         """True once the reserved space had to be given up: nothing new may be paid for."""
         self._reserve = reserve
+        self._sums = sums
+        self._folded = (b"", 0)
+        """Where the log was when it was last moved into the file."""
+        # A connection that nobody closes moves the log into the file when Python drops it.
+        self._dropped = None if sums is None else weakref.finalize(self, sums.seal)
         self._lock = threading.RLock()
         self._queue: list[Statement] = []
         """Rows handed over and not written, in order."""
@@ -493,6 +233,7 @@ class DatabaseWriter:
             if self._is_closed:
                 return
             try:
+                self._seal()
                 self.connection.execute("PRAGMA busy_timeout=0")
                 self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error as exc:
@@ -561,7 +302,7 @@ class DatabaseWriter:
         """Run copying statements against another journal, attached as `old`, all or nothing."""
         with self._lock, store_errors(self.path, "write to"):
             self.flush()
-            self.connection.execute("ATTACH DATABASE ? AS old", (str(source),))
+            self.connection.execute("ATTACH DATABASE ? AS old", (uri_of(source),))
             try:
                 self._write([(sql, ()) for sql in statements])
             finally:
@@ -584,6 +325,7 @@ class DatabaseWriter:
                 if self.connection.in_transaction:
                     self.connection.execute("ROLLBACK")
                 raise
+            self._seal()  # the new tables' definitions
 
     def close(self) -> None:
         """Write what is left, move the log into the file and close it."""
@@ -600,15 +342,26 @@ class DatabaseWriter:
             finally:
                 if self._reserve is not None:
                     self._reserve.unlink(missing_ok=True)
+                self._seal()
                 with store_errors(self.path, "close"):
                     self.connection.close()
+                if self._sums is not None:
+                    self._sums.touch()
 
     def abandon(self) -> None:
         """Forget what was not written and close the file, as a killed process does."""
         with self._lock:
             self._is_closed = True
             self._queue.clear()
+            self._seal()
             self.connection.close()
+
+    def _seal(self) -> None:
+        """Keep the checksums of all that the log holds, before it may begin anew."""
+        if self._sums is not None:
+            self._sums.seal(self.connection)
+        if self._is_closed and self._dropped is not None:
+            self._dropped.detach()
 
     def _write(self, batch: Sequence[Statement]) -> None:
         execute = self.connection.execute
@@ -652,9 +405,33 @@ class DatabaseWriter:
                 self._try_flush()
             if self.rows >= self._checkpoint_at or self._log_bytes() >= LOG_BYTES:
                 self._checkpoint_at = self.rows + CHECKPOINT_EVERY
-                _checkpoint(self.path)  # most of it, while others write on
+                with contextlib.suppress(sqlite3.Error):  # the log stays as it is
+                    self._fold_log()
                 if self._log_bytes() >= max(LOG_BYTES, self._empty_again_at):
                     self._empty_log()
+
+    def _fold_log(self) -> None:
+        """Move most of the log into the file, while others write on.
+
+        What is written meanwhile has no checksum yet: a reader keeps it out of the file, and with
+        it the log from beginning anew.
+        """
+        sums = self._sums
+        if sums is None:
+            _checkpoint(self.path)
+            return
+        sums.take_log()
+        with contextlib.closing(connect(self.path, readonly=True)) as reader:
+            with self._lock:
+                if self._is_closed:
+                    return
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                self._seal()
+                if sums.place == self._folded:
+                    return
+                self._folded = sums.place
+            _checkpoint(self.path)
 
     def _try_flush(self) -> None:
         try:

@@ -1,0 +1,113 @@
+"""What stops a training run: tasks and parts that do not fit, a GPU that is full.
+
+Does not know how a step works. Source: own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import Allocator, GroupVerifier, GrowingAllocator, HintScheduler, Verifier
+from tfgrpo.rl import distributed
+from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.strategy_options import TURNS, refuse_beside
+from tfgrpo.rollout import Task
+
+
+@contextmanager
+def explain_out_of_memory(step: int, settings: str) -> Iterator[None]:
+    """Turn a GPU that is full into one line with the settings to lower."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as exc:
+        torch.cuda.empty_cache()
+        raise ConfigError(
+            f"step {step}: the GPU's memory is used up; lower {settings}; "
+            "the last checkpoint is whole"
+        ) from exc
+
+
+class Determinism:
+    """Ask torch for equal bits in equal runs while a block runs."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted and torch.cuda.is_available()
+
+    def __enter__(self) -> None:
+        self._before = torch.are_deterministic_algorithms_enabled()
+        if self._wanted:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(self._before)
+
+
+def check_tasks(
+    tasks: Sequence[Task], held_out: Sequence[Task], verifier: Verifier, config: TrainConfig
+) -> None:
+    """Refuse tasks that a run cannot train on or be judged by.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if not tasks:
+        raise ConfigError("there are no training tasks: set tasks.path")
+    seen = {t.task_id for t in tasks}
+    if len(seen) != len(tasks):
+        raise ConfigError("training tasks repeat a task_id: every task needs an id of its own")
+    both = sorted(seen & {t.task_id for t in held_out})
+    if both:
+        raise ConfigError(
+            f"{len(both)} held-out tasks are training tasks too, such as {both[0]!r}: take them out"
+        )
+    world = distributed.world()[1]
+    if min(config.rollout.tasks_per_step, len(tasks)) < world:
+        raise ConfigError(f"{world} processes need at least as many tasks a step")
+    for task in (*tasks, *held_out):
+        verifier.check_task(task)
+
+
+def check_parts(
+    config: TrainConfig,
+    verifier: Verifier,
+    hints: HintScheduler | None,
+    allocate: Allocator | None,
+    *,
+    has_own_groups: bool,
+) -> None:
+    """Refuse parts of a run that contradict each other, or a run of several processes.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    strategy = config.rollout.strategy
+    if strategy != "plain":
+        refuse_beside(
+            f"rollout.strategy {strategy!r}",
+            {
+                "a hint scheduler": hints is not None,
+                "make_groups": has_own_groups,
+                "an allocator": allocate is not None,
+            },
+        )
+    if isinstance(allocate, GrowingAllocator) and isinstance(verifier, GroupVerifier):
+        raise ConfigError(
+            "curriculum.allocate lets groups grow, and the verifier scores the rollouts of a "
+            "group against each other: such scores change with it; use another of the two"
+        )
+    world = distributed.world()[1]
+    one_process = {
+        "[hints]": hints is not None,
+        f"rollout.strategy {strategy!r}": strategy in TURNS,
+        "curriculum.replay, refill or select, or rollout.strategy 'april'": config.reuses,
+    }
+    for name, is_set in one_process.items():
+        if is_set and world > 1:
+            raise ConfigError(
+                f"{name} with {world} processes: one process keeps the state; train on one, or "
+                "leave it out"
+            )

@@ -1,0 +1,1 @@
+"""Ways to make a group in several draws: branches, trees, values at cuts, partial rollouts."""

@@ -1,0 +1,66 @@
+"""The majority of a group as its label."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rl.tiny import tiny_config, tiny_parts, tiny_tasks
+from tests.verifiers.rows import said, task
+from tfgrpo.errors import ConfigError
+from tfgrpo.protocols import GroupVerifier
+from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rollout import Rollout
+from tfgrpo.verifiers import Majority, make_verifier
+
+
+def answers(*texts: str) -> list[Rollout]:
+    return [replace(said(text), rollout_id=f"r{i}", sample_index=i) for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "expected"),
+    [
+        (("so 12", "12.0", "it is 7", r"\boxed{12}"), {}, [1, 1, 0, 1]),
+        (("1", "2", "1", "2"), {}, [0, 0, 0, 0]),
+        (("", "", "3"), {}, [0, 0, 1]),
+        (("1", "1", "2"), {"least": 0.7}, [0, 0, 0]),
+        (("1", "1", "2"), {"least": 0.6}, [1, 1, 0]),
+        (("a: x b: 1", "a: y b: 1", "a: y b: 2"), {"extract": r"a: (\w)"}, [0, 1, 1]),
+    ],
+)
+async def test_the_most_frequent_answer_is_right(
+    texts: tuple[str, ...], options: dict, expected: list[float]
+) -> None:
+    majority = Majority(**options)
+    assert isinstance(majority, GroupVerifier)
+    scores = await majority.score_group(answers(*texts), task(None))
+    assert [s.reward for s in scores] == expected
+
+
+async def test_shares_are_parts_and_settings_are_checked() -> None:
+    scores = await Majority().score_group(answers("1", "1", "2"), task(None))
+    assert [s.parts["share"] for s in scores] == [2 / 3, 2 / 3, 1 / 3]
+    assert (await Majority().score(said("4"), task(None))).reward == 1.0
+    assert Majority(least=0.5).verifier_id != Majority().verifier_id
+    for wrong in ({"least": 2.0}, {"extract": "("}):
+        with pytest.raises(ConfigError):
+            make_verifier({"kind": "majority", **wrong})
+
+
+def test_a_run_trains_on_its_own_majority(tmp_path: Path) -> None:
+    config = tiny_config(
+        tmp_path,
+        verifier={"kind": "majority", "extract": "^(.)"},
+        rollout={"group_size": 16, "max_rows": 16},
+    )
+    trainer = Trainer(config, tiny_parts(), tiny_tasks(), make_verifier(config.verifier))
+    groups = trainer.step().groups
+    for group in groups:
+        firsts = [r.answer[:1].casefold() for r in group.rollouts]
+        right = {f for f, r in zip(firsts, group.rollouts, strict=True) if r.reward}
+        assert len(right) <= 1
+        assert all(firsts.count(f) == max(map(firsts.count, firsts)) for f in right)
+    assert any(g.is_informative() for g in groups)

@@ -1,0 +1,4 @@
+"""Texts that others wrote: their lines, half characters, repetitions, and names of tools.
+
+Source: own.
+"""

@@ -1,0 +1,275 @@
+"""SQLite's write-ahead log, read frame by frame: which pages it holds, and whether it is damaged.
+
+A log is a header of 32 bytes and frames of a 24-byte header and a page each. The checksum of a
+frame goes on from that of the frame before, and SQLite leaves out all that follows the first frame
+whose checksum is wrong. A killed process leaves at most frames without a commit at the end; a
+wrong checksum before a later commit is damage.
+
+Does not know tables. Source: SQLite's file format documentation; own.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from tfgrpo.store.disk.files import NO_FOLLOW, connect, read_at
+
+HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 24
+_MAGIC = 0x377F0682
+_WORD = 0xFFFFFFFF
+
+
+class Frame(NamedTuple):
+    """Where a frame lies and what its header says."""
+
+    at: int
+    """Of the frame's header in the file; the page's content follows it."""
+    page: int
+    size: int
+    """Pages of the database after the commit that this frame ends; 0 ends none."""
+    salts: bytes
+    sums: tuple[int, int]
+
+    @property
+    def content_at(self) -> int:
+        """Where the page's content begins."""
+        return self.at + FRAME_HEADER_BYTES
+
+
+@dataclass(slots=True)
+class Log:
+    """What can be believed of a log."""
+
+    pages: dict[int, int] = field(default_factory=dict)
+    """Page to where its newest committed content begins in the file."""
+    mended: dict[int, bytes] = field(default_factory=dict)
+    """Those of them in which a flipped bit was put right."""
+    size: int = 0
+    """Pages of the database after the last commit; 0 where there is none."""
+    why: str = ""
+    """What is damaged; empty where nothing is."""
+    lost: int = 0
+    """Frames that cannot be read."""
+    is_torn: bool = False
+    """True where it ends within a write: the process was killed then, or the file is cut."""
+
+
+def log_of(file: Path) -> Path:
+    """Return the path of a database's log."""
+    return file.with_name(file.name + "-wal")
+
+
+def read_log(file: Path) -> Log:
+    """Return what a database's log holds; in what is damaged, each frame by its own checksum."""
+    try:
+        handle = os.open(log_of(file), os.O_RDONLY | NO_FOLLOW)
+    except FileNotFoundError:
+        return Log()
+    try:
+        return _read(file, handle)
+    finally:
+        os.close(handle)
+
+
+def _read(file: Path, handle: int) -> Log:
+    raw = read_at(handle, HEADER_BYTES, 0)
+    head = Header.parse(raw)
+    if head is None:
+        has_frames = any(raw) and os.fstat(handle).st_size > HEADER_BYTES + FRAME_HEADER_BYTES
+        return Log(why="its log's header", lost=1) if has_frames else Log()
+    frames = list(head.frames(handle))
+    commits = [i for i, f in enumerate(frames, 1) if f.size and f.salts == head.salts]
+    last = commits[-1] if commits else 0
+    accepted = None if head.is_mended else _accepted(file)
+    log = Log()
+    if accepted is not None and accepted >= last:
+        beyond = _beyond(frames, accepted, head)
+        before = frames[accepted - 1].sums if 0 < accepted <= len(frames) else head.sums
+        if all(is_good for is_good, _ in _checked(handle, head, beyond, before)):
+            log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
+            _take_frames(log, [(f, None) for f in frames[:accepted]])
+            return log
+    last = max(last, (accepted or 0) + len(_beyond(frames, accepted or 0, head)))
+    good: list[tuple[Frame, bytes | None]] = []
+    checked = list(_checked(handle, head, frames[:last]))
+    for frame, (is_good, content) in zip(frames, checked):
+        if content is not None:
+            good.append((frame._replace(page=int.from_bytes(content[:4], "big")), content[8:]))
+        elif is_good:
+            good.append((frame, None))
+        else:
+            log.lost += 1
+    wrong = sum(not is_good for is_good, _ in checked)
+    log.why = f"{wrong} pages of its log" if wrong else ""
+    if head.is_mended and frames:
+        log.why = "its log's header"
+    _take_frames(log, good)
+    return log
+
+
+def _take_frames(log: Log, frames: list[tuple[Frame, bytes | None]]) -> None:
+    waiting: list[tuple[Frame, bytes | None]] = []
+    for frame, content in frames:
+        waiting.append((frame, content))
+        if not frame.size and not log.why:  # the frame of a commit may be the damaged one
+            continue
+        for known, mended in waiting:
+            log.pages[known.page] = known.content_at
+            log.mended.pop(known.page, None)
+            if mended is not None:
+                log.mended[known.page] = mended
+        log.size = frame.size or log.size
+        waiting.clear()
+
+
+def _beyond(frames: list[Frame], accepted: int, head: Header) -> list[Frame]:
+    """Return the frames of this log that follow those that SQLite takes."""
+    found: list[Frame] = []
+    for frame in frames[accepted:]:
+        if frame.salts != head.salts:
+            break
+        found.append(frame)
+    return found
+
+
+def _checked(
+    handle: int, head: Header, frames: list[Frame], before: tuple[int, int] | None = None
+) -> Iterator[tuple[bool, bytes | None]]:
+    """Yield for each frame whether its checksum goes on from the frame before it, and where it does
+    not, what it says with the one flipped bit put right, if that is all that is wrong.
+
+    A wrong frame does not make those after it wrong.
+    """
+    stored = computed = head.sums if before is None else before
+    for frame in frames:
+        raw = read_at(handle, FRAME_HEADER_BYTES + head.page_size, frame.at)
+        if len(raw) < FRAME_HEADER_BYTES + head.page_size:  # emptied meanwhile
+            yield False, None
+            continue
+        data = raw[:8] + raw[FRAME_HEADER_BYTES:]
+        sums = head.checksum(data, stored)
+        if frame.sums != sums and stored != computed:
+            other = head.checksum(data, computed)
+            sums = other if frame.sums == other else sums
+        is_good = frame.sums == sums
+        yield is_good, None if is_good else head.with_a_bit_turned(data, sums, frame.sums)
+        stored, computed = frame.sums, sums
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a log."""
+
+    page_size: int
+    salts: bytes
+    sums: tuple[int, int]
+    is_big_endian: bool
+    is_mended: bool = False
+    """True where one bit of it had to be turned to make its checksum right."""
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Header | None:
+        """Return the header; one with a flipped bit is mended, another one is None."""
+        if len(raw) < HEADER_BYTES:
+            return None
+        found = cls._exact(raw, is_mended=False)
+        if found is not None or not any(raw):
+            return found
+        for bit in range(8 * HEADER_BYTES):
+            turned = bytearray(raw)
+            turned[bit // 8] ^= 1 << (bit % 8)
+            found = cls._exact(bytes(turned), is_mended=True)
+            if found is not None:
+                return found
+        return None
+
+    @classmethod
+    def _exact(cls, raw: bytes, *, is_mended: bool) -> Header | None:
+        magic, _, size, _, _, _, first, second = struct.unpack(">8I", raw)
+        if magic & ~1 != _MAGIC or size < 512 or size & (size - 1):
+            return None
+        head = cls(size, raw[16:24], (first, second), bool(magic & 1), is_mended)
+        return head if head.checksum(raw[:24], (0, 0)) == head.sums else None
+
+    def checksum(self, data: bytes, before: tuple[int, int]) -> tuple[int, int]:
+        """Return SQLite's checksum of some bytes, going on from another."""
+        first, second = before
+        words = iter(struct.unpack(f"{'>' if self.is_big_endian else '<'}{len(data) // 4}I", data))
+        for word in words:
+            first = (first + word + second) & _WORD
+            second = (second + next(words) + first) & _WORD
+        return first, second
+
+    def with_a_bit_turned(
+        self, data: bytes, has: tuple[int, int], wanted: tuple[int, int]
+    ) -> bytes | None:
+        """Return the bytes with the one bit turned that makes their checksum right; None where no
+        bit does, or several do.
+
+        Each word adds a multiple of itself to the checksum, by two Fibonacci numbers in a row that
+        depend on its place alone; of a word's highest bits they repeat within a page.
+        """
+        found: list[bytes] = []
+        first, second = (wanted[0] - has[0]) & _WORD, (wanted[1] - has[1]) & _WORD
+        at, (lower, upper) = len(data) - 4, (0, 1)
+        while at >= 0:
+            word = int.from_bytes(data[at : at + 4], self._order)
+            for bit in range(32):
+                change = -(1 << bit) if word >> bit & 1 else 1 << bit
+                if change * lower & _WORD == first and change * upper & _WORD == second:
+                    turned = (word + change).to_bytes(4, self._order)
+                    found.append(data[:at] + turned + data[at + 4 :])
+            lower, upper = upper, (lower + upper) & _WORD
+            at -= 4
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def _order(self) -> Literal["big", "little"]:
+        return "big" if self.is_big_endian else "little"
+
+    def ends_within(self, handle: int, frames: int) -> bool:
+        """Tell whether a part of a frame follows so many whole ones."""
+        rest = read_at(handle, 16, HEADER_BYTES + frames * (FRAME_HEADER_BYTES + self.page_size))
+        return bool(rest) and rest[8:] == self.salts[: max(0, len(rest) - 8)]
+
+    def frames(self, handle: int, start: int = 0) -> Iterator[Frame]:
+        """Yield the whole frames in the file, from the one of that number on."""
+        step = FRAME_HEADER_BYTES + self.page_size
+        end = os.fstat(handle).st_size
+        at = HEADER_BYTES + start * step
+        while at + step <= end:
+            raw = read_at(handle, FRAME_HEADER_BYTES, at)
+            if len(raw) < FRAME_HEADER_BYTES:
+                return
+            page, size, first, second = struct.unpack(">II8xII", raw)
+            yield Frame(at, page, size, raw[8:16], (first, second))
+            at += step
+
+
+def _accepted(file: Path) -> int | None:
+    """Return how many frames SQLite takes for committed; None where it cannot say.
+
+    SQLite checks every frame when it opens a log that nobody has open, and leaves the number in its
+    index of the log, twice.
+    """
+    try:
+        connection = connect(file, readonly=True)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            with open(file.with_name(file.name + "-shm"), "rb") as index:
+                both = index.read(96)
+        finally:
+            connection.close()
+    except (sqlite3.Error, OSError):
+        return None
+    if len(both) < 96 or both[:48] != both[48:]:
+        return None
+    return int.from_bytes(both[16:20], sys.byteorder)
