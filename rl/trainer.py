@@ -323,6 +323,7 @@ class Trainer:
         run = self.config.run
         sampling = replace(train_sampling(self.config), temperature=run.evaluate_temperature)
         mine = self._held_out[self._rank :: self._world]
+        of_step = self._maker.figures
         groups = self._maker.make(
             mine,
             run.evaluate_draws,
@@ -330,6 +331,7 @@ class Trainer:
             sampling=sampling,
         )
         self._counted.take()  # no part of a step
+        self._maker.figures = of_step
         scores: dict[str, list[float]] = {}
         for part in distributed.gather_objects(
             {g.task.task_id: list(g.rewards_G) for g in groups if g.rewards_G}

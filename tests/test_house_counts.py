@@ -105,6 +105,14 @@ def test_public_names_in_two_files_are_found(tmp_path: Path) -> None:
     assert house.functions_of_one_name(modules) == {"cut": ["app/a.py", "app/b.py"]}
 
 
+def test_a_word_with_one_meaning_is_defined_once_private_or_not(tmp_path: Path) -> None:
+    files = {"a.py": "class Row: ...\ndef _mean(): ...\nclass Kind: ...",
+             "b.py": "class Row: ...\nclass Kind: ..."}  # fmt: skip
+    assert house.defined_twice(tree(tmp_path, files)) == ["Row"]
+    files["c.py"] = "def _mean(): ..."
+    assert house.defined_twice(tree(tmp_path, files)) == ["Row", "_mean"]
+
+
 def test_functions_of_one_body_are_found_under_any_name(tmp_path: Path) -> None:
     body = "    b = a + 1\n    b *= 2\n    return b"
     modules = tree(

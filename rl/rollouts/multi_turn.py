@@ -25,7 +25,8 @@ from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.single_turn import sizes_of
-from tfgrpo.rl.rollouts.turn_draws import Draws, Round
+from tfgrpo.rl.rollouts.task_session import Accepted, TaskSession, TextDraw, begin_text
+from tfgrpo.rl.rollouts.turn_draws import Round, TurnDraws
 from tfgrpo.rl.rollouts.turn_tools import STOP, TurnText
 from tfgrpo.rl.rollouts.turns import (
     Replayed,
@@ -34,7 +35,6 @@ from tfgrpo.rl.rollouts.turns import (
     TurnModel,
     play,
 )
-from tfgrpo.rl.rollouts.visit import Accepted, TextDraw, Visit, begin_text
 from tfgrpo.rollout import Rollout, RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 from tfgrpo.runtime.user_code import CallTimeout, call_foreign
@@ -142,10 +142,10 @@ class MultiTurnMaker:
         if sampling is not None:  # the turns' own stop strings stay
             sampling = replace(sampling, stop=self._sampling.stop)
         sizes = sizes_of(tasks, group_size)
-        draws = Draws(self._generator, sampling or self._sampling, len(tasks))
+        draws = TurnDraws(self._generator, sampling or self._sampling, len(tasks))
 
         async def visits() -> list[Accepted]:
-            each = (Visit(t, sizes[t.task_id], hints) for t in tasks)
+            each = (TaskSession(t, sizes[t.task_id], hints) for t in tasks)
             return list(await asyncio.gather(*(self._visit(v, seed, draws) for v in each)))
 
         with asyncio.Runner() as runner:
@@ -154,7 +154,7 @@ class MultiTurnMaker:
         self.beside = {x.group.task.task_id: x.beside for x in found if x.beside}
         return [x.group for x in found]
 
-    async def _visit(self, visit: Visit, seed: int, draws: Draws) -> Accepted:
+    async def _visit(self, visit: TaskSession, seed: int, draws: TurnDraws) -> Accepted:
         """Roll what the scheduler asks for, round by round."""
         keeps = visit.hints is not None
         asks: Sequence[Ask] = visit.first()
@@ -175,7 +175,7 @@ class MultiTurnMaker:
             levels[found.label] = levels.get(found.label, 0) + 1
         return found
 
-    def _jobs(self, visit: Visit, asks: Sequence[Ask]) -> list[_SetJob | _TextJob]:
+    def _jobs(self, visit: TaskSession, asks: Sequence[Ask]) -> list[_SetJob | _TextJob]:
         jobs: list[_SetJob | _TextJob] = []
         for ask in asks:
             if isinstance(ask, Write):
@@ -186,7 +186,7 @@ class MultiTurnMaker:
                 jobs += [] if job is None else [job]
         return jobs
 
-    def _set_job(self, visit: Visit, plan: HintPlan) -> _SetJob | None:
+    def _set_job(self, visit: TaskSession, plan: HintPlan) -> _SetJob | None:
         """Return how a plan is rolled, or None where its prompt fills the model's context."""
         if plan.forces_prefix or plan.is_given:
             raise ConfigError(
@@ -206,7 +206,7 @@ class MultiTurnMaker:
         return _SetJob(self, visit, visit.begin_set(), plan, context, prompt, note)
 
     async def play_one(
-        self, job: _SetJob, i: int, seed: int, draws: Draws, current: Round
+        self, job: _SetJob, i: int, seed: int, draws: TurnDraws, current: Round
     ) -> Rollout:
         """Play one rollout of a set and judge it, unless its siblings are needed for that."""
         task, rollout_id = job.visit.task, f"{job.group_id(self.policy_id, seed)}-{i}"
@@ -273,7 +273,7 @@ class _SetJob:
     """The rollouts of one plan in a visit."""
 
     maker: MultiTurnMaker
-    visit: Visit
+    visit: TaskSession
     number: int
     """Place in the visit; with it every plan has draws of its own."""
     plan: HintPlan
@@ -292,7 +292,7 @@ class _SetJob:
         scope = f"play-{self.number}" if self.number else "play"
         return group_id_of(self.visit.task, self.context, policy_id, seed=seed, scope=scope)
 
-    async def run(self, seed: int, draws: Draws, current: Round) -> None:
+    async def run(self, seed: int, draws: TurnDraws, current: Round) -> None:
         """Play and judge the set, and give it to its visit."""
         maker, task = self.maker, self.visit.task
         played = await asyncio.gather(
@@ -319,7 +319,7 @@ class _TextJob:
     text: TextDraw
     n = 1
 
-    async def run(self, seed: int, draws: Draws, current: Round) -> None:
+    async def run(self, seed: int, draws: TurnDraws, current: Round) -> None:
         """Draw it until it can be read or the tries are used up."""
         text, is_read = self.text, False
         try:

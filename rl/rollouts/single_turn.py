@@ -25,7 +25,7 @@ from tfgrpo.rl.generation.requests import GroupRequest, OnDone
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.grading import Grader, Reply, RunAsync
-from tfgrpo.rl.rollouts.visit import TextDraw, Visit, begin_text
+from tfgrpo.rl.rollouts.task_session import TaskSession, TextDraw, begin_text
 from tfgrpo.rollout import RolloutGroup, Task, group_id_of
 from tfgrpo.runtime.canonical import derive_seed
 
@@ -42,7 +42,7 @@ class QueueGenerator(Protocol):
 class _Set:
     """The rollouts of one plan in a visit."""
 
-    visit: Visit
+    visit: TaskSession
     number: int
     """Place in the visit; with it every plan has draws of its own."""
     plan: HintPlan
@@ -202,7 +202,7 @@ class _Call:
 
     def first(self, task: Task) -> list[GroupRequest]:
         """Return a task's first requests; the bare task where no plan fits the context."""
-        visit = Visit(task, self._sizes[task.task_id], self._hints)
+        visit = TaskSession(task, self._sizes[task.task_id], self._hints)
         requests = self._ask(visit, visit.first())
         if not visit.sets:
             requests = self._ask(visit, [BARE])
@@ -218,7 +218,7 @@ class _Call:
             self._end(one, request, rows)
         return self._go_on(one.visit)
 
-    def _go_on(self, visit: Visit) -> list[GroupRequest]:
+    def _go_on(self, visit: TaskSession) -> list[GroupRequest]:
         """Return what follows once a round is whole; what needs no drawing is made at once."""
         while not visit.open:
             known = len(visit.sets), visit.texts
@@ -230,7 +230,7 @@ class _Call:
                 break
         return []
 
-    def _ask(self, visit: Visit, asks: Sequence[Ask]) -> list[GroupRequest]:
+    def _ask(self, visit: TaskSession, asks: Sequence[Ask]) -> list[GroupRequest]:
         requests = []
         for ask in asks:
             if isinstance(ask, Write):
@@ -240,7 +240,7 @@ class _Call:
                 requests += self._plan_requests(visit, ask)
         return requests
 
-    def _plan_requests(self, visit: Visit, plan: HintPlan) -> list[GroupRequest]:
+    def _plan_requests(self, visit: TaskSession, plan: HintPlan) -> list[GroupRequest]:
         if plan.replay:
             raise ConfigError(
                 f"the hint plan {plan.label!r} takes earlier turns again, which rollouts of one "
@@ -271,7 +271,7 @@ class _Call:
         limit = draw.ask.max_tokens or self._max_tokens
         return GroupRequest(draw, draw.prompt_ids, (draw.seed(self._seed),), limit)
 
-    def _accept(self, visit: Visit) -> None:
+    def _accept(self, visit: TaskSession) -> None:
         found = visit.accept()
         levels = self._maker.figures.levels
         levels[found.label] = levels.get(found.label, 0) + 1

@@ -23,7 +23,7 @@ class _Waiting:
 
 
 @dataclass(slots=True)
-class Draws:
+class TurnDraws:
     """Turns that live rollouts wait for; drawn when nobody else can go on."""
 
     generator: Generator
@@ -89,7 +89,7 @@ class Round:
         keeps: the visit may ask again, so its place stays taken.
     """
 
-    def __init__(self, draws: Draws, n: int, *, keeps: bool) -> None:
+    def __init__(self, draws: TurnDraws, n: int, *, keeps: bool) -> None:
         draws.live += n - 1
         self._draws, self._left, self._keeps = draws, n, keeps
 

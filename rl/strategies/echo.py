@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tfgrpo.rl.strategies.growth import Ask, Branch, Leaf, Look, Root, Seen, draw_all
+from tfgrpo.rl.strategies.growth import Ask, Branch, Leaf, Look, Root, TokenDistributions, draw_all
 from tfgrpo.rl.strategy_options import EchoOptions
 
 
@@ -57,7 +57,7 @@ class Echo:
             starts = tuple(len(r.branch.ids) for r in going)
             yield from draw_all(root, [r.branch for r in going], o.window)
             ids = tuple(tuple(r.branch.ids) for r in going)
-            seen: list[Seen] = yield Look(ids, starts, 1)
+            seen: list[TokenDistributions] = yield Look(ids, starts, 1)
             sure = [_confidence(r.branch, start) for r, start in zip(going, starts, strict=True)]
             group = math.fsum(sure) / len(sure)
             for row, own in zip(going, sure, strict=True):

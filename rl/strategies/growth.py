@@ -42,7 +42,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Ask what the policy's distributions were; answered by one `Seen` a row."""
+    """Ask what the policy's distributions were; answered by one `TokenDistributions` a row."""
 
     rows: tuple[tuple[int, ...], ...]
     """Tokens after the prompt."""
@@ -53,7 +53,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TokenDistributions:
     """Distributions of a row's tokens from `first` on. Axes: T tokens, K likeliest."""
 
     top_TK: NDArray[np.int64]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tfgrpo.rl.strategies.growth import Ask, Branch, Leaf, Look, Root, Seen, draw_all
+from tfgrpo.rl.strategies.growth import Ask, Branch, Leaf, Look, Root, TokenDistributions, draw_all
 from tfgrpo.rl.strategy_options import LatrOptions
 
 
@@ -59,7 +59,9 @@ class Latr:
             going = [r for r in rows if self._may_branch(r)]
             starts = [len(r.ids) for r in going]
             yield from draw_all(root, going, o.ahead)
-            seen: list[Seen] = yield Look(tuple(tuple(r.ids) for r in going), tuple(starts))
+            seen: list[TokenDistributions] = yield Look(
+                tuple(tuple(r.ids) for r in going), tuple(starts)
+            )
             children = self._children(root, going, starts, seen, most - len(rows), len(rows))
             yield from draw_all(root, [child for child, _, _ in children], o.ahead - 1)
             for child, parent, at in children:
@@ -79,13 +81,13 @@ class Latr:
         root: Root,
         rows: Sequence[Branch],
         starts: Sequence[int],
-        seen: Sequence[Seen],
+        seen: Sequence[TokenDistributions],
         room: int,
         known: int,
     ) -> list[tuple[Branch, Branch, int]]:
         """Children with their parent and the token that tells them apart, most uncertain first."""
         o = self._options
-        found: list[tuple[float, int, Branch, int, Seen, int, int]] = []
+        found: list[tuple[float, int, Branch, int, TokenDistributions, int, int]] = []
         for parent, start, told in zip(rows, starts, seen, strict=True):
             for t in range(len(told.entropy_T)):
                 place = start + t

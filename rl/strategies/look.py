@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row, micro_batches, pack
-from tfgrpo.rl.strategies.growth import Look, Seen
+from tfgrpo.rl.strategies.growth import Look, TokenDistributions
 
 
 def look_at(
@@ -24,7 +24,7 @@ def look_at(
     temperature: float,
     max_tokens: int,
     chunk: int,
-) -> list[Seen]:
+) -> list[TokenDistributions]:
     """Return what the policy's distributions were at the rows' tokens; no gradients.
 
     Args:
@@ -62,6 +62,6 @@ def look_at(
     return [_seen(found.get(row.index, [empty])[0], look.k) for row in rows]
 
 
-def _seen(values: np.ndarray, k: int) -> Seen:
+def _seen(values: np.ndarray, k: int) -> TokenDistributions:
     top, p, logp = (values[:, i * k : (i + 1) * k] for i in range(3))
-    return Seen(top.astype(np.int64), p, logp, values[:, -1])
+    return TokenDistributions(top.astype(np.int64), p, logp, values[:, -1])

@@ -190,7 +190,7 @@ def test_every_way_to_make_a_steps_groups_is_reached_from_the_command(
     options = [x for s in ("optimiser.steps=2", *sets) for x in ("--set", s)]
     ran = here(capsys, "train", str(config), *options)
     assert ran.code == 0, ran.err
-    assert "step 2:" in ran.out and "held-out mean reward" in ran.out
+    assert "step 2/2:" in ran.out and "held-out mean reward" in ran.out
     rows = [json.loads(r) for r in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["rollouts"] for r in rows] == [made, made]
 

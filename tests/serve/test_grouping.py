@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfgrpo.context import Context, ContextPart
-from tfgrpo.serve.learning.grouping import Seen, make_groups, read_turns
+from tfgrpo.serve.learning.grouping import CapturedRequest, make_groups, read_turns
 from tfgrpo.serve.learning.ratings import Rating
 from tfgrpo.serve.settings import GroupSettings
 
@@ -28,16 +28,18 @@ def seen(
     texts: tuple[str, ...] = ("reply",),
     session_rating: Rating | None = None,
     ratings: Mapping[int, Rating] | None = None,
-) -> Seen:
+) -> CapturedRequest:
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return Seen(
+    return CapturedRequest(
         name, at, task, session, group, str(turns[0]), library, library, upstream, turns,
         {i: ("stop", {"role": "assistant", "content": t}) for i, t in enumerate(texts)},
         ratings or {0: Rating(reward)}, session_rating,
     )  # fmt: skip
 
 
-def made(*rows: Seen, now: float = 50.0, settings: GroupSettings = SETTINGS) -> list[Any]:
+def made(
+    *rows: CapturedRequest, now: float = 50.0, settings: GroupSettings = SETTINGS
+) -> list[Any]:
     return make_groups(rows, settings, "r", CONTEXTS, now=now)
 
 

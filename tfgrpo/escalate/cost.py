@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from tfgrpo.escalate.plan import TrainingPlan
@@ -150,8 +151,8 @@ def _stage(
     return StageCost(name, rollouts, read, min(low, high), high, trained, seconds)
 
 
-def _mean(values: Sequence[int]) -> float:
-    return sum(values) / max(1, len(values))
+def _mean_tokens(values: Sequence[int]) -> float:
+    return fmean(values) if values else 0.0
 
 
 def _distil(
@@ -174,7 +175,7 @@ def _distil(
     rows = min(sizes.draws, settings.rows_per_task or sizes.draws)
     if plan.distil != "supervised":
         rows = sizes.draws
-    trained = round(settings.epochs * n * (_mean(own) + rows * max_tokens))
+    trained = round(settings.epochs * n * (_mean_tokens(own) + rows * max_tokens))
     read = sum(told) if plan.distil in ("forward_kl", "reverse_kl") else 0
     return _stage("distil", 0, read, max_tokens, trained, speed)
 
@@ -187,7 +188,7 @@ def _grpo(
     max_tokens: int,
     sizes: Sizes,
 ) -> StageCost:
-    own = _mean([len(prompts.ids(t)) for t in material.practice])
+    own = _mean_tokens([len(prompts.ids(t)) for t in material.practice])
     tasks = min(GRPO_TASKS, len(material.practice))
     levels = 4 if plan.hints else 1
     rollouts = plan.grpo_steps * tasks * sizes.draws * levels

@@ -18,14 +18,14 @@ from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest, jsonable
 
-__all__ = ["Bundle", "Row", "read_bundle"]
+__all__ = ["Bundle", "TaskRow", "read_bundle"]
 
 SPLIT_FILES = {"practice": "train", "gate": "validation"}
 """Split of the run to name of the file that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """One task as a trainer sees it."""
 
     task: Task
@@ -59,11 +59,11 @@ class Bundle:
     """A run as other trainers need it."""
 
     material: Material
-    rows: tuple[Row, ...]
+    rows: tuple[TaskRow, ...]
     with_library: bool
     """True when prompts hold the kept library."""
 
-    def of(self, split: str) -> list[Row]:
+    def of(self, split: str) -> list[TaskRow]:
         """Return the rows of a split."""
         return [row for row in self.rows if row.split == split]
 
@@ -119,7 +119,7 @@ def read_bundle(
         for task in getattr(material, split):
             context = material.context(task) if library else EMPTY_CONTEXT
             turns = render_messages(task.messages, context, system=material.config.policy.system)
-            rows.append(Row(task, split, turns))
+            rows.append(TaskRow(task, split, turns))
     return Bundle(material, tuple(rows), library and material.has_library)
 
 

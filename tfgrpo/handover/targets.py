@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import MissingExtraError
-from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, Row
+from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, TaskRow
 
 __all__ = ["TARGETS", "Target"]
 
@@ -181,7 +181,7 @@ class Target:
 
     reads: str
     """Trainer and version whose loader was read."""
-    row: Callable[[Row, Bundle], dict[str, Any]]
+    row: Callable[[TaskRow, Bundle], dict[str, Any]]
     """One task in its form."""
     suffix: str
     """Form of the data files: `jsonl` or `parquet`."""
@@ -195,12 +195,12 @@ class Target:
     """What becomes of a reply that the verifier failed on."""
 
 
-def _trl(row: Row, bundle: Bundle) -> dict[str, Any]:
+def _trl(row: TaskRow, bundle: Bundle) -> dict[str, Any]:
     del bundle
     return {"prompt": row.turns, "task_id": row.task.task_id, "hints": row.hints}
 
 
-def _verl(row: Row, bundle: Bundle) -> dict[str, Any]:
+def _verl(row: TaskRow, bundle: Bundle) -> dict[str, Any]:
     return {
         "data_source": bundle.name,
         "prompt": row.turns,
@@ -210,7 +210,7 @@ def _verl(row: Row, bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _skyrl(row: Row, bundle: Bundle) -> dict[str, Any]:
+def _skyrl(row: TaskRow, bundle: Bundle) -> dict[str, Any]:
     return {
         "data_source": bundle.name,
         "prompt": row.turns,
@@ -220,7 +220,7 @@ def _skyrl(row: Row, bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _verifiers(row: Row, bundle: Bundle) -> dict[str, Any]:
+def _verifiers(row: TaskRow, bundle: Bundle) -> dict[str, Any]:
     del bundle
     head, *rest = row.turns
     if head["role"] != "system":
@@ -230,12 +230,12 @@ def _verifiers(row: Row, bundle: Bundle) -> dict[str, Any]:
     return {"id": row.task.task_id, "prompt": prompt, **system}
 
 
-def _slime(row: Row, bundle: Bundle) -> dict[str, Any]:
+def _slime(row: TaskRow, bundle: Bundle) -> dict[str, Any]:
     metadata = {"source_name": bundle.name, **_extra(row)}
     return {"prompt": row.turns, "label": row.reference, "metadata": metadata}
 
 
-def _extra(row: Row) -> dict[str, Any]:
+def _extra(row: TaskRow) -> dict[str, Any]:
     index = {"split": SPLIT_FILES[row.split], "task_id": row.task.task_id}
     return {**index, "hints": json.dumps(row.hints, ensure_ascii=False)}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from tfgrpo.experience import Library
 from tfgrpo.experience.similarity import normal
@@ -99,7 +100,7 @@ def best_shares(scores: Mapping[str, Scores]) -> dict[str, float]:
     shares = dict.fromkeys(scores, 0.0)
     tasks = sorted({t for by_task in scores.values() for t, r in by_task.items() if r})
     for task in tasks:
-        means = {v: _mean(s[task]) for v, s in scores.items() if s.get(task)}
+        means = {v: fmean(s[task]) for v, s in scores.items() if s.get(task)}
         top = max(means.values())
         best = [v for v, m in means.items() if m >= top - 1e-9]
         for version in best:
@@ -122,9 +123,5 @@ def united(first: Library, second: Library) -> Library:
 def _is_open(first: Scores, second: Scores) -> bool:
     """True when each of two versions is better than the other on some task."""
     both = [t for t in first if first[t] and second.get(t)]
-    gaps = [_mean(first[t]) - _mean(second[t]) for t in both]
+    gaps = [fmean(first[t]) - fmean(second[t]) for t in both]
     return any(g > 1e-9 for g in gaps) and any(g < -1e-9 for g in gaps)
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return sum(rewards) / len(rewards)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any, Literal
 
 from tfgrpo.group_figures import GroupFigures, figures_of
@@ -178,7 +179,7 @@ def _routing(groups: Sequence[GroupFigures], level: float, seed: int) -> Advice:
             None,
         )
     rewards = {p: {t: r[t] for t in shared} for p, r in by_policy.items()}
-    single = max(sorted(rewards), key=lambda p: math.fsum(map(_mean, rewards[p].values())))
+    single = max(sorted(rewards), key=lambda p: math.fsum(map(fmean, rewards[p].values())))
     base, oracle = _cross_fitted(rewards, shared, single)
     gain = paired_difference(base, oracle, level=level, seed=seed)
     return Advice(
@@ -207,8 +208,8 @@ def _cross_fitted(
                 halves,
                 key=lambda p: (math.fsum(halves[p][choose]) / len(halves[p][choose]), p == single),
             )
-            base.setdefault(task, []).append(_mean(halves[single][test]))
-            oracle.setdefault(task, []).append(_mean(halves[best][test]))
+            base.setdefault(task, []).append(fmean(halves[single][test]))
+            oracle.setdefault(task, []).append(fmean(halves[best][test]))
     return base, oracle
 
 
@@ -302,7 +303,7 @@ def _rl(groups: Sequence[GroupFigures], k: int, level: float, seed: int) -> Advi
 
 
 def _lift(scores: Scores, k: int, level: float, seed: int) -> Interval:
-    base = {t: [_mean(r)] for t, r in scores.items()}
+    base = {t: [fmean(r)] for t, r in scores.items()}
     best = {t: [max_at_k(r, k)] for t, r in scores.items()}
     return paired_difference(base, best, level=level, seed=seed)
 
@@ -355,10 +356,6 @@ def _share(groups: Sequence[GroupFigures], test: Any) -> float:
 
 def _tokens(groups: Iterable[GroupFigures]) -> float:
     return float(sum(g.tokens for g in groups))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _per_point(tokens: float, gain: Interval | None) -> float | None:

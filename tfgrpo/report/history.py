@@ -28,11 +28,11 @@ def curve(view: RunView, level: float, seed: int) -> list[dict[str, Any]]:
     by_version = _gate_scores(view)
     points = []
     for step, scores in sorted(_practice_scores(view).items()):
-        points.append(_point(step, None, "practice", _mean(view, scores, level, seed)))
+        points.append(_point(step, None, "practice", _mean_row(view, scores, level, seed)))
     for decision in view.of_kind("gate"):
         pair = [by_version.get(str(decision.get(name)), {}) for name in ("current", "proposed")]
         point = _point(decision.step or 0, decision.get("look"), "gate", None)
-        point["current"], point["proposed"] = (_mean(view, s, level, seed) for s in pair)
+        point["current"], point["proposed"] = (_mean_row(view, s, level, seed) for s in pair)
         if any(r and pair[1].get(t) for t, r in pair[0].items()):
             found = paired_difference(*pair, level=level, seed=seed)
             point["difference"] = asdict(view.within(found, of_difference=True))
@@ -77,7 +77,7 @@ def _gate_scores(view: RunView) -> dict[str, dict[str, list[float]]]:
 
 def gate_means(view: RunView, level: float, seed: int) -> dict[str, dict[str, Any]]:
     """Mean gate reward of each library version that was scored."""
-    found = {v: _mean(view, scores, level, seed) for v, scores in _gate_scores(view).items()}
+    found = {v: _mean_row(view, scores, level, seed) for v, scores in _gate_scores(view).items()}
     return {version: mean for version, mean in found.items() if mean is not None}
 
 
@@ -89,7 +89,7 @@ def _what(edits: Any) -> str:
     return ", ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in sorted(kinds.items()))
 
 
-def _mean(view: RunView, scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
+def _mean_row(view: RunView, scores: Scores, level: float, seed: int) -> dict[str, Any] | None:
     if not any(scores.values()):
         return None
     return asdict(view.within(mean_interval(scores, level=level, seed=seed)))

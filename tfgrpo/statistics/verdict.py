@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -245,7 +246,7 @@ def reach_verdict(
     """
     if rule.kind == "gain":
         raise ValueError("a gain compares two arms: use judge_gain")
-    means = [_mean(r) for r in scores.values() if len(r)]
+    means = [fmean(r) for r in scores.values() if len(r)]
     attempted = max(len(scores) if n_attempted is None else n_attempted, len(means))
     if not means:
         return _nothing_scored(rule, attempted)
@@ -288,10 +289,6 @@ def judge_gain(
     is_met = interval.low > min_gain
     beyond = is_met or interval.high <= min_gain
     return _finish(rule, is_met, beyond, interval, (better, len(shared), attempted), min_scored)
-
-
-def _mean(rewards: Sequence[float]) -> float:
-    return math.fsum(rewards) / len(rewards)
 
 
 def _nothing_scored(rule: VerdictRule, attempted: int) -> Verdict:

@@ -50,6 +50,16 @@ REPLACED = {
 thing."""
 
 
+ONE_MEANING = frozenset((
+    "Outcome", "Environment", "ToolEnvironment", "Nudge", "Proposal", "Plan", "Version", "Decision",
+    "Evidence", "Rolled", "Row", "Seen", "Task", "Rollout", "RolloutGroup", "Score", "Context",
+    "Library", "Journal", "Budget", "one_line", "estimate_tokens", "sampling_of", "judge", "_mean",
+    "HashedNgrams", "SentenceEncoder", "hint_texts", "leaks",
+))  # fmt: skip
+"""Words that stand for one thing everywhere. Other names may be defined in two rooms, where each
+means what its room is about; they are listed apart."""
+
+
 @dataclass(frozen=True)
 class Module:
     """One Python file, parsed."""
@@ -268,6 +278,16 @@ def equal_functions(modules: Iterable[Module], least_statements: int = 3) -> dic
     }
 
 
+def defined_twice(modules: Iterable[Module]) -> list[str]:
+    """Return the words of `ONE_MEANING` that more than one file defines, private ones too."""
+    places = defaultdict(set)
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                places[node.name].add(module.path)
+    return sorted(word for word in ONE_MEANING if len(places[word]) > 1)
+
+
 def replaced_words(modules: Iterable[Module]) -> list[str]:
     """Return modules, classes, functions and methods that are named by a replaced word."""
     found = set()
@@ -330,7 +350,7 @@ def counted(root: Path) -> dict[str, Any]:
         "functions_over_7": len(free),
         "widest": [str(w) for w in free],
         "signatures_forced_by_frameworks": [str(w) for w in wide if w.is_forced],
-        "duplicate_words": [*classes, *functions, *replaced_words(modules)],
+        "duplicate_words": [*defined_twice(modules), *replaced_words(modules)],
         "classes_of_one_name": classes,
         "functions_of_one_name": functions,
         "equal_functions": equal_functions(modules),

@@ -23,7 +23,16 @@ from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.strategies.echo import Echo, width_of
-from tfgrpo.rl.strategies.growth import Ask, Draw, Growth, Judge, Leaf, Look, Root, Seen
+from tfgrpo.rl.strategies.growth import (
+    Ask,
+    Draw,
+    Growth,
+    Judge,
+    Leaf,
+    Look,
+    Root,
+    TokenDistributions,
+)
 from tfgrpo.rl.strategies.latr import Latr, edit_share
 from tfgrpo.rl.strategies.look import look_at
 from tfgrpo.rl.strategies.trees import TokenTree, ValueChain, uncertain_cuts
@@ -58,7 +67,7 @@ def drive(
                 return Generated(tuple(tokens), tuple(logps), "stop")
         return Generated(tuple(tokens), tuple(logps), "length")
 
-    def seen(ids: Sequence[int], first: int, k: int) -> Seen:
+    def seen(ids: Sequence[int], first: int, k: int) -> TokenDistributions:
         rows = [
             sorted(following(ids[:t]).items(), key=lambda x: -x[1]) for t in range(first, len(ids))
         ]
@@ -66,7 +75,7 @@ def drive(
         top = np.array([[t for t, _ in r] for r in padded], dtype=np.int64).reshape(-1, k)
         p = np.array([[x for _, x in r] for r in padded]).reshape(-1, k)
         entropy = np.array([-sum(x * math.log(x) for _, x in r) for r in rows])
-        return Seen(top, p, np.log(p), entropy)
+        return TokenDistributions(top, p, np.log(p), entropy)
 
     steps: Generator[Ask, Any, list[Leaf]] = growth.grow(root)
     answer: Any = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from tfgrpo.experience.entry import Experience, Value
@@ -97,10 +98,12 @@ def check_replays(
             continue
         was = {t: _scores(old[t], rule.claim.topic) for t in tasks}
         now = {t: _scores(new[t], rule.claim.topic) for t in tasks}
-        turned = tuple(t for t in tasks if max(now[t]) > _mean(was[t]) + settings.tolerance)
+        turned = tuple(t for t in tasks if max(now[t]) > _mean_reward(was[t]) + settings.tolerance)
         best = {t: _best(old[t], rule.claim.topic, settings) for t in tasks}
         right = tuple(
-            t for t in tasks if t not in turned and _mean(was[t]) >= best[t] - settings.tolerance
+            t
+            for t in tasks
+            if t not in turned and _mean_reward(was[t]) >= best[t] - settings.tolerance
         )
         checks.append(
             ReplayCheck(
@@ -143,5 +146,5 @@ def _value(was: Scores, now: Scores) -> Value | None:
     return Value.of(paired_difference(was, now)) if len(was) > 1 else None
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _mean_reward(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0

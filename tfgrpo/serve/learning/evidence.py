@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tfgrpo.serve.learning.canary import LiveUnit
-from tfgrpo.serve.learning.grouping import Seen
+from tfgrpo.serve.learning.grouping import CapturedRequest
 from tfgrpo.serve.learning.ratings import FeedbackRow, rate
 from tfgrpo.serve.learning.tool_failures import read_broken
 from tfgrpo.serve.settings import FeedbackSettings
@@ -74,7 +74,7 @@ def read_seen(
     *,
     since: float,
     identified: bool = False,
-) -> list[Seen]:
+) -> list[CapturedRequest]:
     """Return the captured requests of a route that were answered, oldest first, with ratings.
 
     Args:
@@ -111,7 +111,7 @@ def read_seen(
         ratings = {c: rate(rated, settings, c) for c in mine}
         whole = sessions.get(row[3]) if row[3] else None
         seen.append(
-            Seen(
+            CapturedRequest(
                 a,
                 at,
                 task,

@@ -21,11 +21,11 @@ from tfgrpo.runtime.canonical import digest
 from tfgrpo.serve.learning.ratings import Rating
 from tfgrpo.serve.settings import GroupSettings
 
-__all__ = ["Seen", "make_groups", "read_turns"]
+__all__ = ["CapturedRequest", "make_groups", "read_turns"]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CapturedRequest:
     """One captured request with its draws and ratings."""
 
     response_id: str
@@ -91,7 +91,7 @@ def _text(content: Any) -> str:
 
 
 def make_groups(
-    seen: Iterable[Seen],
+    seen: Iterable[CapturedRequest],
     settings: GroupSettings,
     route: str,
     contexts: Mapping[str, Context],
@@ -126,7 +126,7 @@ class _Attempt:
     """One rollout: a draw, a request, or a whole session."""
 
     key: tuple[str, ...]
-    requests: tuple[Seen, ...]
+    requests: tuple[CapturedRequest, ...]
     choice: int
     rating: Rating
     is_whole: bool
@@ -134,8 +134,8 @@ class _Attempt:
     last_at: float
 
 
-def _attempts(seen: Iterable[Seen], settings: GroupSettings) -> Iterable[_Attempt]:
-    sessions: dict[tuple[str, ...], list[Seen]] = {}
+def _attempts(seen: Iterable[CapturedRequest], settings: GroupSettings) -> Iterable[_Attempt]:
+    sessions: dict[tuple[str, ...], list[CapturedRequest]] = {}
     order: list[Any] = []
     for one in seen:
         if not one.session_id:
@@ -147,13 +147,13 @@ def _attempts(seen: Iterable[Seen], settings: GroupSettings) -> Iterable[_Attemp
             order.append(place)
         sessions[place].append(one)
     for item in order:
-        if isinstance(item, Seen):
+        if isinstance(item, CapturedRequest):
             yield from _of_request(item, settings)
         else:
             yield from _of_session(sessions[item], settings)
 
 
-def _identity(one: Seen, settings: GroupSettings) -> str:
+def _identity(one: CapturedRequest, settings: GroupSettings) -> str:
     """Return what the client calls the task; empty where it says nothing."""
     if one.group_id:
         return f"g:{one.group_id}"
@@ -163,12 +163,12 @@ def _identity(one: Seen, settings: GroupSettings) -> str:
     return f"m:{one.task_digest}" if settings.task_identity == "messages" else ""
 
 
-def _key(name: str, one: Seen) -> tuple[str, ...]:
+def _key(name: str, one: CapturedRequest) -> tuple[str, ...]:
     return (name.removeprefix("g:") if name.startswith("g:") else name,
             one.task_digest, one.context, one.upstream)  # fmt: skip
 
 
-def _of_request(one: Seen, settings: GroupSettings) -> Iterable[_Attempt]:
+def _of_request(one: CapturedRequest, settings: GroupSettings) -> Iterable[_Attempt]:
     several = len(one.choices) > 1
     name = f"r:{one.response_id}" if several else _identity(one, settings)
     if not name:
@@ -178,7 +178,7 @@ def _of_request(one: Seen, settings: GroupSettings) -> Iterable[_Attempt]:
         yield _Attempt(_key(name, one), (one,), choice, rating, several, one.at)
 
 
-def _of_session(requests: list[Seen], settings: GroupSettings) -> Iterable[_Attempt]:
+def _of_session(requests: list[CapturedRequest], settings: GroupSettings) -> Iterable[_Attempt]:
     first, last = requests[0], requests[-1]
     name = _identity(first, settings)
     if not name:

@@ -30,7 +30,7 @@ class Accepted:
 
 
 @dataclass(slots=True)
-class Visit:
+class TaskSession:
     """A task being rolled."""
 
     task: Task
@@ -102,7 +102,7 @@ class Visit:
 class TextDraw:
     """A text that is being drawn, and its tries."""
 
-    visit: Visit
+    visit: TaskSession
     number: int
     ask: Write
     prompt_ids: tuple[int, ...]
@@ -129,7 +129,7 @@ class TextDraw:
         return True
 
 
-def begin_text(visit: Visit, ask: Write, prompter: Prompter) -> TextDraw | None:
+def begin_text(visit: TaskSession, ask: Write, prompter: Prompter) -> TextDraw | None:
     """Open a text; None where its prompt fills the model's context, which the visit is told."""
     ids = prompter.text_ids(ask.prompt)
     draw = TextDraw(visit, visit.begin_text(), ask, ids)
