@@ -17,7 +17,7 @@ from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.experience.artefact import FORMAT, from_row, load_artefact
 from tfgrpo.experience.critic.paper_flow import _lessons_in
 from tfgrpo.experience.critic.paper_operations import operations_from
-from tfgrpo.experience.edits import read_lessons, resolve
+from tfgrpo.experience.edits import read_lessons, read_operations, resolve
 from tfgrpo.experience.guards import Finding, Foreign, Guards
 from tfgrpo.experience.reflect.reply import read_reply
 from tfgrpo.experience.settings import Repairs
@@ -218,3 +218,28 @@ def test_an_argument_of_thousands_of_digits_that_does_not_fit_is_told_without_it
     (reason,) = check_arguments(wanted, {"a": long})
     assert "too long to be shown" in reason
     assert check_arguments({"properties": {"a": {"type": "integer"}}}, {"a": long}) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, '{"operations": [{"op": "delete", "id": %s}]}' % ("9" * 5000)]
+)
+def test_a_critic_s_integer_of_thousands_of_digits_is_no_operation(text: str) -> None:
+    with pytest.raises(ReplyError):
+        read_operations(text, {"G0": "E1"}, proposals={"C1": "C1"})
+
+
+def test_a_task_id_of_thousands_of_digits_is_a_config_error(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(f'[{{"task_id": {LONG}, "prompt": "a"}}]')
+    with pytest.raises(ConfigError, match="task_id cannot be used"):
+        read_tasks(file)
+
+
+@pytest.mark.parametrize("index", [-5, -1, True, "0", 1.5])
+def test_an_index_that_is_no_place_is_as_none(index: Any) -> None:
+    parts = ChoiceParts()
+    for call_id, arguments in (("a", "{}"), ("", ""), ("b", "{}")):
+        piece = {"function": {"name": "f" if call_id else "", "arguments": arguments}}
+        parts.add({}, {"tool_calls": [piece | {"index": index, "id": call_id}]})
+    parts.add({}, {"tool_calls": [{"function": {"arguments": ""}}]})
+    assert [c.call_id for c in parts.tool_calls()] == ["a", "b"]

@@ -252,3 +252,33 @@ def test_weights_follow_their_shares_and_give_every_name() -> None:
     first = Counter(o[0] for o in orders)
     assert all(sorted(o) == ["a", "b", "c"] for o in orders)
     assert abs(first["a"] / 4000 - 0.5) < 0.04 and abs(first["b"] / 4000 - 0.25) < 0.04
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_cap_holds_though_the_server_counts_more_than_was_sent(
+    start: Start, tmp_path: Path, restarts: bool
+) -> None:
+    """400 tokens for a prompt of some 30: what is added is learnt, and known after a restart."""
+    usage = {"prompt_tokens": 400, "completion_tokens": 10, "total_tokens": 410}
+    cost = 400e-6 + 20e-6
+    cap = {"r": {"budget": {"usd_total": 10 * cost}}}
+    with FaultServer(answers.say("x", usage=usage).after(0.05)) as upstream:
+        client = await start(upstream, routes=cap)
+        assert (await client.chat(max_tokens=10))[0] == 200
+        if restarts:
+            await client.running.stop(0.0)
+            client = await start(upstream, routes=cap)
+        found = await asyncio.gather(*(client.chat(max_tokens=10) for _ in range(40)))
+        (spent,) = client.rows("SELECT sum(cost_usd) FROM results")[0]
+    assert sorted({status for status, _, _ in found}) == [200, 429]
+    assert 9 * cost - 1e-12 <= spent <= 10 * cost + 1e-12
+
+
+async def test_much_around_a_short_prompt_makes_no_long_one_dear(start: Start) -> None:
+    usage = {"prompt_tokens": 2000, "completion_tokens": 1, "total_tokens": 2001}
+    with FaultServer(answers.say("x", usage=usage)) as upstream:
+        client = await start(upstream, routes={"r": {"budget": {"usd_total": 1.0}}})
+        await client.chat("hi", max_tokens=1)
+        await client.chat("word " * 8000, max_tokens=1)
+        worst = [t for (t,) in client.rows("SELECT prompt_tokens FROM calls ORDER BY call")]
+    assert worst[0] < 100 and 11_900 < worst[1] < 13_000  # 40,000 bytes / 4, and the 2,000

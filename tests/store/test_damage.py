@@ -289,6 +289,51 @@ def _until_stopped(pid: int) -> None:
     raise AssertionError("the process does not stop")
 
 
+def test_a_copy_of_the_process_writes_no_checksums(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "run", create=True) as journal:
+        journal.record_decision("note", 1)
+        sums = sums_of(tmp_path / "run" / "run.db")
+        before = sums.read_bytes()
+        child = os.fork()
+        if child == 0:
+            journal.writer._seal()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert sums.read_bytes() == before
+        journal.writer._seal()
+        assert sums.read_bytes() != before
+
+
+_TRY_LOCK = """
+import fcntl, os, sys
+handle = os.open(sys.argv[1], os.O_RDWR)
+try:
+    fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)
+except OSError:
+    print("locked")
+else:
+    print("free")
+"""
+"""Asks for the bytes that SQLite locks in a database that is open somewhere."""
+
+
+def test_looking_at_a_journal_leaves_the_locks_of_a_writer_in_the_same_process(run: Path) -> None:
+    def state() -> str:
+        args = [sys.executable, "-c", _TRY_LOCK, str(run / "run.db")]
+        return subprocess.run(args, capture_output=True, text=True, check=True).stdout.strip()
+
+    with Journal.open(run) as journal:
+        journal.record_decision("note", 1)
+        assert state() == "locked"
+        everything(run)
+        handles = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            everything(run)
+        assert state() == "locked"
+        assert len(os.listdir("/proc/self/fd")) == handles
+    assert state() == "free"
+
+
 def test_a_journal_that_nobody_closes_is_not_taken_for_damaged(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     subprocess.run(

@@ -204,16 +204,18 @@ class ChoiceParts:
         a new call; one without an id goes on with the newest call of its index.
         """
         given, index = piece.get("id"), piece.get("index")
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+            index = None
         name = str(given) if given else ""
         is_named = bool(_function_of(piece).get("name"))
-        if isinstance(index, int) and name and self._id_at(index) == name:
+        if index is not None and name and self._id_at(index) == name:
             return self._newest[index]  # ids that several calls share
         if name in self._slots and not (
-            is_named and isinstance(index, int) and index not in self._newest
+            is_named and index is not None and index not in self._newest
         ):
             return self._slots[name]
         free = self._free
-        if isinstance(index, int) and not isinstance(index, bool):
+        if index is not None:
             slot = self._newest.get(index, free if index in self.calls else index)
             if slot in self.calls and self._is_another(self.calls[slot], piece):
                 slot = free

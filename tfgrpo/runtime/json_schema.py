@@ -183,8 +183,12 @@ def argument_defaults(schema: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_json(text: str) -> Any:
+def load_json(text: str, *, has_long_integers: bool = True) -> Any:
     """Return the value of a JSON text that somebody else wrote.
+
+    Args:
+        text: the whole text.
+        has_long_integers: False refuses integers that Python does not write out again.
 
     Raises:
         ValueError: not JSON, a key given twice, NaN or an infinity, or nested too deeply.
@@ -194,7 +198,7 @@ def load_json(text: str) -> Any:
             text,
             object_pairs_hook=_unique_keys,
             parse_constant=_no_constant,
-            parse_int=integer_of,
+            parse_int=integer_of if has_long_integers else int,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None

@@ -104,7 +104,8 @@ def json_in(text: str, read: Reader | None = None) -> list[FoundJson]:
     reader = read or _strict
     stripped = text.strip()
     try:
-        return [FoundJson(load_json(stripped), 0, len(text))]
+        # What is read leniently is told again in words, which a very long integer has not.
+        return [FoundJson(load_json(stripped, has_long_integers=read is None), 0, len(text))]
     except ValueError:
         pass
     blocks = {start: len(body) for _, body, start in fenced_blocks(text) if body.strip()}

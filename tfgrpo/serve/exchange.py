@@ -224,7 +224,7 @@ class Exchange:
         )
         most = self.ext.max_cost_usd
         if most is not None:
-            _hold_to(planned.worst.cost_usd, most)
+            _hold_to(self.gateway.book.worst(planned).cost_usd, most)
         rows = () if self._has_row else (self._request_row(),)
         call = await self.gateway.book.begin(planned, rows)
         self._has_row = True

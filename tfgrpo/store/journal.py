@@ -433,13 +433,15 @@ class Journal:
 
     def _totals(self) -> list[Statement]:
         """Return the row that keeps what a large run adds up to, so that it is listed at once."""
-        newest = self._writer.read("SELECT max(rollout) FROM rollouts")[0][0]
-        if not isinstance(self._writer, DatabaseWriter) or int(newest or 0) < _LARGE:
+        if not isinstance(self._writer, DatabaseWriter):
             return []
         try:
-            return [totals_row(self._writer, self.state())]
-        except StoreError:
-            return []  # the close that follows tells it
+            newest = self._writer.read("SELECT max(rollout) FROM rollouts")[0][0]
+            is_large = isinstance(newest, int) and newest >= _LARGE
+            return [totals_row(self._writer, self.state())] if is_large else []
+        except StoreError as exc:  # what is wrong is found and told when it is opened again
+            log.debug("%s: no totals are kept: %s", self._writer.name, exc)
+            return []
 
     def take_over(self, source: Place, copies: Iterable[str]) -> None:
         """Run copying statements against another journal of the same kind, which they call `old`,

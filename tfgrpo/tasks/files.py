@@ -74,7 +74,11 @@ def _task(row: Mapping[str, Any], number: int, where: str) -> Task:
     if not isinstance(metadata, dict):
         raise ConfigError(f"{where}: metadata is {shown(metadata)}: an object is needed")
     reference = next((row[k] for k in REFERENCE_KEYS if k in row and k != key), None)
-    return Task(str(task_id), prompt, reference, metadata)
+    try:
+        name = str(task_id)
+    except ValueError as exc:  # thousands of digits
+        raise ConfigError(f"{where}: task_id cannot be used as a text: {exc}") from exc
+    return Task(name, prompt, reference, metadata)
 
 
 def _turn(value: Any, where: str) -> Message:

@@ -97,9 +97,10 @@ class Pool:
         self._idle.append(connection)
 
 
-def share(values: list[float], part: float) -> float:
+def share_ms(values: list[float], part: float) -> float | None:
+    """Return a quantile of some seconds in milliseconds; None where there are none."""
     values = sorted(values)
-    return values[min(len(values) - 1, int(part * len(values)))] if values else float("nan")
+    return values[min(len(values) - 1, int(part * len(values)))] * 1e3 if values else None
 
 
 async def steady(job: dict[str, Any]) -> dict[str, Any]:
@@ -134,9 +135,9 @@ async def steady(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "requests": len(latencies),
         "statuses": statuses,
-        "p50_ms": share(latencies, 0.5) * 1e3,
-        "p90_ms": share(latencies, 0.9) * 1e3,
-        "p99_ms": share(latencies, 0.99) * 1e3,
+        "p50_ms": share_ms(latencies, 0.5),
+        "p90_ms": share_ms(latencies, 0.9),
+        "p99_ms": share_ms(latencies, 0.99),
         "max_ms": max(latencies, default=0.0) * 1e3,
     }
 
@@ -165,8 +166,8 @@ async def streams(job: dict[str, Any]) -> dict[str, Any]:
     return {
         "streams": len(firsts),
         "statuses": statuses,
-        "ttft_p50_ms": share(firsts, 0.5) * 1e3,
-        "ttft_p99_ms": share(firsts, 0.99) * 1e3,
+        "ttft_p50_ms": share_ms(firsts, 0.5),
+        "ttft_p99_ms": share_ms(firsts, 0.99),
     }
 
 

@@ -20,6 +20,7 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
@@ -41,6 +42,7 @@ from tfgrpo.experience.library import from_texts
 
 LESSONS = [f"Lesson {i}: name the order, the cause and the next step in one sentence." for i in
            range(12)]  # fmt: skip
+_LITELLM = "from importlib.metadata import version; print(version('litellm'))"
 MASTER = "sk-benchmark-master-key-of-a-gateway-1234"
 
 
@@ -90,6 +92,7 @@ class Rivals:
     def __init__(self, folder: Path, upstream: int) -> None:
         self.jobs: dict[str, dict[str, Any]] = {"direct": {"port": upstream}}
         self.processes: dict[str, Any] = {}
+        self.versions: dict[str, str] = {}
         self._folder, self._upstream = folder, upstream
 
     def ours(self, port: int) -> None:
@@ -113,6 +116,9 @@ class Rivals:
             print(f"litellm did not start: {exc}", file=sys.stderr)
             return
         self.jobs["litellm"] = {"port": port, "key": MASTER}
+        told = subprocess.run([str(Path(program).parent / "python"), "-c", _LITELLM],
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        self.versions["litellm"] = told.stdout.strip()
 
     def portkey(self, port: int) -> None:
         folder = os.environ.get("PORTKEY_GATEWAY", "")
@@ -121,6 +127,8 @@ class Rivals:
             return
         self._start("portkey", ["node", str(script), f"--port={port}", "--headless"])
         wait_for(f"http://127.0.0.1:{port}/")
+        package = json.loads((script.parents[1] / "package.json").read_text())
+        self.versions["portkey"] = package["version"]
         self.jobs["portkey"] = {
             "port": port,
             "headers": {
@@ -159,8 +167,9 @@ def middle(rows: list[dict[str, Any]]) -> dict[str, Any]:
             out[key] = {k: sum(r[key].get(k, 0) for r in rows) for k in
                         sorted({k for r in rows for k in r[key]})}  # fmt: skip
         else:
-            out[key] = round(statistics.median(r[key] for r in rows), 3)
-    best = [r["p99_ms"] for r in rows if "p99_ms" in r]
+            found = [r[key] for r in rows if r[key] is not None]
+            out[key] = round(statistics.median(found), 3) if found else None
+    best = [r["p99_ms"] for r in rows if r.get("p99_ms") is not None]
     if best:
         out["best_p99_ms"] = round(min(best), 3)
     return out
@@ -171,7 +180,7 @@ def highest_rate(rivals: Rivals, name: str, rates: list[int]) -> int:
     held = 0
     for rate in rates:
         figures = load({"rate": rate, "seconds": 4, **rivals.jobs[name]}, 1)
-        if figures["p99_ms"] >= 100 or set(figures["statuses"]) != {"200"}:
+        if (figures["p99_ms"] or 100.0) >= 100 or set(figures["statuses"]) != {"200"}:
             break
         held = rate
     return held
@@ -234,7 +243,11 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         apart[name].pop("cpu_ms")
         cpu = at_once[name].pop("cpu_ms") * 20  # counted for the 20 requests that warm up elsewhere
         at_once[name]["cpu_us_a_chunk"] = round(cpu * 1e3 / (101 * 50), 2)
-    ttft = {n: round(apart[n]["ttft_p50_ms"] - apart["direct"]["ttft_p50_ms"], 3) for n in gateways}
+    begin = apart["direct"]["ttft_p50_ms"]
+    ttft = {
+        n: None if apart[n]["ttft_p50_ms"] is None else round(apart[n]["ttft_p50_ms"] - begin, 3)
+        for n in gateways
+    }
     figures: dict[str, Any] = {
         "p50_ms": added["ours"]["p50_ms"],
         "p99_ms": added["ours"]["p99_ms"],
@@ -254,8 +267,8 @@ def run(rivals: Rivals, asked: argparse.Namespace) -> dict[str, Any]:
         rates = list(range(200, 1001, 50))
         figures["highest_rate"] = {n: highest_rate(rivals, n, rates) for n in gateways}
     figures["pressure"] = {"before": busy, "after": pressure()}
-    figures["versions"] = {n: _version(n) for n in ("litellm", "aiohttp", "uvicorn", "orjson",
-                                                    "uvloop")}  # fmt: skip
+    figures["versions"] = {n: _version(n) for n in ("aiohttp", "uvicorn", "orjson", "uvloop")}
+    figures["versions"] |= rivals.versions
     return figures
 
 

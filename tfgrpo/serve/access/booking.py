@@ -12,13 +12,17 @@ Does not know HTTP, routes or what a reply means. Source: own.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tfgrpo.errors import ProviderError, StoreError
 from tfgrpo.rollout import Usage
+from tfgrpo.serve import tables
+from tfgrpo.serve.access.bounds import Beyond
 from tfgrpo.serve.access.caps import Held, KeyCaps, Scope, Spent
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.store import Journal
@@ -56,20 +60,23 @@ class Planned:
     worst_usd: float | None = None
     """Its worst cost, where that does not follow from tokens."""
 
-    @property
-    def worst(self) -> WorstCase:
-        """The most it can use."""
-        worst = worst_case(self.prompt_tokens, self.max_tokens, self.n, self.price)
+    def worst(self, beyond: Beyond) -> WorstCase:
+        """Return the most it can use, by what the model's calls have used beyond estimates."""
+        prompt, completion = beyond.widen(self.prompt_tokens, self.max_tokens)
+        worst = worst_case(prompt, completion, self.n, self.price)
         return worst if self.worst_usd is None else replace(worst, cost_usd=self.worst_usd)
 
 
 class OpenCall:
     """A call whose intent is in the journal; ended exactly once."""
 
-    __slots__ = ("_began", "_book", "_extra", "_held", "_number", "planned")
+    __slots__ = ("_began", "_book", "_extra", "_held", "_number", "_worst", "planned")
 
-    def __init__(self, book: CallBook, planned: Planned, number: int, held: Held) -> None:
+    def __init__(
+        self, book: CallBook, planned: Planned, worst: WorstCase, number: int, held: Held
+    ) -> None:
         self._book, self.planned, self._number, self._held = book, planned, number, held
+        self._worst = worst
         self._began = book.clock()
         self._extra = 0
 
@@ -104,6 +111,8 @@ class OpenCall:
             (priced,), duration_s=self.duration_s, model=model, extra_calls=self._extra
         )._replace(n=n)
         self._settle(end)
+        if not priced.is_estimated:
+            self._book.learn(self.planned, priced)
         await self._write(end, rows)
 
     async def fail(self, error: ProviderError, rows: Iterable[Statement] = ()) -> bool:
@@ -116,7 +125,7 @@ class OpenCall:
         return end.kind == "unsettled" or end.usage.total_tokens > 0
 
     def _settle(self, end: CallEnd) -> None:
-        spent = settlement(end, self.planned.worst.amounts)
+        spent = settlement(end, self._worst.amounts)
         self._held.settle({k: v for k, v in spent.items() if k in ("calls", "cost_usd")})
 
     def abandon(self, rows: Iterable[Statement] = (), error: str = "cancelled") -> None:
@@ -161,6 +170,22 @@ class CallBook:
         self.clock = clock
         self.failed_writes = 0
         """Replies whose rows had to be tried again."""
+        self._bounds = _read_bounds(journal)
+
+    def worst(self, planned: Planned) -> WorstCase:
+        """Return the most that a call can use."""
+        return planned.worst(self._bounds[planned.model])
+
+    def learn(self, planned: Planned, usage: Usage) -> None:
+        """Make later worst cases of a model as large as what a call has used.
+
+        Prompts are estimated by their bytes; a server may put more around them. It is noted, so
+        that a cap holds after a restart too.
+        """
+        bound = self._bounds[planned.model]
+        if bound.observe((planned.prompt_tokens, planned.max_tokens * planned.n), usage):
+            body = json.dumps([bound.around, bound.factor, bound.reply])
+            self.journal.writer.put([(tables.NOTE, (time.time(), _BOUND, planned.model, body))])
 
     async def begin(self, planned: Planned, rows: Sequence[Statement] = ()) -> OpenCall:
         """Hold the worst case and commit the intent; the call may be sent after that.
@@ -172,7 +197,7 @@ class CallBook:
         Raises:
             ApiError: a cap refuses it, or the journal cannot be written (503 `storage`).
         """
-        worst = planned.worst
+        worst = self.worst(planned)
         held = await self.caps.reserve(planned.scopes, worst.cost_usd, 1)
         start = CallStart(
             key=hashlib.sha256(planned.response_id.encode()).digest(),
@@ -194,7 +219,19 @@ class CallBook:
         except BaseException:
             held.release()
             raise
-        return OpenCall(self, planned, number, held)
+        return OpenCall(self, planned, worst, number, held)
+
+
+_BOUND = "bound"
+
+
+def _read_bounds(journal: Journal) -> defaultdict[str, Beyond]:
+    bounds: defaultdict[str, Beyond] = defaultdict(Beyond)
+    rows = journal.writer.read("SELECT name, body FROM notes WHERE kind = ? ORDER BY note",
+                               (_BOUND,))  # fmt: skip
+    for model, body in rows:
+        bounds[model] = Beyond(*json.loads(body))
+    return bounds
 
 
 def read_spent(journal: Journal) -> list[Spent]:

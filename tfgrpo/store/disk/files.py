@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,6 +103,71 @@ def refuse_network_disk(folder: Path) -> None:
         )
 
 
+class _Connection(sqlite3.Connection):
+    """A connection whose file is known to be open in this process until it is closed."""
+
+    _file: tuple[int, int] | None = None
+
+    def opens(self, path: Path) -> None:
+        """Count the file as open."""
+        self._file = _identity(path)
+        with _GUARD:
+            _OPEN[self._file] += 1
+
+    def close(self) -> None:
+        """Close it, and what was read beside it."""
+        super().close()
+        file, self._file = self._file, None
+        if file is None:
+            return
+        with _GUARD:
+            _OPEN[file] -= 1
+            if not _OPEN[file]:
+                del _OPEN[file]
+                for handle in _LATE.pop(file, {}).values():
+                    os.close(handle)
+
+
+_GUARD = threading.Lock()
+_OPEN: Counter[tuple[int, int]] = Counter()
+"""How many connections of this process have a file open."""
+_LATE: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
+"""What was opened beside them, by file: closed with the last connection."""
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def opened_beside(path: Path, database: Path) -> Iterator[int]:
+    """Open a file for reading that SQLite may have open in this process, too.
+
+    The system drops all locks that a process has on a file when any handle of it is closed, those
+    of SQLite included; so a handle is kept until the process has no connection to the database.
+
+    Args:
+        path: the database, or its index of the log.
+        database: the database.
+    """
+    own, key = _identity(path), _identity(database)
+    with _GUARD:
+        handle = _LATE.get(key, {}).get(own)
+    if handle is not None:
+        yield handle
+        return
+    handle = os.open(path, os.O_RDONLY | NO_FOLLOW)
+    try:
+        yield handle
+    finally:
+        with _GUARD:
+            if _OPEN[key] and own not in _LATE.setdefault(key, {}):
+                _LATE[key][own] = handle
+            elif not _OPEN[key]:
+                os.close(handle)
+
+
 def uri_of(path: Path) -> str:
     """Return the address under which SQLite changes nothing of a journal, nor of its log."""
     immutable = "" if path.with_name(path.name + "-wal").exists() else "&immutable=1"
@@ -111,8 +178,14 @@ def connect(path: Path, *, readonly: bool = False, durable: bool = False) -> sql
     """Open a journal file with the settings that every connection of ours has."""
     uri = uri_of(path) if readonly else f"{path.resolve().as_uri()}?mode=rw"
     connection = sqlite3.connect(
-        uri, uri=True, isolation_level=None, check_same_thread=False, cached_statements=256
+        uri,
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        factory=_Connection,
     )
+    connection.opens(path)
     connection.execute("PRAGMA busy_timeout=10000")
     if not readonly:
         connection.execute("PRAGMA journal_mode=WAL")

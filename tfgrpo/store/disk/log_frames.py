@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from tfgrpo.store.disk.files import NO_FOLLOW, connect, read_at
+from tfgrpo.store.disk.files import NO_FOLLOW, connect, opened_beside, read_at
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
@@ -264,8 +264,8 @@ def _accepted(file: Path) -> int | None:
         connection = connect(file, readonly=True)
         try:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            with open(file.with_name(file.name + "-shm"), "rb") as index:
-                both = index.read(96)
+            with opened_beside(file.with_name(file.name + "-shm"), file) as index:
+                both = read_at(index, 96, 0)
         finally:
             connection.close()
     except (sqlite3.Error, OSError):

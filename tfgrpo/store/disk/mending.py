@@ -27,6 +27,7 @@ from tfgrpo.store.disk.files import (
     check_file,
     connect,
     create_file,
+    opened_beside,
     read_at,
     store_errors,
 )
@@ -102,9 +103,7 @@ def _look(file: Path) -> Looked:
     sums = PageSums.read(file)
     if sums is None:
         return Looked(None, Log())
-    with store_errors(file, "read"):
-        handle = os.open(file, os.O_RDONLY | NO_FOLLOW)
-    try:
+    with store_errors(file, "read"), opened_beside(file, file) as handle:
         mark = _mark(handle, file)
         found = read_log(file)
         if _SEEN.get(str(file)) == mark:
@@ -113,8 +112,6 @@ def _look(file: Path) -> Looked:
         if not (wrong or found.why) and mark == _mark(handle, file):
             _SEEN[str(file)] = mark
         return Looked(sums, found, wrong)
-    finally:
-        os.close(handle)
 
 
 def _mark(handle: int, file: Path) -> tuple[int, ...]:
@@ -143,8 +140,8 @@ def _is_another(file: Path, looked: Looked) -> bool:
     sums = looked.sums
     if sums is None or 1 not in looked.wrong:
         return False
-    with open(file, "rb") as source:
-        head = source.read(sums.page_size)
+    with opened_beside(file, file) as handle:
+        head = read_at(handle, sums.page_size, 0)
     if not head.startswith(b"SQLite format 3\0") or len(head) < 100:
         return False
     kind = int.from_bytes(head[68:72], "big"), int.from_bytes(head[60:64], "big")
@@ -239,32 +236,27 @@ def _fill(target: sqlite3.Connection, file: Path, looked: Looked) -> str:
 
 @contextlib.contextmanager
 def _pages(file: Path, looked: Looked, sums: PageSums) -> Iterator[Pages]:
-    handle = os.open(file, os.O_RDONLY | NO_FOLLOW)
-    log_handle = None
-    try:
+    with contextlib.ExitStack() as stack:
+        handle = stack.enter_context(opened_beside(file, file))
+        log_handle = None
         if looked.log.pages:
             log_handle = os.open(log_of(file), os.O_RDONLY | NO_FOLLOW)
-        count = max(looked.log.size or len(sums.sums), *looked.log.pages, 1)
+            stack.callback(os.close, log_handle)
         mended = dict(looked.log.mended)
         for page in looked.wrong:
             content = read_at(handle, sums.page_size, (page - 1) * sums.page_size)
             whole = sums.with_a_bit_turned(page, content)
             if whole is not None:
                 mended[page] = whole
-        wrong = looked.wrong.difference(mended)
         yield Pages(
             handle,
             log_handle,
             looked.log.pages,
             mended,
-            wrong,
+            looked.wrong.difference(mended),
             page_size=sums.page_size,
-            count=count,
+            count=max(looked.log.size or len(sums.sums), *looked.log.pages, 1),
         )
-    finally:
-        os.close(handle)
-        if log_handle is not None:
-            os.close(log_handle)
 
 
 _WORDS = {

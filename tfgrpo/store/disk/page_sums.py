@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.store.disk.files import NO_FOLLOW, read_at
+from tfgrpo.store.disk.files import NO_FOLLOW, opened_beside, read_at
 from tfgrpo.store.disk.log_frames import FRAME_HEADER_BYTES, HEADER_BYTES, Header, log_of
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,7 @@ class PageSums:
         self.sums = array("I")
         """The checksum of page i + 1."""
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         self._salts = b""
         self._frames = 0
         """How many frames of the log with these salts are in `sums`."""
@@ -90,9 +91,11 @@ class PageSums:
         page_size = int(connection.execute("PRAGMA page_size").fetchone()[0])
         made = cls(file, page_size, 0, [])
         made._describe(connection)
-        with open(file, "rb") as source:
-            while chunk := source.read(page_size * _PAGES_A_READ):
+        step, at = page_size * _PAGES_A_READ, 0
+        with opened_beside(file, file) as handle:
+            while chunk := read_at(handle, step, at):
                 made.sums.extend(_crcs(chunk, page_size))
+                at += step
         made.take_log()
         return made
 
@@ -179,7 +182,12 @@ class PageSums:
             os.utime(self.path)
 
     def seal(self, connection: sqlite3.Connection | None = None) -> None:
-        """Write the checksums of all that is committed: then the log may begin anew."""
+        """Write the checksums of all that is committed: then the log may begin anew.
+
+        A copy of this process, which knows nothing of what is written since, leaves them alone.
+        """
+        if os.getpid() != self._owner:
+            return
         self.take_log()
         self.write(connection)
 
