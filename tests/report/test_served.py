@@ -61,7 +61,7 @@ def test_each_page_is_served_and_no_other_file(server: LiveServer) -> None:
     top = path_of(server)
     for name, words in (
         ("", "Learning and evaluation"),
-        ("run/learnt/", "It helped"),
+        ("run/learnt/", "learnt · tfgrpo report"),
         ("training/train/", "Held-out reward +0.310 by training, beyond noise"),
         ("escalation/learnt%2Fescalate/", "distilled is kept"),
         ("search/errand.html/", "search tree"),

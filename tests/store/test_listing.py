@@ -11,7 +11,7 @@ import pytest
 from tests.learning.worlds import HELPFUL, World
 from tests.learning.worlds import settings as run_settings
 from tests.store.test_damage import flip
-from tfgrpo.cli import runs
+from tfgrpo.report.served import rows
 from tfgrpo.store import Journal, journal
 from tfgrpo.store.disk.listing import kept_state
 
@@ -41,9 +41,9 @@ def test_a_list_shows_the_same_with_and_without_what_is_kept(
     assert kept_state(run, KINDS) is not None
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "open", None)  # nothing is opened for it
-        quick = runs._summary(run)
-    monkeypatch.setattr(runs, "kept_state", lambda *args: None)
-    slow = runs._summary(run)
+        quick = rows.run_row(run)
+    monkeypatch.setattr(rows, "kept_state", lambda *args: None)
+    slow = rows.run_row(run)
     assert quick.pop("seconds") == pytest.approx(slow.pop("seconds"), abs=1.0)
     assert quick == slow and quick["rollouts"] > 200 and quick["state"]
 
@@ -61,7 +61,7 @@ def test_what_is_kept_is_not_used_once_the_file_was_written(run: Path) -> None:
     flip(file, 200_000)
     os.utime(file, ns=(later, later))
     assert kept_state(run, KINDS) is None
-    assert runs._summary(run)["damaged"]
+    assert rows.run_row(run)["damaged"]
 
 
 def test_a_run_without_anything_kept_is_opened(tmp_path: Path) -> None:

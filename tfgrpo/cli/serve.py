@@ -110,7 +110,7 @@ def forget_user(
     end_user: Annotated[str, typer.Option(help="Whose content, as clients name it.")],
     key: Annotated[str, typer.Option(help="Of this API key's clients alone.")] = "",
 ) -> None:
-    """Remove all content of one end user and name the library entries that came from it.
+    """Remove one end user's content, and name entries that came from it.
 
     The gateway must not run; of a running one the page does it (`POST /admin/forget`).
     """
