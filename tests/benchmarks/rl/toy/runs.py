@@ -224,7 +224,7 @@ class Look:
         self._held_out = held_out
         self._draws = bench.size.draws
         self._seed = derive_seed("toy look", seed)
-        generator = own_generator(config, bench.parts, ())
+        generator = own_generator(config, bench.parts, None)
         self._maker = maker_of(config, bench.parts, bench.right, generator, None)
         self._sampling = Sampling(max_tokens=config.rollout.max_tokens)
 
