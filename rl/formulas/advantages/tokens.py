@@ -75,8 +75,8 @@ def progrpo(
 def confidence(logp_T: Floats, share: float) -> float:
     """Return exp of the mean of the lowest `share` of log-probs, at least one; 1 for none.
 
-    >>> round(confidence(np.array([-0.1, -1.0, 0.0, 0.0, 0.0]), 0.2), 6) == round(np.exp(-1.0), 6)
-    True
+    >>> round(float(confidence(np.array([-0.1, -1.0, 0.0, 0.0, 0.0]), 0.2)), 6)
+    0.367879
     """
     if not len(logp_T):
         return 1.0

@@ -13,7 +13,7 @@ from tfgrpo.errors import ProviderError
 from tfgrpo.lm.local.chat_template import ChatFormat
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Request, Sampling, ToolSpec
-from tfgrpo.rl.rollouts.single_turn import Prompter
+from tfgrpo.rl.rollouts.prompter import Prompter
 from tfgrpo.rl.rollouts.turn_tools import TurnText
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.texts.surrogates import without_surrogates
@@ -108,7 +108,7 @@ def test_every_text_of_every_order_of_turns_reaches_the_model(messages, template
     for message in messages:
         wanted = without_surrogates(message.content)
         if message.role == "system":
-            assert wanted in text
+            assert not wanted.strip() or wanted in text  # blanks alone tell a model nothing
         else:
             at = text.index(wanted, at)
 
