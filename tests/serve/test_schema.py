@@ -62,6 +62,8 @@ def replies(call: Any) -> Any:
         return answers.raw(json.dumps({"object": "list", "data": rows, "model": "m"}).encode())
     if call.path.endswith("/responses"):
         row = {"id": "resp_1", "object": "response", "status": "completed", "output": []}
+        if call.is_stream:
+            return answers.events([{"type": "response.completed", "response": row}], done=False)
         return answers.raw(json.dumps(row).encode())
     return answers.choices(*["yes"] * min(call.n, 3))
 
