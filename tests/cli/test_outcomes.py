@@ -11,6 +11,7 @@ from tests.cli.command_line import folder_with, here
 from tests.learning.worlds import HARMFUL, HELPFUL, Killed, World, settings
 from tfgrpo.experience import load_artefact
 from tfgrpo.learning.result import Result
+from tfgrpo.runtime.redaction import forget_secrets
 from tfgrpo.store import Journal
 from tfgrpo.testing import FaultServer, status
 
@@ -171,6 +172,7 @@ def test_a_stopped_run_remembers_its_config(tmp_path: Path) -> None:
 def test_a_servers_error_is_its_own_sentence_told_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    forget_secrets()  # another test's made-up key may be a part of the sentence
     said = "Incorrect API key provided. You can find yours in the settings."
     with FaultServer(status(401, {"error": {"message": said, "type": "invalid"}})) as server:
         folder = folder_with(tmp_path, f'[policy]\nlm = "{server.spec("m")}"')
