@@ -1,4 +1,4 @@
-"""Sync over async: runs a coroutine, or blocking work, whether or not an event loop runs already.
+"""Event loops: sync over async whether or not a loop runs already, and tasks nobody waits for.
 
 Does not know what is run. Source: own.
 """
@@ -20,15 +20,23 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 def off_loop(work: Callable[[], T]) -> T:
     """Run blocking work here, or in a thread where an event loop runs already (a notebook)."""
-    if not _is_loop_running():
+    if running_loop() is None:
         return work()  # outside of any handler, or every error in it would hang on "no loop"
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(work).result()
 
 
-def _is_loop_running() -> bool:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+
+
+def start_task(work: Coroutine[Any, Any, T], kept: set[asyncio.Task[T]]) -> asyncio.Task[T]:
+    """Start work that nobody waits for; `kept` holds it until it ends, as loops hold none."""
+    task = asyncio.get_running_loop().create_task(work)
+    kept.add(task)
+    task.add_done_callback(kept.discard)
+    return task

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from tfgrpo.runtime.canonical import derive_seed, digest
+from tfgrpo.runtime.event_loop import start_task
 from tfgrpo.testing.answers import Answer, Call, Wire, choices, status
 
 Script = Callable[[Call], Answer | str | None] | Sequence[Answer] | Answer | None
@@ -99,9 +100,7 @@ class FaultServer:
         tasks: set[asyncio.Task[None]] = set()
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.ensure_future(self._connection(reader, writer))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            start_task(self._connection(reader, writer), tasks)
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1 << 26, backlog=1024)
         self.port = server.sockets[0].getsockname()[1]

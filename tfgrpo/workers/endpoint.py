@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tfgrpo.errors import MissingExtraError, TfgrpoError, boundary
 from tfgrpo.protocols import LM
 from tfgrpo.runtime.call_scope import CallScope, call_scope
+from tfgrpo.runtime.event_loop import start_task
 from tfgrpo.store.codec import completion_to_dict
 from tfgrpo.workers.codec import error_to_dict, request_from_dict
 
@@ -83,9 +84,7 @@ class RunEndpoint:
         if lm is None:
             return web.json_response({"error": f"no LM {row['lm']!r:.80} here"}, status=404)
         # A task of its own: it is finished where the worker leaves, since it may be paid for.
-        call = asyncio.create_task(_answer(lm, row))
-        self._calls.add(call)
-        call.add_done_callback(self._calls.discard)
+        call = start_task(_answer(lm, row), self._calls)
         return web.json_response(await asyncio.shield(call))
 
     async def aclose(self) -> None:

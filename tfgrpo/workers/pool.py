@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from tfgrpo.errors import ExecutorError, TfgrpoError, UnitLost
 from tfgrpo.execute.protocol import Unit
 from tfgrpo.rollout import Rollout
+from tfgrpo.runtime.event_loop import start_task
 from tfgrpo.workers.codec import error_from_dict
 from tfgrpo.workers.work import WorkSpec
 
@@ -227,12 +228,7 @@ class WorkerPool:
         if not self._is_started:
             self._is_started = True
             for _ in range(self._size):
-                self._spawn(self._raise_worker(0.0))
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                start_task(self._raise_worker(0.0), self._tasks)
 
     async def _raise_worker(self, wait_s: float) -> None:
         """Start one worker, again after a pause where that fails."""
@@ -286,12 +282,12 @@ class WorkerPool:
             is_young = time.monotonic() - worker.started < _YOUNG_S
             self._young = self._young + 1 if is_young else 0
             wait_s = min(_MOST_BACKOFF_S, 0.25 * 2.0**self._young) if is_young else 0.0
-            self._spawn(self._raise_worker(wait_s))
+            start_task(self._raise_worker(wait_s), self._tasks)
 
     def _hung(self, worker: _Worker, why: str) -> None:
         if worker in self._workers:
             self._lost(worker, why)
-            self._spawn(worker.link.kill())
+            start_task(worker.link.kill(), self._tasks)
 
     def _fail(self, failure: TfgrpoError) -> None:
         """Nothing can be done here any more."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfgrpo.errors import ConfigError, ExecutorError, MissingExtraError, boundary
+from tfgrpo.runtime.event_loop import start_task
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.workers.pool import Link, Message, StartLink
 from tfgrpo.workers.ray_actor import RayWorker
@@ -249,12 +250,7 @@ class RayLink:
             await self.kill()
             why = hello.get("error") or f"it runs {hello.get('ready')}, the run {software()}"
             raise ExecutorError(f"{self.name} cannot work: {why}")
-        self._spawn(self._read())
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        start_task(self._read(), self._tasks)
 
     async def _read(self) -> None:
         """Hand over what the worker finishes, until it is gone."""
@@ -279,7 +275,7 @@ class RayLink:
         if self._is_gone:
             return
         if not self._outgoing:
-            self._spawn(self._send_block())
+            start_task(self._send_block(), self._tasks)
         self._outgoing += messages
 
     async def _send_block(self) -> None:

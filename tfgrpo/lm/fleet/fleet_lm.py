@@ -25,6 +25,7 @@ from tfgrpo.lm.openai import OpenAILM, ServerRules, find_secret
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Completion, Request
 from tfgrpo.runtime.call_scope import current_scope
+from tfgrpo.runtime.event_loop import start_task
 
 __all__ = ["Fleet", "FleetLM"]
 
@@ -114,9 +115,7 @@ class FleetLM:
         for url in urls:
             lm = self._lms.pop(url, None)
             if lm is not None:
-                task = asyncio.get_running_loop().create_task(lm.aclose())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                start_task(lm.aclose(), self._closing)
 
     @property
     def model_id(self) -> str:

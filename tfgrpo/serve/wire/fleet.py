@@ -19,6 +19,7 @@ from tfgrpo.lm.fleet.calls import Attempt
 from tfgrpo.lm.fleet.fleet_lm import Fleet, split_options
 from tfgrpo.lm.fleet.placement import affinity_key
 from tfgrpo.runtime.call_scope import current_scope
+from tfgrpo.runtime.event_loop import start_task
 from tfgrpo.serve.wire.upstream import HttpUpstream
 
 __all__ = ["FleetUpstream"]
@@ -64,9 +65,7 @@ class FleetUpstream:
         for url in urls:
             upstream = self._upstreams.pop(url, None)
             if upstream is not None:
-                task = asyncio.get_running_loop().create_task(upstream.aclose())
-                self._closing.add(task)
-                task.add_done_callback(self._closing.discard)
+                start_task(upstream.aclose(), self._closing)
 
     @property
     def model(self) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.errors import StoreError
+from tfgrpo.runtime.event_loop import running_loop
 from tfgrpo.store.disk.files import connect, store_errors, uri_of
 from tfgrpo.store.disk.page_sums import PageSums
 from tfgrpo.store.rows import Claim, Statement, aside_row, statement_words
@@ -156,7 +157,7 @@ class DatabaseWriter:
         Raises:
             StoreError: without a loop, they could not be written.
         """
-        loop = _running_loop()
+        loop = running_loop()
         if loop is None:
             self.commit_now(statements)
             return
@@ -444,7 +445,7 @@ class DatabaseWriter:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        here = _running_loop()
+        here = running_loop()
         for done in waiting:
             loop = done.get_loop()
             if loop is here and error is None:
@@ -466,13 +467,6 @@ def _checkpoint(path: Path) -> None:
             connection.close()
     except sqlite3.Error:
         return
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _finish(done: asyncio.Future[None], error: StoreError | None) -> None:

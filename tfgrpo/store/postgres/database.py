@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from tfgrpo.errors import StoreError, TfgrpoError
+from tfgrpo.runtime.event_loop import running_loop
 from tfgrpo.store.postgres.address import Address
 from tfgrpo.store.postgres.batches import BatchWriter, decides
 from tfgrpo.store.postgres.items import Item, Start, resolve
@@ -113,7 +114,7 @@ class PostgresDatabase:
         Raises:
             StoreError: without a loop, they could not be written.
         """
-        if _running_loop() is None:
+        if running_loop() is None:
             self.commit_now(statements)
         else:
             self.put(statements)
@@ -152,7 +153,7 @@ class PostgresDatabase:
 
     def _hand_over(self, item: Item) -> None:
         self._writing()
-        loop = _running_loop()
+        loop = running_loop()
         with self._new:
             if self._is_closing:
                 raise StoreError(f"{self.name!r} is closed")
@@ -393,10 +394,3 @@ class PostgresDatabase:
             jobs, self._jobs = self._jobs, []
         for _, done in jobs:
             done.set_exception(StoreError(f"{self.name!r} is closed"))
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
