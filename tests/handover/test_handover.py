@@ -119,6 +119,15 @@ def test_supervised_rows_are_verified_replies_with_and_without_the_library(
         assert len(row["messages"]) == 3 or row["form"] == "library"
 
 
+def test_full_marks_are_the_verifiers_not_the_best_that_was_seen(run: Path) -> None:
+    bundle = read_bundle(run)
+    assert bundle.verified(2.0) == []
+    assert {reply for _, reply in bundle.verified(1.0)} <= {
+        task.reference for task in read_material(run).practice
+    }
+    assert len(bundle.verified(1.0)) == 6
+
+
 def test_prompts_are_those_of_practice_or_bare(run: Path) -> None:
     full, bare = read_bundle(run), read_bundle(run, library=False)
     assert full.with_library and not bare.with_library

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tfgrpo.config.sections import apply_override
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.import_string import add_module_folder, noted_module_folder
 from tfgrpo.runtime.terminal import printable
@@ -53,12 +54,8 @@ def handover(
 
 
 def _table(text: str) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        found = tomllib.loads(f"verifier = {text}")["verifier"]
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"--verifier {text!r} is no TOML value: {exc}") from exc
-    if not isinstance(found, dict):
+    found: dict[str, Any] = {}
+    apply_override(found, f"verifier={text}")
+    if not isinstance(found["verifier"], dict):
         raise ConfigError(f'--verifier {text!r} is no table, such as {{kind = "exact"}}')
-    return found
+    return found["verifier"]

@@ -7,13 +7,14 @@ Does not know the forms that trainers read. Source: own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, render_messages
 from tfgrpo.escalate.run_data import Material, read_material
+from tfgrpo.experience.deployment import openai_messages
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest, jsonable
@@ -37,7 +38,7 @@ class TaskRow:
     @property
     def turns(self) -> list[dict[str, str]]:
         """The prompt as plain `{role, content}` turns."""
-        return [{"role": m.role, "content": m.content} for m in self.prompt]
+        return openai_messages(self.prompt)
 
     @property
     def reference(self) -> str:
@@ -73,23 +74,23 @@ class Bundle:
         stem = "".join(c if c.isalnum() and c.isascii() else "_" for c in self.material.folder.name)
         return f"tfgrpo_{stem.strip('_').lower() or 'run'}"
 
-    @property
-    def system(self) -> str:
-        """The run's own system text."""
-        return self.material.config.policy.system
+    def verified(self, largest: float) -> list[tuple[Task, str]]:
+        """Return each practice task with each different reply of full marks.
 
-    def verified(self) -> Iterator[tuple[Task, str]]:
-        """Yield each practice task with each different reply of full marks."""
-        seen: set[tuple[str, str]] = set()
-        largest = self.material.full_marks(float("inf"))
-        for group in self.material.practice_groups:
-            for rollout in group.rollouts:
-                key = (group.task.task_id, rollout.answer)
-                if rollout.reward is None or rollout.reward < largest or key in seen:
-                    continue
-                if len(rollout.steps) == 1 and rollout.answer:
-                    seen.add(key)
-                    yield group.task, rollout.answer
+        Args:
+            largest: the verifier's largest reward.
+        """
+        full_marks = self.material.full_marks(largest)
+        replies = {
+            (group.task.task_id, rollout.answer): group.task
+            for group in self.material.practice_groups
+            for rollout in group.rollouts
+            if rollout.reward is not None
+            and rollout.reward >= full_marks
+            and len(rollout.steps) == 1
+            and rollout.answer
+        }
+        return [(task, reply) for (_, reply), task in replies.items()]
 
 
 def read_bundle(

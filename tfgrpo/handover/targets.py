@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfgrpo.errors import MissingExtraError
 from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, TaskRow
+from tfgrpo.store.export import parquet_library
 
 __all__ = ["TARGETS", "Target"]
 
@@ -293,9 +293,5 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         path.write_text("".join(lines), encoding="utf-8")
         return
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as exc:
-        raise MissingExtraError.of("parquet", "writing Parquet", "pyarrow") from exc
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    pyarrow, parquet = parquet_library()
+    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)

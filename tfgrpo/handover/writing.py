@@ -6,13 +6,18 @@ Does not know the trainers' forms. Source: own.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tfgrpo.context import render_messages
 from tfgrpo.errors import ConfigError, StoreError
+from tfgrpo.experience.deployment import openai_messages
 from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, identity
 from tfgrpo.handover.scoring import SETTINGS, TASKS, RunVerifier
 from tfgrpo.handover.targets import TARGETS, Target, write_rows
+from tfgrpo.protocols import Verifier
+from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.import_string import noted_module_folder
 from tfgrpo.runtime.redaction import redact
@@ -46,15 +51,16 @@ def hand_over(bundle: Bundle, to: str, folder: Path | str) -> Path:
     try:
         place.mkdir(parents=True, exist_ok=True)
         _write_verifier(bundle, place)
-        _check(bundle, place)
+        verifier = _own_verifier(bundle, place)
+        verified = bundle.verified(verifier.reward_range[1])
         for split, stem in SPLIT_FILES.items():
             rows = [target.row(row, bundle) for row in bundle.of(split)]
             write_rows(place / f"{stem}.{target.suffix}", rows)
         for name, text in target.files.items():
             into = root if name == "pyproject.toml" else place
             (into / name).write_text(text.replace("NAME", bundle.name), encoding="utf-8")
-        write_rows(place / VERIFIED, _supervised(bundle))
-        (root / CARD).write_text(card(bundle, target), encoding="utf-8")
+        write_rows(place / VERIFIED, _supervised(bundle, verified))
+        (root / CARD).write_text(card(bundle, target, len(verified)), encoding="utf-8")
     except OSError as exc:
         raise StoreError(f"{str(root)!r} cannot be written: {exc}") from exc
     return root
@@ -70,8 +76,7 @@ def _write_verifier(bundle: Bundle, place: Path) -> None:
     modules = noted_module_folder(bundle.material.folder)
     row = {"settings": settings, "modules": str(modules) if modules else None}
     (place / SETTINGS).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    rows = [row.task.to_dict() | {"split": row.split} for row in bundle.rows]
-    write_rows(place / TASKS, [{k: v for k, v in r.items() if k != "split"} for r in rows])
+    write_rows(place / TASKS, [row.task.to_dict() for row in bundle.rows])
 
 
 def _plain(settings: Any) -> Any:
@@ -80,39 +85,41 @@ def _plain(settings: Any) -> Any:
     return json.loads(redact(json.dumps(kept)))
 
 
-def _check(bundle: Bundle, place: Path) -> None:
-    """Refuse settings that describe another verifier than the one that judged the groups."""
+def _own_verifier(bundle: Bundle, place: Path) -> Verifier:
+    """Return the verifier that was written, refused where another one judged the run's groups."""
     used = {
         str(g.metadata["verifier_id"])
         for g in bundle.material.practice_groups
         if "verifier_id" in g.metadata
     }
-    made = RunVerifier.load(place).verifier.verifier_id
-    if used and made not in used:
+    verifier = RunVerifier.load(place).verifier
+    if used and verifier.verifier_id not in used:
         raise ConfigError(
-            f"the settings of {str(bundle.material.folder)!r} describe verifier {made!r}, but "
+            f"the settings of {str(bundle.material.folder)!r} describe verifier "
+            f"{verifier.verifier_id!r}, but "
             f"{', '.join(sorted(used))!r} judged its rollouts: name it, as with --verifier "
             '\'{kind = "function", function = "module:name"}\''
         )
+    return verifier
 
 
-def _supervised(bundle: Bundle) -> list[dict[str, Any]]:
+def _supervised(bundle: Bundle, verified: Sequence[tuple[Task, str]]) -> list[dict[str, Any]]:
     """Verified replies as chats, each with and without what the library adds."""
+    system = bundle.material.config.policy.system
     prompts = {row.task.task_id: row.turns for row in bundle.of("practice")}
-    system = [{"role": "system", "content": bundle.system}] if bundle.system else []
     rows = []
-    for task, reply in bundle.verified():
+    for task, reply in verified:
         said = {"role": "assistant", "content": reply}
-        bare = [*system, *({"role": m.role, "content": m.content} for m in task.messages), said]
-        forms = {"bare": bare}
+        bare = openai_messages(render_messages(task.messages, system=system))
+        forms = {"bare": [*bare, said]}
         if bundle.with_library:
             forms["library"] = [*prompts[task.task_id], said]
         rows += [{"task_id": task.task_id, "form": f, "messages": m} for f, m in forms.items()]
     return rows
 
 
-def card(bundle: Bundle, target: Target) -> str:
-    """Return the card of a handed-over run, as Markdown."""
+def card(bundle: Bundle, target: Target, verified: int) -> str:
+    """Return the card of a handed-over run with so many verified replies, as Markdown."""
     material = bundle.material
     library = f"version {material.version_id}" if bundle.with_library else "none"
     return _CARD.format(
@@ -127,7 +134,7 @@ def card(bundle: Bundle, target: Target) -> str:
         gate=len(material.gate),
         test=len(material.test),
         suffix=target.suffix,
-        verified=sum(1 for _ in bundle.verified()),
+        verified=verified,
         verifier=json.dumps(_plain(jsonable(dict(material.config.verifier)))),
     )
 

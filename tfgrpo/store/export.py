@@ -24,7 +24,7 @@ from tfgrpo.rollout import RolloutGroup
 from tfgrpo.store.codec import form_of, plain_json
 from tfgrpo.store.disk.files import store_errors
 
-__all__ = ["read_groups", "write_groups"]
+__all__ = ["parquet_library", "read_groups", "write_groups"]
 
 MAX_LINE_BYTES = 256 * 1024 * 1024
 """Longest line of a JSONL file; a longer one is refused before it is held."""
@@ -161,7 +161,12 @@ def _unpacked_limit(source: Path, kind: str) -> int:
     return min(MAX_UNPACKED_BYTES, max(64 * 1024 * 1024, source.stat().st_size * MAX_RATIO))
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def parquet_library() -> tuple[Any, Any]:
+    """Return pyarrow and its Parquet module.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
@@ -171,7 +176,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 def _write_parquet(part: Path, groups: Iterable[RolloutGroup]) -> int:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = parquet_library()
     schema = arrow.schema(
         [
             ("group_id", arrow.string()),
@@ -222,7 +227,7 @@ def _clean(text: str) -> str:
 
 
 def _parquet_rows(source: Path) -> Iterator[tuple[str, str]]:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = parquet_library()
     try:
         with parquet.ParquetFile(source) as file:
             if "group" not in file.schema_arrow.names:

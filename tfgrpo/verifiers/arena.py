@@ -22,7 +22,7 @@ from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.canonical import derive_seed, digest
 from tfgrpo.runtime.terminal import clip
 from tfgrpo.runtime.thinking import without_thinking
-from tfgrpo.verifiers.answer import verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, verifier_name
 
 __all__ = ["Arena", "PairJudge", "WinRate", "tournament"]
 
@@ -181,7 +181,7 @@ class Arena:
         ]
 
 
-class WinRate:
+class WinRate(UnitVerifier):
     """The share of its group that an answer beats, an LM comparing all pairs in both orders.
 
     A pair whose verdicts disagree, or of which one cannot be read, is a tie, as each answer is with
@@ -193,17 +193,9 @@ class WinRate:
         options: of the `PairJudge`.
     """
 
-    reward_range = (0.0, 1.0)
-
     def __init__(self, lm: LM, rubric: str, **options: Any) -> None:
         self._judge = PairJudge(lm, rubric, **options)
-        settings = {"of": self._judge.settings, "prompt": load("arena")}
-        self._verifier_id = verifier_name("win_rate", settings)
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the LM's identity, the rubric, the sampling and the prompt."""
-        return self._verifier_id
+        super().__init__("win_rate", {"of": self._judge.settings, "prompt": load("arena")})
 
     def check_task(self, task: Task) -> None:
         """Every task will do."""

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.verifiers.answer import compiled, verifier_name
+from tfgrpo.verifiers.answer import UnitVerifier, compiled
 from tfgrpo.verifiers.final_answer import answer_class
 
 __all__ = ["Majority"]
 
 
-class Majority:
+class Majority(UnitVerifier):
     """1 for the answer that most of the group gave, else 0.
 
     Args:
@@ -26,8 +26,6 @@ class Majority:
             answers go to none.
     """
 
-    reward_range = (0.0, 1.0)
-
     def __init__(self, extract: str | None = None, least: float = 0.0) -> None:
         if not 0 <= least <= 1:
             raise ConfigError(f"Majority: least is {least}; it must be a share, 0 to 1")
@@ -35,12 +33,7 @@ class Majority:
             compiled(extract, "Majority: extract")
         self._extract = extract or ""
         self._least = least
-        self._verifier_id = verifier_name("majority", [self._extract, least])
-
-    @property
-    def verifier_id(self) -> str:
-        """Fixed by the pattern and the share."""
-        return self._verifier_id
+        super().__init__("majority", [self._extract, least])
 
     def check_task(self, task: Task) -> None:
         """Every task will do: no reference is read."""
