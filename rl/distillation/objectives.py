@@ -259,10 +259,6 @@ def _identity(
     return digest([kind, size, seed, asdict(settings), rows], 16)
 
 
-def _prompt_of(row: Row | None) -> tuple[int, ...]:
-    return () if row is None else row.prompt_ids
-
-
 def _token_weights(rows: Sequence[DistillRow]) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Weight of each token of each row: R. The rows of a step add up to 1, whatever its size."""
     share_R = np.array([r.weight for r in rows])

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from tfgrpo.group_figures import GroupFigures, figures_of
+from tfgrpo.report.view import scores_of
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.statistics import (
     Interval,
@@ -148,7 +149,7 @@ def _last_look(
     used = {g.metadata.get("library_version") for g in practice if g.metadata.get("step") == step}
     current = [g for g in gated if g.metadata.get("library_version") in used - {None, first}]
     current = current or [g for g in at if g.metadata.get("arm") == "current"]
-    return _scores(current), _scores(
+    return scores_of(current), scores_of(
         g for g in proposed if g.metadata.get("library_version") == first
     )
 
@@ -341,13 +342,6 @@ def _bare(groups: Iterable[GroupFigures]) -> list[GroupFigures]:
 def _bare_or_practice(groups: Sequence[GroupFigures]) -> list[GroupFigures]:
     practice = [g for g in groups if g.metadata.get("stage") == "practice"]
     return practice or _bare(groups)
-
-
-def _scores(groups: Iterable[GroupFigures]) -> dict[str, list[float]]:
-    scores: dict[str, list[float]] = {}
-    for group in groups:
-        scores.setdefault(group.task_id, []).extend(group.rewards_G)
-    return scores
 
 
 def _share(groups: Sequence[GroupFigures], test: Any) -> float:

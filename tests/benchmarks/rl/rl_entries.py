@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tests.benchmarks.rl.rl_registry import COLUMNS
 from tests.benchmarks.rl.toy.runs import LETTERS, Arm, main
 from tfgrpo.rl.formulas.advantages import ADVANTAGES
 from tfgrpo.rl.formulas.aggregations import AGGREGATIONS
@@ -23,19 +24,6 @@ from tfgrpo.rl.formulas.registry import Entry
 from tfgrpo.rl.formulas.rewards import REWARDS
 
 Sections = dict[str, dict[str, Any]]
-COLUMNS = {
-    "statistic_R": "length",
-    "metric_R": "entropy",
-    "score_R": "logp",
-    "round_R": "part:content",
-    "class_R": "task:hops",
-    "flawed_R": "part:structure",
-    "trigger_count_R": "part:content",
-    "target_R": "task:target",
-    "budget_R": "task:target",
-    "overlap_R": "part:content",
-}
-"""Where a column of an entry comes from on the toy."""
 REUSED = {"epochs_per_batch": 2, "updates_per_epoch": 2}
 OPTIONS: Mapping[str, dict[str, float]] = {
     "d3s": {"keep": 4.0},

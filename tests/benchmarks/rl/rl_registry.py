@@ -32,6 +32,19 @@ REGISTRIES: Mapping[str, Mapping[str, Entry]] = {
     "rewards": REWARDS,
     "credit": CREDIT,
 }
+COLUMNS = {
+    "statistic_R": "length",
+    "metric_R": "entropy",
+    "score_R": "logp",
+    "round_R": "part:content",
+    "class_R": "task:hops",
+    "flawed_R": "part:structure",
+    "trigger_count_R": "part:content",
+    "target_R": "task:target",
+    "budget_R": "task:target",
+    "overlap_R": "part:content",
+}
+"""Columns of entries that only the user can name, to where they come from in tests."""
 
 
 def claimed_test(root: Path, entry: Entry) -> ast.FunctionDef | None:

@@ -79,6 +79,7 @@ def verdicts(text: str) -> dict[str, bool]:
 
 def measure(loops: int, extras: bool, logs: Path) -> dict[str, Any]:
     """Run demo and tests beside the loops and return the row."""
+    at = commit()  # what is cloned; the checkout may go on meanwhile
     with tempfile.TemporaryDirectory(prefix="tfgrpo-bare-") as place, busy(loops):
         clone = Path(place) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -93,7 +94,7 @@ def measure(loops: int, extras: bool, logs: Path) -> dict[str, Any]:
             **counted(told),
             "load": [round(x, 1) for x in os.getloadavg()],
             "cores": os.cpu_count(),
-            "commit": commit(),
+            "commit": at,
         }
         if extras:
             _, seconds, table = make("extras", clone, logs / f"extras{loops}.log")

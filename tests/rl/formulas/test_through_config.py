@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.benchmarks.rl.rl_registry import REGISTRIES
+from tests.benchmarks.rl.rl_registry import COLUMNS, REGISTRIES
 from tests.rl.tiny import tiny_config, tiny_parts
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
@@ -19,19 +19,6 @@ from tfgrpo.rl.formulas.registry import Entry
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
 
-COLUMNS = {
-    "statistic_R": "length",
-    "metric_R": "entropy",
-    "score_R": "logp",
-    "round_R": "part:content",
-    "class_R": "task:hops",
-    "flawed_R": "part:structure",
-    "trigger_count_R": "part:content",
-    "target_R": "task:target",
-    "budget_R": "task:target",
-    "overlap_R": "part:content",
-}
-"""Columns that only the user can name."""
 OPTIONS = {
     "overlong_soft": {"buffer": 4.0},
     "d3s": {"keep": 2.0},

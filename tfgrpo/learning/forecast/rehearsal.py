@@ -8,15 +8,13 @@ made. Source: own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.errors import ProviderError
-from tfgrpo.learning.components import OpenLM, check_unverified, make_policy, with_judge_role
+from tfgrpo.learning.components import OpenLM, configured_verifier, make_policy
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.rollout import Task
-from tfgrpo.verifiers import make_verifier
 
 __all__ = ["rehearse"]
 
@@ -73,25 +71,10 @@ async def rehearse(
             make_policy(config.policy, roles.lm)
         if config.learn.entries != "exemplars":
             roles.lm(config.critic)
-        judge = verifier or _verifier(config, roles)
+        judge = verifier or configured_verifier(config, roles.lm)
         if judge is not None:
             for task in tasks:
                 judge.check_task(task)
     finally:
         await roles.aclose()
     return roles.remarks
-
-
-def _verifier(config: Config, roles: _Roles) -> Verifier | None:
-    if config.verifier.get("kind") == "none":
-        check_unverified(config.verifier)
-        return None
-
-    def judge_lm(spec: str = "", **options: Any) -> LM:
-        judge = config.judge
-        if spec:
-            judge = judge.model_copy(update={"lm": spec, "options": options})
-        return roles.lm(judge)
-
-    settings = with_judge_role(config.verifier, config.judge)
-    return make_verifier(settings, open_lm=judge_lm)

@@ -60,19 +60,31 @@ def curve(points: Sequence[Mapping[str, Any]]) -> str:
         return finish()
 
 
+def _stack(
+    axes: Any, steps: Sequence[int], layers: Sequence[tuple[Sequence[float], str, str]]
+) -> None:
+    """Draw bars on top of each other; a layer is (heights, colour, label), left out where empty."""
+    bottom = [0.0] * len(steps)
+    for sizes, colour, label in layers:
+        if any(sizes):
+            axes.bar(steps, sizes, 0.72, bottom, color=COLOURS[colour], linewidth=0, label=label)
+        bottom = [b + s for b, s in zip(bottom, sizes, strict=True)]
+
+
 @if_possible
 def informative(rows: Sequence[Mapping[str, Any]]) -> str:
     """Share of practice groups by what they can teach, step by step."""
     with canvas("What practice groups can teach", "informative") as (axes, finish):
         steps = [r["step"] for r in rows]
-        bottom = [0.0] * len(rows)
-        for kind, (colour, label) in _KINDS.items():
-            sizes = [r[kind] / max(1, sum(r[k] for k in _KINDS)) for r in rows]
-            if any(sizes):
-                axes.bar(
-                    steps, sizes, 0.72, bottom, color=COLOURS[colour], linewidth=0, label=label
-                )
-            bottom = [b + s for b, s in zip(bottom, sizes, strict=True)]
+        wholes = [max(1, sum(r[k] for k in _KINDS)) for r in rows]
+        _stack(
+            axes,
+            steps,
+            [
+                ([r[kind] / n for r, n in zip(rows, wholes, strict=True)], colour, label)
+                for kind, (colour, label) in _KINDS.items()
+            ],
+        )
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
         axes.set_ylabel("groups")
@@ -86,17 +98,10 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> str:
     """Entries of the library that was kept so far, after each step, by kind."""
     with canvas("Entries in the library", "growth") as (axes, finish):
         steps = [r["step"] for r in rows]
-        bottom = [0] * len(rows)
-        for kind, colour, label in (
-            ("lessons", "accent", "lessons"),
-            ("exemplars", "good", "worked examples"),
-        ):
-            sizes = [r[kind] for r in rows]
-            if any(sizes):
-                axes.bar(
-                    steps, sizes, 0.72, bottom, color=COLOURS[colour], linewidth=0, label=label
-                )
-            bottom = [b + s for b, s in zip(bottom, sizes, strict=True)]
+        lessons, exemplars = ([r[kind] for r in rows] for kind in ("lessons", "exemplars"))
+        _stack(
+            axes, steps, [(lessons, "accent", "lessons"), (exemplars, "good", "worked examples")]
+        )
         axes.yaxis.get_major_locator().set_params(integer=True)
         axes.set_ylabel("entries")
         step_axis(axes, steps)
