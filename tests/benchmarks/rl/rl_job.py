@@ -113,9 +113,9 @@ def _tokenizer() -> Any:
         return made
 
 
-def questions() -> list[str]:
-    """64 short prompts."""
-    return [f"Write a short story about number {i} and its friends in the city." for i in range(64)]
+def questions(n: int = PROMPTS) -> list[str]:
+    """Short prompts, all different."""
+    return [f"Write a short story about number {i} and its friends in the city." for i in range(n)]
 
 
 class CrcParity:

@@ -46,8 +46,7 @@ def run_worker(model: str, steps: int, prompts: int, out: Path) -> None:
             "run": {"folder": folder, "save_every": 10_000, "deterministic": False},
         })  # fmt: skip
         parts = load_parts(f"local:{model_folder(model)}", dtype="bfloat16")
-        texts = questions()
-        tasks = [Task(f"q{i}", f"{texts[i % len(texts)]} ({i})") for i in range(prompts)]
+        tasks = [Task(f"q{i}", text) for i, text in enumerate(questions(prompts))]
         trainer = Trainer(config, parts, tasks, CrcParity())
         reports = [trainer.step().figures for _ in range(steps)]
     kept = reports[WARM_UP:]

@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 from tests.hints.groups import SOLUTION
 from tests.rl.distillation.test_distiller import assert_same_gradients, gradients
-from tests.rl.rollouts.test_multi_turn import END, ChatTokenizer
+from tests.rl.rollouts.test_multi_turn import END, ChatTokenizer, Says
 from tests.rl.test_trainer import comparable, fingerprint
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts
 from tfgrpo.errors import ConfigError
@@ -81,24 +81,11 @@ class Voice:
         """Nothing to take."""
 
 
-class Holds:
-    """Reward 1 where the last turn holds the reference."""
-
-    verifier_id = "holds"
-    reward_range = (0.0, 1.0)
-
-    def check_task(self, task: Task) -> None:
-        """Every task will do."""
-
-    async def score(self, rollout: Rollout, task: Task) -> Score:
-        return Score(float(str(task.reference) in rollout.answer))
-
-
 def maker(say: Say, context_tokens: int = 9000) -> tuple[SingleTurnMaker, Voice]:
     voice = Voice(say)
     prompter = Prompter(ChatTokenizer(), context_tokens=context_tokens)
     prompter.tokenizer.eos_token_id = 2
-    grader = Grader(prompter, Holds())
+    grader = Grader(prompter, Says())
     made = SingleTurnMaker(voice, grader, Sampling(max_tokens=400), policy_id="p")
     return made, voice
 
@@ -196,7 +183,7 @@ def player(say: Say, environment: Any = Doors) -> tuple[MultiTurnMaker, Voice]:
     made = MultiTurnMaker(
         voice,
         Prompter(tokenizer, context_tokens=5000),
-        Judging(Holds()),
+        Judging(Says()),
         Sampling(max_tokens=200),
         TurnSetup(
             environment,
