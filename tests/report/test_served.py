@@ -49,11 +49,11 @@ def test_everything_with_a_page_is_found_and_nothing_else(root: Path) -> None:
 
 
 def test_the_list_says_what_came_of_each(root: Path) -> None:
-    page = render_list(root)
+    page = render_list(root, find_all(root))
     assert 'href="run/learnt/"' in page and 'href="escalation/learnt%2Fescalate/"' in page
     assert "31 steps, mean reward" in page and "distilled is kept" in page
     assert ">kept</span>" in page
-    assert "Nothing is here yet" in render_list(root / "nowhere")
+    assert "Nothing is here yet" in render_list(root / "nowhere", find_all(root / "nowhere"))
 
 
 @pytest.mark.real

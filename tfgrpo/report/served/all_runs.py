@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -109,15 +109,14 @@ class AllRuns:
 
     def answer(self, path: str) -> Answer:
         """Return the list, its status, or a page of one thing in it."""
+        found = find_all(self._root)
         if path == "":
-            return Answer(render_list(self._root, self._version()))
+            return Answer(render_list(self._root, found, _version(found)))
         if path == "status":
-            return Answer(json.dumps({"version": self._version()}), "application/json")
+            return Answer(json.dumps({"version": _version(found)}), "application/json")
         kind, _, rest = path.partition("/")
         name, _, inner = rest.partition("/")
-        wanted = next(
-            (f for f in find_all(self._root) if (f.kind, f.name) == (kind, unquote(name))), None
-        )
+        wanted = next((f for f in found if (f.kind, f.name) == (kind, unquote(name))), None)
         return NOT_FOUND if wanted is None else self._page(wanted, inner)
 
     def _page(self, found: Found, inner: str) -> Answer:
@@ -139,9 +138,9 @@ class AllRuns:
             told = f"{found.name} cannot be shown: {type(exc).__name__}: {exc}\n"
             return Answer(told, "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _version(self) -> str:
-        marks = [f"{f.kind}:{f.name}:{_mark(_journal(f))}" for f in find_all(self._root)]
-        return str(hash(tuple(marks)))
+
+def _version(found: Sequence[Found]) -> str:
+    return str(hash(tuple(f"{f.kind}:{f.name}:{_mark(_journal(f))}" for f in found)))
 
 
 def _journal(found: Found) -> Path:
@@ -169,9 +168,8 @@ _TITLES: Mapping[Kind, str] = {
 }
 
 
-def render_list(root: Path, version: str = "") -> str:
-    """Return the page that lists everything below a folder."""
-    found = find_all(root)
+def render_list(root: Path, found: Sequence[Found], version: str = "") -> str:
+    """Return the page that lists what was found below a folder."""
     parts: list[Child] = [h("h1", f"Runs in {root}")]
     if not found:
         parts.append(
