@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from tests.patience import LONG_S
+from tfgrpo.runtime import redaction
 
 # A test asserts no duration, so neither does hypothesis on its behalf.
 hypothesis.settings.register_profile("tfgrpo", hypothesis.settings.default, deadline=None)
@@ -43,6 +44,20 @@ def _only_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket.socket, "connect", guarded)
+
+
+def _without_later_secrets() -> Iterator[None]:
+    known = frozenset(redaction._KNOWN.values)
+    yield
+    if redaction._KNOWN.values != known:
+        redaction.forget_secrets()
+        for value in known:
+            redaction.register(value)
+
+
+# A made-up key may be a piece of a sentence that another test expects: each keeps its own.
+_secrets_of_a_module = pytest.fixture(autouse=True, scope="module")(_without_later_secrets)
+_secrets_of_a_test = pytest.fixture(autouse=True)(_without_later_secrets)
 
 
 @pytest.fixture

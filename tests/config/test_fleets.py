@@ -10,8 +10,10 @@ import pytest
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import ChangedSettingsError
 from tfgrpo.learning.components import RunComponents
+from tfgrpo.learning.forecast.rehearsal import rehearse
 from tfgrpo.learning.learn import open_run
-from tfgrpo.rollout import Rollout, Score
+from tfgrpo.lm import open_lm
+from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.serve.settings import GatewaySettings
 
 TOML = """
@@ -65,3 +67,8 @@ def test_a_resume_may_have_other_servers_and_no_other_model(tmp_path: Path) -> N
     open_run(config(tmp_path, servers=more, hedge_share=0.0)).close()
     with pytest.raises(ChangedSettingsError, match=r"fleets.own.model: 'qwen' -> 'other'"):
         open_run(config(tmp_path, model="other"))
+
+
+async def test_the_rehearsal_opens_a_fleet_as_the_run_does(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    assert await rehearse(settings, [Task("t", "1 + 1?", "2")], open_lm) == []

@@ -18,8 +18,7 @@ from typing import Any, Self
 from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.errors import ConfigError, VerifierError
 from tfgrpo.execute.judging import judge
-from tfgrpo.learning.components import configured_verifier
-from tfgrpo.lm import open_lm
+from tfgrpo.learning.components import configured_verifier, open_role
 from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import LM, Verifier
@@ -68,8 +67,7 @@ class RunVerifier:
         config = Config.from_mapping(row["settings"], str(folder / SETTINGS))
 
         def lm_of(role: RoleConfig) -> LM:
-            own = role if role.lm else config.policy
-            return RetryingLM(open_lm(own.lm, **own.options))
+            return RetryingLM(open_role(config, role))
 
         verifier = configured_verifier(config, lm_of)
         if verifier is None:

@@ -73,6 +73,7 @@ def _write_verifier(bundle: Bundle, place: Path) -> None:
         for name in ("policy", "judge")
     }
     settings["verifier"] = _plain(jsonable(dict(config.verifier)))
+    settings["fleets"] = _plain(jsonable(dict(config.fleets)))
     modules = noted_module_folder(bundle.material.folder)
     row = {"settings": settings, "modules": str(modules) if modules else None}
     (place / SETTINGS).write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")

@@ -52,12 +52,11 @@ class RunComponents:
         """Return the LM of a role; an empty spec means the policy's LM and options."""
         name = lm_name(self._config, role)
         if name not in self.lms:
-            self.lms[name] = self._open(*_spec_of(self._config, role))
+            self.lms[name] = self._open(role)
         return self.lms[name]
 
-    def _open(self, spec: str, options: Mapping[str, Any]) -> RetryingLM:
-        shared = fleet_options(spec, self._config.fleets)
-        raw = self._opener(spec, **{**shared, **options})
+    def _open(self, role: RoleConfig) -> RetryingLM:
+        raw = open_role(self._config, role, self._opener)
         self._raw.append(raw)
         run = self._config.run
         limiter = AdaptiveLimiter(min(20, run.concurrency), run.concurrency, clock=time.monotonic)
@@ -81,6 +80,13 @@ class RunComponents:
 
 def _spec_of(config: Config, role: RoleConfig) -> tuple[str, dict[str, Any]]:
     return (role.lm, role.options) if role.lm else (config.policy.lm, config.policy.options)
+
+
+def open_role(config: Config, role: RoleConfig, opener: OpenLM = open_lm) -> LM:
+    """Open the LM of a role, as the provider has it; an empty spec means the policy's LM and
+    options. Raises as `open_lm`."""
+    spec, options = _spec_of(config, role)
+    return opener(spec, **{**fleet_options(spec, config.fleets), **options})
 
 
 def lm_name(config: Config, role: RoleConfig) -> str:

@@ -5,6 +5,7 @@ Does not know how a run is set up or learns. Source: own.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from tfgrpo.experience import (
     export_artefact,
 )
 from tfgrpo.experience.artefact import package_version
+from tfgrpo.group_figures import GroupFigures
 from tfgrpo.learning.components import sampling_of
 from tfgrpo.learning.forecast import Forecast
 from tfgrpo.learning.loop import LearnOutcome
@@ -146,7 +148,8 @@ def make_result(
 ) -> Result:
     """Put a finished run's figures together; a test task quoted in the library becomes a note."""
     proof, smallest, verdict = learned.proof, plan.min_detectable, None
-    outcome, reasons = _outcome(store)
+    figures = list(store.figures())
+    outcome, reasons = _outcome(store, figures)
     if proof is not None:
         verdict = judge_gain(proof.empty, proof.final)
         verdict = verdict if reward_range is None else verdict.within(reward_range)
@@ -170,7 +173,7 @@ def make_result(
         spend=spend,
         splits=splits,
         notes=(*notes, *learned.notes),
-        outcomes=_outcomes(store),
+        outcomes=_outcomes(figures),
         min_detectable=smallest,
         outcome=outcome,
         why_not_kept=tuple(reasons),
@@ -178,11 +181,11 @@ def make_result(
     )
 
 
-def _outcome(store: Journal) -> tuple[RunOutcome, list[Reason]]:
+def _outcome(store: Journal, figures: Sequence[GroupFigures]) -> tuple[RunOutcome, list[Reason]]:
     """Return what became of a run's libraries and why none was kept, as its records show it."""
     decisions = {kind: [payload for _, payload in store.decisions(kind)] for kind in KINDS}
     final = decisions["final"][-1] if decisions["final"] else None
-    found = why_not_kept(list(store.figures()), decisions, store.config or {})
+    found = why_not_kept(figures, decisions, store.config or {})
     return outcome_of(final, bool(store.libraries())), found
 
 
@@ -247,10 +250,10 @@ def _why_lines(result: Result) -> list[str]:
     return found + [r.text for r in result.why_not_kept]
 
 
-def _outcomes(store: Journal) -> dict[str, dict[str, int]]:
+def _outcomes(figures: Iterable[GroupFigures]) -> dict[str, dict[str, int]]:
     """How the rollouts of each stage ended."""
     counts: dict[str, dict[str, int]] = {}
-    for group in store.figures():
+    for group in figures:
         row = counts.setdefault(str(group.metadata.get("stage", "other")), {})
         for outcome, n in group.outcomes.items():
             row[outcome] = row.get(outcome, 0) + n

@@ -7,7 +7,6 @@ know the loop, or how workers are supervised. Source: own.
 from __future__ import annotations
 
 import math
-import os
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from tfgrpo.learning.components import (
     configured_verifier,
     lm_name,
 )
+from tfgrpo.lm.local.loading import default_threads
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.runtime.import_string import module_folders
 from tfgrpo.workers.endpoint import RunEndpoint
@@ -77,14 +77,16 @@ class RunWorkers:
         settings = self._config.workers
         start: StartLink
         if self._config.run.executor == "processes":
-            count = settings.count or _cores()
+            count = settings.count or default_threads()
             url = await self._endpoint.start()
             start = process_starter(url, self._token, settings.env)
         else:
             ray = RaySettings(settings.address, settings.cpus, settings.object_store_mb)
-            cluster = self._cluster = RayCluster(ray, settings.count or _cores(), self._token)
+            cluster = self._cluster = RayCluster(
+                ray, settings.count or default_threads(), self._token
+            )
             url = await self._endpoint.start(settings.listen or "127.0.0.1:0")
-            count = settings.count or (cluster.cores if settings.address else _cores())
+            count = settings.count or (cluster.cores if settings.address else default_threads())
             start = cluster.starter(url)
         slots = math.ceil(self._config.run.concurrency / count)
         self._pool = WorkerPool(start, workers=count, slots=slots)
@@ -120,13 +122,6 @@ class RunWorkers:
         await self._endpoint.aclose()
         if self._cluster is not None:
             self._cluster.close()
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _token(config: Config) -> str:

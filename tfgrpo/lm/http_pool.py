@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HttpPool"]
 
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LARGE = 1_000_000
 """Bytes from which a body is sent in pieces, so that writing it does not hold up the loop."""
 _LONGEST_HEADER = 65_536
@@ -133,7 +133,7 @@ class HttpPool:
             url = URL(self._url)
         except ValueError as exc:
             raise ConfigError(redact(f"{self._where}: this address is no URL: {exc}")) from None
-        reads_environment = (urlsplit(self._url).hostname or "") not in _LOOPBACK
+        reads_environment = (urlsplit(self._url).hostname or "") not in LOOPBACK
         try:
             proxy = _proxy_for(self._url) if reads_environment else None
             is_tls = self._url.startswith("https:") or (proxy or "").startswith("https:")
@@ -218,7 +218,7 @@ def _proxy_for(url: str) -> str | None:
 def _through(url: str) -> str:
     """Name the variable whose proxy stands before a URL; empty where there is none."""
     parts = urlsplit(url)
-    if (parts.hostname or "") in _LOOPBACK or _proxy_for(url) is None:
+    if (parts.hostname or "") in LOOPBACK or _proxy_for(url) is None:
         return ""
     names = (f"{parts.scheme}_proxy", "all_proxy")
     given = next((n for name in names for n in (name, name.upper()) if os.environ.get(n)), None)

@@ -5,6 +5,7 @@ Does not know how causes are found or levers are ranked. Source: own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tfgrpo.diagnosis import Reason
@@ -14,8 +15,14 @@ from tfgrpo.report.view import RunView
 __all__ = ["advise_on"]
 
 
-def advise_on(view: RunView, *, level: float = 0.90, seed: int = 0) -> list[Advice]:
-    """Return why nothing was kept as the advice that comes first, then one for each lever."""
+def advise_on(
+    view: RunView, *, why: Sequence[Reason] | None = None, level: float = 0.90, seed: int = 0
+) -> list[Advice]:
+    """Return why nothing was kept as the advice that comes first, then one for each lever.
+
+    Args:
+        why: the view's reasons, where they were found already.
+    """
     run, config = view.folder or view.name, view.config_path
     epochs = (view.config.get("learn") or {}).get("epochs") or 1
     commands = {
@@ -25,7 +32,7 @@ def advise_on(view: RunView, *, level: float = 0.90, seed: int = 0) -> list[Advi
         "rl": f"tfgrpo escalate {run} --dry-run",
     }
     levers = advise(view.figures, level=level, seed=seed)
-    setup = [_setup(reason, config) for reason in view.why_not_kept()]
+    setup = [_setup(reason, config) for reason in (view.why_not_kept() if why is None else why)]
     return setup + [replace(a, command=commands.get(a.lever, "")) for a in levers]
 
 

@@ -87,7 +87,7 @@ def summarise(
     summary["state"] = view.outcome.state
     summary["why_not_kept"] = [r.to_dict() | {"command": r.command(view.config_path)} for r in why]
     summary["use"] = {"folder": view.folder or view.name, "instructions": view.instructions}
-    summary["advice"] = [a.to_dict() for a in advise_on(view, seed=seed)]
+    summary["advice"] = [a.to_dict() for a in advise_on(view, why=why, seed=seed)]
     plan = view.newest("forecast")
     summary["forecast"] = None if plan is None else plan.payload
     summary["damaged"] = list(view.damaged)

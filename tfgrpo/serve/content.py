@@ -53,7 +53,7 @@ def forget(
         where, values = f"{where} AND key = ?", [*values, key]
     removed = remove(journal, folder, where, tuple(values))
     # The log still holds the rows as they were, until it is moved into the file.
-    journal.writer.read("PRAGMA wal_checkpoint(TRUNCATE)")
+    journal.writer.empty_log()
     return removed
 
 

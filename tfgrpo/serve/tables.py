@@ -92,8 +92,6 @@ def add_tables(journal: Journal) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    # What is deleted is overwritten: the tables grow only, but content may have to go.
-    journal.writer.read("PRAGMA secure_delete=ON")
     journal.writer.define((*SCHEMA, f"PRAGMA user_version={GATEWAY_VERSION}"))
 
 

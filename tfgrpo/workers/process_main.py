@@ -41,7 +41,7 @@ async def _work(connection: socket.socket) -> None:
         if "hello" in message:
             hello = message["hello"]
             bench = Workbench(lambda row: frames.send([row]), hello["endpoint"], hello["token"])
-            frames.send([{"ready": software(), "pid": os.getpid()}])
+            frames.send([{"ready": software()}])
         elif bench is not None:
             bench.take(message)
 

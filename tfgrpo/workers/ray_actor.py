@@ -43,7 +43,7 @@ class RayWorker:
                 {"place": place, "error": f"neither {VARIABLE} nor {FILE_VARIABLE} is set there"}
             )
         self._bench = Workbench(self._out.put_nowait, self._endpoint, token.value)
-        return json.dumps({"place": place, "ready": software(), "pid": os.getpid()})
+        return json.dumps({"place": place, "ready": software()})
 
     async def take(self, messages: bytes) -> None:
         """Take a block of messages."""

@@ -92,11 +92,3 @@ class Workbench:
                 "versions on every worker"
             )
         return LocalExecutor(policy, verifier, spec.settings)
-
-    async def aclose(self) -> None:
-        """Stop what runs and close the connections."""
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()

@@ -64,6 +64,8 @@ SYSTEM, USER = Message("system", "be brief"), Message("user", "hi")
         (PLAIN, (SYSTEM, USER), "<system>be brief<user>hi"),
         (GEMMA, (SYSTEM, USER), "<user>be brief\n\nhi"),
         (DROPS, (SYSTEM, USER), "<user>be brief\n\nhi"),
+        (DROPS, (Message("system", "hi"), USER), "<user>hi\n\nhi"),
+        (DROPS, (Message("system", "user"), USER), "<user>user\n\nhi"),
         (GEMMA, (SYSTEM,), "<user>be brief"),
         (GEMMA, (USER, USER), "<user>hi\n\nhi"),
         (GEMMA, (SYSTEM, USER, Message("assistant", "a"), SYSTEM, USER),

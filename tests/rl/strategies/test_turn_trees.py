@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.rl.rollouts.test_multi_turn import END, ChatTokenizer
-from tests.rl.rollouts.test_second_tries import Holds, Voice
+from tests.rl.rollouts.test_multi_turn import END, ChatTokenizer, Says
+from tests.rl.rollouts.test_second_tries import Voice
 from tests.rl.test_trainer import comparable, fingerprint
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.hint_plan import PlannedGroup
@@ -74,7 +74,7 @@ def player(say: Any) -> tuple[MultiTurnMaker, Voice]:
     made = MultiTurnMaker(
         voice,
         Prompter(tokenizer, context_tokens=5000),
-        Judging(Holds()),
+        Judging(Says()),
         Sampling(max_tokens=200),
         TurnSetup(
             lambda task: TurnTools(tools, timeout_s=5.0, max_chars=100),

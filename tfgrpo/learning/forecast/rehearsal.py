@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.errors import ProviderError
-from tfgrpo.learning.components import OpenLM, configured_verifier, make_policy
+from tfgrpo.learning.components import OpenLM, configured_verifier, lm_name, make_policy, open_role
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import LM, Policy, Verifier
 from tfgrpo.rollout import Task
@@ -25,24 +25,22 @@ class _Roles:
     def __init__(self, config: Config, opener: OpenLM) -> None:
         self._config = config
         self._opener = opener
-        self._opened: list[LM] = []
+        self._opened: dict[str, LM] = {}
         self.remarks: list[str] = []
 
     def lm(self, role: RoleConfig) -> LM:
-        spec, options = role.lm, role.options
-        if not spec:
-            spec, options = self._config.policy.lm, self._config.policy.options
-        try:
-            lm = self._opener(spec, **options)
-        except ProviderError as exc:
-            remark = f"the run will stop at once: {exc}"
-            self.remarks += [] if remark in self.remarks else [remark]
-            return ScriptedLM("", model_id=spec)
-        self._opened.append(lm)
-        return lm
+        name = lm_name(self._config, role)
+        if name not in self._opened:
+            try:
+                self._opened[name] = open_role(self._config, role, self._opener)
+            except ProviderError as exc:
+                remark = f"the run will stop at once: {exc}"
+                self.remarks += [] if remark in self.remarks else [remark]
+                return ScriptedLM("", model_id=role.lm or self._config.policy.lm)
+        return self._opened[name]
 
     async def aclose(self) -> None:
-        for lm in self._opened:
+        for lm in self._opened.values():
             await lm.aclose()
 
 

@@ -10,6 +10,7 @@ Does not know calls. Source: own; vLLM's health and metrics endpoints.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -19,17 +20,17 @@ from urllib.parse import urlsplit
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm.fleet.members import Members, Server, State
 from tfgrpo.lm.fleet.settings import FleetSettings, read_servers
+from tfgrpo.lm.http_pool import LOOPBACK
 from tfgrpo.runtime.redaction import Secret, redact, redact_logs
 
 if TYPE_CHECKING:
-    import httpx2
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
 __all__ = ["Watch"]
 
 _TIMEOUT_S = 5.0
-_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _WAITING = re.compile(r"^vllm:num_requests_waiting(?:\{[^}]*\})? (\S+)$", re.M)
 
 
@@ -71,24 +72,24 @@ class Watch:
             self._rounds[loop].result()
 
     async def _run(self, first: asyncio.Event) -> None:
-        import httpx2
+        import aiohttp
 
-        redact_logs("httpx2", "httpcore2")
+        redact_logs("aiohttp")
         hosts = {urlsplit(url).hostname for url in self._members.servers}
-        async with httpx2.AsyncClient(
-            timeout=_TIMEOUT_S,
-            follow_redirects=False,
-            trust_env=not hosts <= _LOOPBACK,
-            headers=self._headers,
-        ) as client:
-            while True:
-                try:
+        try:
+            async with aiohttp.ClientSession(
+                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+                trust_env=not hosts <= LOOPBACK,
+                headers=self._headers,
+            ) as client:
+                while True:
                     self._read_list()
                     servers = [s for s in self._members.servers.values() if not s.has_left]
                     await asyncio.gather(*(self._look_at(client, server) for server in servers))
-                finally:
                     first.set()
-                await asyncio.sleep(self._settings.health_s)
+                    await asyncio.sleep(self._settings.health_s)
+        finally:
+            first.set()
 
     def _read_list(self) -> None:
         try:
@@ -100,39 +101,40 @@ class Watch:
         if gone:
             self._on_gone(gone)
 
-    async def _look_at(self, client: httpx2.AsyncClient, server: Server) -> None:
-        import httpx2
+    async def _look_at(self, client: aiohttp.ClientSession, server: Server) -> None:
+        import aiohttp
 
         base = server.url
         root = base.removesuffix("/v1")
         try:
-            health = await client.get(f"{root}/health")
-            if health.status_code >= 500:
-                self._set(server, "draining", f"/health says {health.status_code}")
+            status, _ = await _get(client, f"{root}/health")
+            if status >= 500:
+                self._set(server, "draining", f"/health says {status}")
                 return
-            listed = await client.get(f"{base}/models")
-            if listed.status_code >= 500:
-                self._set(server, "draining", f"/models says {listed.status_code}")
+            status, body = await _get(client, f"{base}/models")
+            if status >= 500:
+                self._set(server, "draining", f"/models says {status}")
                 return
-            why = self._why_not(listed)
+            why = self._why_not(status, body)
             if why:
                 self._set(server, "refused", why)
                 return
             if self._settings.queue_metrics:
-                server.waiting = _waiting_in((await client.get(f"{root}/metrics")).text)
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as exc:
+                _, body = await _get(client, f"{root}/metrics")
+                server.waiting = _waiting_in(body.decode(errors="replace"))
+        except (aiohttp.ClientError, OSError, ValueError) as exc:  # ValueError: no URL
             said = f"{type(exc).__name__}: {exc}".rstrip(": ")
             self._set(server, "down", redact(f"no connection ({said})"))
             return
         self._set(server, "up", "")
 
-    def _why_not(self, listed: httpx2.Response) -> str:
+    def _why_not(self, status: int, listed: bytes) -> str:
         """Return why a server with this list of models is not of the fleet; empty where it is."""
         model = self._settings.model
-        if listed.status_code != 200:
-            return f"/models says {listed.status_code}; check api_key_env and the URL"
+        if status != 200:
+            return f"/models says {status}; check api_key_env and the URL"
         try:
-            rows = listed.json().get("data")
+            rows = json.loads(listed).get("data")
         except (ValueError, AttributeError):
             return "/models is no list of models; check the URL"
         named = {r.get("id"): r for r in rows or () if isinstance(r, Mapping)}
@@ -160,6 +162,11 @@ class Watch:
         if rounds is not None:
             rounds.cancel()
             await asyncio.gather(rounds, return_exceptions=True)
+
+
+async def _get(client: aiohttp.ClientSession, url: str) -> tuple[int, bytes]:
+    async with client.get(url, allow_redirects=False) as reply:
+        return reply.status, await reply.read()
 
 
 def _waiting_in(metrics: str) -> float:

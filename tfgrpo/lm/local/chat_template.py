@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -172,12 +173,11 @@ def render_turns(
         turns = form(given)
         try:
             text = str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+            if form is not _alternating and _drops_system(tokenizer, turns, options):
+                continue
         except (jinja2.TemplateError, ValueError, TypeError) as exc:
             refusal = refusal or exc
             continue
-        system = [str(r["content"]).strip() for r in turns if r["role"] == "system"]
-        if form is not _alternating and any(part not in text for part in system):
-            continue  # dropped
         if turns == given:
             return text, ""
         said = f"refuses turns as they are ({refusal!s:.100})" if refusal else "drops system turns"
@@ -185,6 +185,23 @@ def render_turns(
     raise ProviderError(
         f"the model's chat template refuses these turns: {refusal!s:.200}", kind="bad_request"
     ) from refusal
+
+
+def _drops_system(
+    tokenizer: Any, turns: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
+) -> bool:
+    """True where a system turn with text in it leaves nothing behind: a mark in its place, which
+    no other turn and no template holds, does not come back."""
+    marks = {
+        at: f"system-turn-{at}-{secrets.token_hex(8)}"
+        for at, turn in enumerate(turns)
+        if turn["role"] == "system" and str(turn["content"]).strip()
+    }
+    if not marks:
+        return False
+    marked = [{**t, "content": marks[i]} if i in marks else t for i, t in enumerate(turns)]
+    text = str(tokenizer.apply_chat_template(marked, tokenize=False, **options))
+    return not all(mark in text for mark in marks.values())
 
 
 TEMPLATE_OPTIONS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs")

@@ -109,13 +109,16 @@ class AllRuns:
 
     def answer(self, path: str) -> Answer:
         """Return the list, its status, or a page of one thing in it."""
+        kind, _, rest = path.partition("/")
+        name, _, inner = rest.partition("/")
+        site = self._sites.get(unquote(name)) if kind == "run" else None
+        if site is not None and inner == "status":
+            return site.answer(inner)  # asked every few seconds
         found = find_all(self._root)
         if path == "":
             return Answer(render_list(self._root, found, _version(found)))
         if path == "status":
             return Answer(json.dumps({"version": _version(found)}), "application/json")
-        kind, _, rest = path.partition("/")
-        name, _, inner = rest.partition("/")
         wanted = next((f for f in found if (f.kind, f.name) == (kind, unquote(name))), None)
         return NOT_FOUND if wanted is None else self._page(wanted, inner)
 

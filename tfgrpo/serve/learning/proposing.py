@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError
@@ -23,6 +23,7 @@ from tfgrpo.experience.artefact import Artefact, scan
 from tfgrpo.experience.edits import Edit
 from tfgrpo.experience.library import Library
 from tfgrpo.learning.learn import learn
+from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import RolloutGroup, Task
 from tfgrpo.sampling import Stop
 from tfgrpo.serve.settings import LearnSettings
@@ -102,14 +103,15 @@ def propose(asked: AskedQuestion) -> PendingLibrary:
     traces = asked.folder / "traces.jsonl"
     write_groups(traces, asked.groups)
     settings = asked.settings
-    gate_tasks = [t for t in asked.gate_tasks if _is_judged(t, settings.verifier)]
+    judge = _judge(settings.verifier)
+    gate_tasks = [t for t in asked.gate_tasks if _is_judged(t, judge)]
     has_gate = len(gate_tasks) >= 2
     values: dict[str, Any] = {
         "run": {"folder": str(asked.folder / "run"), "probe": 0},
         "tasks": {"traces": str(traces)},
         "policy": {"lm": asked.policy, "options": dict(asked.options)},
         "critic": {"lm": settings.critic},
-        "learn": {"preset": "default", **_learn(asked)},
+        "learn": {"preset": "default", **_learn(asked, judge)},
         "gate": {"group_size": settings.group_size},
     }
     if settings.verifier is not None:
@@ -133,24 +135,31 @@ def propose(asked: AskedQuestion) -> PendingLibrary:
     return PendingLibrary(artefact, evidence)
 
 
-def _learn(asked: AskedQuestion) -> dict[str, Any]:
+def _learn(asked: AskedQuestion, judge: Verifier | Literal["later"] | None) -> dict[str, Any]:
     """Return the `learn` section; rules are tried by replays only where those can be judged."""
     settings = dict(asked.settings.settings)
     tasks = [g.task for g in asked.groups]
-    if all(_is_judged(t, asked.settings.verifier) for t in tasks):
+    if all(_is_judged(t, judge) for t in tasks):
         return settings
     own = dict(settings.get("settings", {}))
     return {**settings, "settings": {**own, "reflect": {**own.get("reflect", {}), "replays": 0}}}
 
 
-def _is_judged(task: Task, verifier: Mapping[str, Any] | None) -> bool:
-    """True where the route's verifier can judge a further attempt at a task."""
+def _judge(verifier: Mapping[str, Any] | None) -> Verifier | Literal["later"] | None:
+    """Return the route's verifier; `later` where it wants what the learning run gives it, such as a
+    judge's model."""
     if verifier is None:
-        return False
+        return None
     try:
-        judge = make_verifier(verifier)
+        return make_verifier(verifier)
     except ConfigError:
-        return True  # it wants what the learning run gives it, such as a judge's model
+        return "later"
+
+
+def _is_judged(task: Task, judge: Verifier | Literal["later"] | None) -> bool:
+    """True where the route's verifier can judge a further attempt at a task."""
+    if judge is None or judge == "later":
+        return judge is not None
     try:
         judge.check_task(task)
     except ConfigError:

@@ -224,6 +224,16 @@ class DatabaseWriter:
         except OSError:
             return 0
 
+    def empty_log(self) -> None:
+        """Move the log into the file and give its space back; waits for readers.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        with self._lock, store_errors(self.path, "write to"):
+            self._seal()
+            self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def _empty_log(self) -> None:
         """Move what is left of the log into the file and give its space back.
 
