@@ -13,31 +13,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfgrpo.rl.strategies.growth import Ask, Branch, Leaf, Look, Root, TokenDistributions, draw_all
 from tfgrpo.rl.strategy_options import LatrOptions
-
-
-def edit_share(first: Sequence[int], second: Sequence[int]) -> float:
-    """Return the edit distance of two sequences over the longer length; 0 for two empty ones.
-
-    >>> edit_share([1, 2, 3], [1, 9, 3]), edit_share([1], []), edit_share([], [])
-    (0.3333333333333333, 1.0, 0.0)
-    """
-    if not first or not second:
-        return float(bool(first) != bool(second))
-    before = np.arange(len(second) + 1)
-    other = np.asarray(second)
-    for i, token in enumerate(first, 1):
-        swap = before[:-1] + (other != token)
-        now = np.empty_like(before)
-        now[0] = i
-        best = np.minimum(swap, before[1:] + 1)
-        for j, cost in enumerate(best, 1):
-            now[j] = min(cost, now[j - 1] + 1)
-        before = now
-    return float(before[-1]) / max(len(first), len(second))
+from tfgrpo.runtime.texts.edit_distance import edit_ratio
 
 
 class Latr:
@@ -66,7 +44,7 @@ class Latr:
             yield from draw_all(root, [child for child, _, _ in children], o.ahead - 1)
             for child, parent, at in children:
                 ahead = parent.ids[at : at + o.ahead]
-                if edit_share(child.ids[at : at + len(ahead)], ahead) >= o.edit:
+                if edit_ratio(child.ids[at : at + len(ahead)], ahead) >= o.edit:
                     rows.append(child)
         yield from draw_all(root, rows)
         fresh = [Branch(root.row_seed(i)) for i in range(len(rows), root.size)]

@@ -59,8 +59,6 @@ class PartialStep:
     groups: list[RolloutGroup]
     resumed: frozenset[str]
     """Ids of rollouts that earlier steps began."""
-    tasks: list[Task]
-    """Of the groups."""
     figures: dict[str, float]
 
 
@@ -101,7 +99,6 @@ class PartialRolls:
         return PartialStep(
             groups,
             resumed,
-            [g.task for g in whole],
             {
                 "partial_tokens_before": float(stored),
                 "partial_tokens_kept": float(self._stored()),

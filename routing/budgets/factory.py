@@ -136,13 +136,17 @@ class Predicted:
 
         self._value: ValueModel = RouterFiles.load(router).value
         self._make, self._success_at = make, success_at
+        self._last: tuple[tuple[str, ...], ModelState] | None = None
 
     def _state(self, history: Sequence[RolloutGroup]) -> ModelState:
-        mine = "the policy"
-        outcomes = outcomes_of_groups(
-            history, success_at=self._success_at, model_of=lambda group: mine
-        )
-        return self._value.state(outcomes, model=mine)
+        seen = tuple(group.group_id for group in history)
+        if self._last is None or self._last[0] != seen:  # asked several times a step
+            mine = "the policy"
+            outcomes = outcomes_of_groups(
+                history, success_at=self._success_at, model_of=lambda group: mine
+            )
+            self._last = (seen, self._value.state(outcomes, model=mine))
+        return self._last[1]
 
     def _rule(self, history: Sequence[RolloutGroup]) -> Allocator:
         return self._make(self._state(history))

@@ -22,11 +22,12 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.canonical import derive_seed
+from tfgrpo.runtime.texts.edit_distance import edit_ratio
 from tfgrpo.search.algorithms.protocol import GoalSearch, VisitRequest
 from tfgrpo.search.node import Node
 from tfgrpo.search.tree import Tree
 
-__all__ = ["EntropyRollouts", "LookaheadRollouts", "edit_ratio", "first_entropy"]
+__all__ = ["EntropyRollouts", "LookaheadRollouts", "first_entropy"]
 
 
 def first_entropy(top_logprobs: Sequence[Mapping[str, float]], first: int = 20) -> float | None:
@@ -153,21 +154,6 @@ class EntropyRollouts(_Chains):
         self._running = state["running"]
         self._branches = {int(k): v for k, v in state["branches"].items()}
         self._first = {int(k): v for k, v in state["first"].items()}
-
-
-def edit_ratio(first: Sequence[Any], second: Sequence[Any]) -> float:
-    """Return the edit distance divided by the longer length: 0 equal, 1 nothing in common.
-
-    >>> edit_ratio("abcd", "abxd"), edit_ratio("", "")
-    (0.25, 0.0)
-    """
-    row = list(range(len(second) + 1))
-    for i, a in enumerate(first, 1):
-        previous, row[0] = row[0], i
-        for j, b in enumerate(second, 1):
-            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-    longest = max(len(first), len(second))
-    return row[-1] / longest if longest else 0.0
 
 
 class LookaheadRollouts(_Chains):

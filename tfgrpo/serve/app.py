@@ -16,12 +16,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from tfgrpo.errors import TfgrpoError, boundary
+from tfgrpo.runtime.hosts import is_loopback
 from tfgrpo.serve.endpoints import info
 from tfgrpo.serve.endpoints.asking import ask
 from tfgrpo.serve.endpoints.dialects import CHAT, EMBEDDINGS, RESPONSES
 from tfgrpo.serve.endpoints.feedback import Feedback
 from tfgrpo.serve.endpoints.groups import close
-from tfgrpo.serve.gateway import Gateway, is_loopback, split_address
+from tfgrpo.serve.gateway import Gateway, split_address
 from tfgrpo.serve.identity import Place, read_place
 from tfgrpo.serve.wire.errors import ApiError
 from tfgrpo.serve.wire.http import ClientGone, Http, Receive, Send

@@ -5,7 +5,6 @@ Does not know HTTP. Source: own.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from tfgrpo.errors import ConfigError, TfgrpoError
 from tfgrpo.experience.artefact import Artefact, load_artefact
 from tfgrpo.lm import fleet_options
 from tfgrpo.runtime.cooldown import Cooldowns
+from tfgrpo.runtime.hosts import is_loopback
 from tfgrpo.serve.access.booking import CallBook, read_spent
 from tfgrpo.serve.access.caps import KeyCaps, Rates, Scope
 from tfgrpo.serve.access.idempotency import Idempotency
@@ -281,14 +281,6 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise ConfigError(f"address {address!r} is not HOST:PORT, such as 127.0.0.1:8080")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """True for a host that only this machine reaches."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_listen(settings: GatewaySettings) -> None:

@@ -10,7 +10,6 @@ Does not know units or supervision. Source: own, on Ray's public API.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError, ExecutorError, MissingExtraError, boundary
 from tfgrpo.runtime.event_loop import start_task
+from tfgrpo.runtime.hosts import is_loopback
 from tfgrpo.runtime.redaction import redact
 from tfgrpo.workers.pool import Link, Message, StartLink
 from tfgrpo.workers.ray_actor import RayWorker
@@ -180,11 +180,8 @@ def _refuse_open_cluster(address: str) -> None:
         ConfigError: it is not of this machine, and answers a client without a token.
     """
     host = address.rpartition(":")[0].strip("[]")
-    try:
-        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        pass  # a name
+    if is_loopback(host):
+        return
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_TOKEN")}
     probe = subprocess.run(
         [sys.executable, "-c", _PROBE, address],

@@ -33,7 +33,7 @@ from tfgrpo.rl.strategies.growth import (
     Root,
     TokenDistributions,
 )
-from tfgrpo.rl.strategies.latr import Latr, edit_share
+from tfgrpo.rl.strategies.latr import Latr
 from tfgrpo.rl.strategies.look import look_at
 from tfgrpo.rl.strategies.trees import TokenTree, ValueChain, uncertain_cuts
 from tfgrpo.rl.strategy_options import ChainOptions, EchoOptions, LatrOptions, TreeOptions
@@ -41,6 +41,7 @@ from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rl.update.rollout_rows import n_steps, row_of, step_numbers
 from tfgrpo.rl.update.token_stats import measure_rows
 from tfgrpo.rollout import Rollout, Score, Task
+from tfgrpo.runtime.texts.edit_distance import edit_ratio
 
 Next = Callable[[Sequence[int]], dict[int, float]]
 """Tokens so far to the distribution of the next one."""
@@ -161,7 +162,7 @@ def test_latr_branches_by_both_thresholds_and_fades_over_training() -> None:
 
 
 def pairwise_edit(rows: Sequence[Sequence[int]]) -> float:
-    return float(np.mean([edit_share(a, b) for a, b in itertools.combinations(rows, 2)]))
+    return float(np.mean([edit_ratio(a, b) for a, b in itertools.combinations(rows, 2)]))
 
 
 def test_latr_makes_rows_that_differ_more_than_plain_ones_at_equal_tokens() -> None:
@@ -186,7 +187,7 @@ def test_latr_makes_rows_that_differ_more_than_plain_ones_at_equal_tokens() -> N
     assert np.mean(gains) > 0.2 and min(gains) >= 0
 
 
-def test_edit_share_is_the_distance_by_brute_force() -> None:
+def test_edit_ratio_is_the_distance_by_brute_force() -> None:
     def slow(a: Sequence[int], b: Sequence[int]) -> int:
         if not a or not b:
             return len(a) + len(b)
@@ -195,7 +196,7 @@ def test_edit_share_is_the_distance_by_brute_force() -> None:
     rng = np.random.default_rng(0)
     for _ in range(60):
         a, b = (rng.integers(0, 3, rng.integers(0, 6)).tolist() for _ in range(2))
-        assert edit_share(a, b) == slow(a, b) / max(1, len(a), len(b))
+        assert edit_ratio(a, b) == slow(a, b) / max(1, len(a), len(b))
 
 
 # ── trees and chains ────────────────────────────────────────────────────────────────────────────

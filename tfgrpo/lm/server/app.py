@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from tfgrpo.lm.server.replies import event, reply_events, reply_json
 from tfgrpo.lm.server.requests import Asked, BadBody, read_request
 from tfgrpo.lm.wire import loads
 from tfgrpo.protocols import LM
+from tfgrpo.runtime.hosts import is_loopback
 from tfgrpo.runtime.redaction import redact
 
 if TYPE_CHECKING:
@@ -55,22 +55,13 @@ class ServerSettings:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        if not self.token and not _is_loopback(self.host):
+        if not self.token and not is_loopback(self.host):
             raise ConfigError(
                 f"serve-model: host {self.host!r} can be reached from outside; set a token "
                 "(--token-env NAME) or use 127.0.0.1"
             )
         if not 0 <= self.port < 65536:
             raise ConfigError(f"serve-model: port {self.port} must be from 0 to 65535")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def make_app(lm: LM, settings: ServerSettings) -> Starlette:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from tfgrpo.runtime.hosts import is_loopback
 from tfgrpo.serve.wire.errors import ApiError
 
 __all__ = ["Asgi", "Http", "Leaving", "check_depth", "parse_object"]
@@ -112,7 +113,7 @@ class Http:
     def is_loopback(self) -> bool:
         """True where the client is on this machine."""
         client = self._scope.get("client")
-        return client is None or str(client[0]).startswith(("127.", "::1"))
+        return client is None or is_loopback(str(client[0]))
 
     def check_headers(self, most: int, most_bytes: int) -> None:
         """Refuse too many or too large headers.
