@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Task
-from tfgrpo.tasks.splits import SPLITS, Splits, overlaps, split_tasks, template
+from tfgrpo.tasks.splits import SPLITS, Splits, _masked_number, overlaps, split_tasks, template
 
 
 def tasks(n: int) -> list[Task]:
@@ -112,3 +113,9 @@ def test_many_fillings_of_one_form_are_each_named_without_naming_every_pair() ->
     assert {o.kind for o in found} == {"template"}
     assert {key for o in found for key in (o.first, o.second)} == {t.task_id for t in rows}
     assert len(found) < 3 * len(rows)
+
+
+@given(st.text("aZ1²١-/.:, _é\n", max_size=30))
+def test_a_run_with_a_digit_is_a_number_as_a_pattern_with_backtracking_finds_it(text: str) -> None:
+    wanted = re.sub(r"(?:\w[\w\-/.:,]*)?\d[\w\-/.:,]*", " numbertext ", text)
+    assert re.sub(r"\w[\w\-/.:,]*", _masked_number, text) == wanted

@@ -9,6 +9,7 @@ of the published code, see `docs/experience.md`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -282,12 +283,11 @@ def _missing_ids(
 
 
 def _rows(values: Iterable[Any]) -> list[Any]:
-    rows: list[Any] = []
+    rows: dict[str, Any] = {}
     for value in values:
         for row in _unwrapped(value):
-            if row not in rows:
-                rows.append(row)
-    return rows
+            rows.setdefault(json.dumps(row, sort_keys=True), row)
+    return list(rows.values())
 
 
 def _unwrapped(value: Any) -> list[Any]:
@@ -443,7 +443,7 @@ def read_lessons(text: str) -> tuple[Lesson, ...]:
     (Lesson(text='Check units.', attempts=(1, 2)),)
     """
     values = json_values(text)
-    lessons: list[Lesson] = []
+    lessons: dict[Lesson, None] = {}
     rows = _rows(values)
     for row in rows:
         words = _text_of(row if isinstance(row, (str, dict)) else None)
@@ -452,9 +452,7 @@ def read_lessons(text: str) -> tuple[Lesson, ...]:
         keys = ("attempts", "attempt", "from")
         raw = _as_list(_first(row, keys)) if isinstance(row, dict) else []
         numbers = [re.search(r"\d{1,9}", str(a)) for a in raw if not isinstance(a, bool)]
-        lesson = Lesson(words, tuple(int(m[0]) for m in numbers if m))
-        if lesson not in lessons:
-            lessons.append(lesson)
+        lessons[Lesson(words, tuple(int(m[0]) for m in numbers if m))] = None
     if rows and not lessons:
         raise ReplyError('no lesson in the reply: write {"lessons": [{"lesson": "..."}]}')
     return tuple(lessons)

@@ -239,14 +239,18 @@ def _sharing(grams: Sequence[set[tuple[str, ...]]], home: Sequence[str]) -> set[
     return {(i, j) for (i, j), n in shared.items() if 2 * n >= max(len(grams[i]), len(grams[j]))}
 
 
+def _masked_number(run: re.Match[str]) -> str:
+    return " numbertext " if re.search(r"\d", run[0]) else run[0]
+
+
 def template(text: str) -> str:
     """Return the form of a task text: numbers, quotations and codes masked; short ones give none.
 
     >>> template("Order A-12 cost 5, is it paid?") == template("Order B-7 cost 90, is it paid?")
     True
     """
-    masked = re.sub(r"\"[^\"]*\"|“[^”]*”|`[^`]*`", " quotedtext ", text)
-    masked = re.sub(r"(?:\w[\w\-/.:,]*)?\d[\w\-/.:,]*", " numbertext ", masked)
+    masked = re.sub(r"\"[^\"]*\"|“[^“”]*”|`[^`]*`", " quotedtext ", text)
+    masked = re.sub(r"\w[\w\-/.:,]*", _masked_number, masked)
     masked = re.sub(r"(?: numbertext [\s\-/.:,]*)+", " numbertext ", masked)
     found = words(masked)
     kept = [w for w in found if w not in ("numbertext", "quotedtext")]
