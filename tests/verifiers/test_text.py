@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from decimal import Decimal
 from typing import Any
@@ -150,6 +151,18 @@ async def test_json_fields_earn_their_share(answer: str, reward: float) -> None:
     assert score.reward == pytest.approx(reward)
     whole = await JsonSchema(SCHEMA, partial=False).score(said(answer), task(RIGHT))
     assert whole.reward == float(reward == 1.0)
+
+
+@pytest.mark.parametrize("closed", [{"additionalProperties": False},
+                                    {"unevaluatedProperties": False}])  # fmt: skip
+@pytest.mark.parametrize("name", ["it's", 'say "it\'s"', "a.b", "a['b']", "\\'", "count.x"])
+async def test_a_field_that_the_schema_does_not_allow_is_blamed_whatever_its_name(
+    name: str, closed: dict[str, bool]
+) -> None:
+    schema = {k: v for k, v in SCHEMA.items() if k != "additionalProperties"} | closed
+    score = await JsonSchema(schema).score(said(json.dumps({**RIGHT, name: 1})), task(None))
+    assert score.reward == pytest.approx(2 / 3)
+    assert score.feedback == f"{name}: not allowed by the schema"
 
 
 async def test_json_without_a_reference_is_judged_by_the_schema_alone() -> None:

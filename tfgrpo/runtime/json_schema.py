@@ -23,6 +23,7 @@ __all__ = [
     "argument_defaults",
     "check_arguments",
     "check_schema",
+    "field_errors",
     "json_equal",
     "load_json",
     "schema_errors",
@@ -83,14 +84,52 @@ def schema_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]
     >>> schema_errors({"type": "number"}, 10), schema_errors({"type": "integer"}, 10.0)
     ([], [('$', "10.0 is not of type 'integer'")])
     """
+    return [(path, said) for path, said, _ in _found(schema, value)]
+
+
+def field_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]]:
+    """Return (field of the object, reason) for everything that breaks the schema; the empty name
+    stands for the value as a whole.
+
+    >>> field_errors({"required": ["a", "b"], "additionalProperties": {"type": "null"}}, {"b": 1})
+    [('a', 'missing'), ('b', "1 is not of type 'null'")]
+    """
+    return [(name, why) for *_, rows in _found(schema, value) for name, why in rows]
+
+
+_Found = tuple[str, str, list[tuple[str, str]]]
+"""Path, message, and the fields that are wrong, each with its reason."""
+
+
+def _found(schema: Mapping[str, Any], value: Any) -> list[_Found]:
     strict, no_remote = _strict()
     errors = strict(dict(schema), registry=no_remote).iter_errors(value)
     try:
-        return sorted((e.json_path, e.message) for e in errors)
+        return sorted((e.json_path, e.message, _blamed(e)) for e in errors)
     except RecursionError:
-        return [("$", "cannot be checked: the schema refers to itself without end")]
+        said = "cannot be checked: the schema refers to itself without end"
     except ValueError:  # of the words for what is wrong
-        return [("$", "does not fit the schema; an integer in it is too long to be shown")]
+        said = "does not fit the schema; an integer in it is too long to be shown"
+    return [("$", said, [("", said)])]
+
+
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+
+
+def _blamed(error: Any) -> list[tuple[str, str]]:
+    """Return the fields of the whole value that an error of `jsonschema` is about."""
+    if error.absolute_path:
+        first = error.absolute_path[0]
+        return [(first if isinstance(first, str) else "", error.message)]
+    names: list[tuple[str, str]] = []
+    if error.validator == "required":
+        missing = (n for n in error.validator_value if n not in error.instance)
+        names = [(n, "missing") for n in missing if error.message.startswith(repr(n))]
+    elif error.validator in ("additionalProperties", "unevaluatedProperties"):
+        given = {repr(name): name for name in error.instance}
+        quoted = _QUOTED.findall(error.message)
+        names = [(given[q], "not allowed by the schema") for q in quoted if q in given]
+    return names or [("", error.message)]
 
 
 def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Rollout, Score, Task
-from tfgrpo.runtime.json_schema import check_schema, json_equal, schema_errors
+from tfgrpo.runtime.json_schema import check_schema, field_errors, json_equal, schema_errors
 from tfgrpo.runtime.json_text import shape_match
 from tfgrpo.verifiers.answer import UnitVerifier, find_json, short
 
@@ -55,7 +55,7 @@ class JsonSchema(UnitVerifier):
             value = find_json(rollout.answer, lambda v: self._fit(v, task.reference))
         except ValueError as exc:
             return Score(0.0, f"the answer is not JSON: {exc}", {"parsed": 0.0, "valid": 0.0})
-        errors = schema_errors(self._schema, value) if self._schema is not None else []
+        errors = field_errors(self._schema, value) if self._schema is not None else []
         wrong = _wrong_fields(value, errors, task.reference)
         fields = self._fields(value, task.reference)
         if fields and isinstance(value, dict) and "" not in wrong:
@@ -89,23 +89,8 @@ class JsonSchema(UnitVerifier):
 def _wrong_fields(value: Any, errors: list[tuple[str, str]], reference: Any) -> dict[str, str]:
     """Return field name to reason; the empty name stands for the value as a whole."""
     wrong: dict[str, str] = {}
-    names = sorted(value, key=len, reverse=True) if isinstance(value, dict) else []
-    for path, message in errors:
-        place = path.removeprefix("$")
-        owner = next(
-            (
-                n
-                for n in names
-                if place in (f".{n}", f"['{n}']")
-                or place.startswith((f".{n}.", f".{n}[", f"['{n}']"))
-            ),
-            None,
-        )
-        if owner is None and isinstance(value, dict):
-            # Missing and surplus fields are reported at the object itself, named in the message.
-            _blame_named(value, message, wrong)
-        else:
-            wrong.setdefault(owner or "", message)
+    for name, why in errors:
+        wrong.setdefault(name, why)
     if reference is None:
         return wrong
     if not (isinstance(reference, Mapping) and isinstance(value, dict)):
@@ -121,14 +106,3 @@ def _wrong_fields(value: Any, errors: list[tuple[str, str]], reference: Any) -> 
             said = f"{short(value[name])}, expected {short(reference[name])}"
             wrong[name] = f"{said} ({wrong[name]})" if name in wrong else said
     return wrong
-
-
-def _blame_named(value: Mapping[str, Any], message: str, wrong: dict[str, str]) -> None:
-    if message.endswith("is a required property"):
-        wrong.setdefault(message.split("'")[1], "missing")
-        return
-    named = [n for n in value if f"'{n}'" in message] if "unexpected" in message else []
-    for name in named:
-        wrong.setdefault(name, "not allowed by the schema")
-    if not named:
-        wrong.setdefault("", message)

@@ -148,10 +148,10 @@ SCHEMA = JsonSchema({"type": "object", "properties": {"a": {"type": "integer"}},
 
 def _schema_score(text: str) -> None:
     value = answer.find_json(text, lambda v: SCHEMA._fit(v, {"a": 1}))
-    from tfgrpo.runtime.json_schema import schema_errors
+    from tfgrpo.runtime.json_schema import field_errors
     from tfgrpo.verifiers.json_schema import _wrong_fields
 
-    _wrong_fields(value, schema_errors(SCHEMA._schema or {}, value), {"a": 1})
+    _wrong_fields(value, field_errors(SCHEMA._schema or {}, value), {"a": 1})
 
 
 NUMERIC = Numeric()
