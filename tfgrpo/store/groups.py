@@ -18,11 +18,11 @@ from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
 from tfgrpo.store.rows import RowStore, Statement
 
-__all__ = ["GroupJournal"]
+__all__ = ["NOTHING_BUILDS_ON", "UNFINISHED", "GroupJournal"]
 
-_UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
+UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
 """Outcomes that a resume tries again, unless their group is closed."""
-_NOTHING_BUILDS_ON = frozenset({"eval", "test"})
+NOTHING_BUILDS_ON = frozenset({"eval", "test"})
 """Stages whose closed groups are tried again, too: they are read and never built on."""
 
 _IDS_A_QUERY = 200
@@ -74,7 +74,7 @@ class GroupJournal:
             return None
         self._absent.discard((rollout_id, verifier_id))
         rollout, group_id = found
-        if rollout.outcome in _UNFINISHED and not self._is_final(group_id, verifier_id):
+        if rollout.outcome in UNFINISHED and not self._is_final(group_id, verifier_id):
             return None
         return rollout
 
@@ -102,7 +102,7 @@ class GroupJournal:
                 continue
             self._absent.discard((name, verifier_id))
             rollout, group = newest
-            if rollout.outcome not in _UNFINISHED or self._is_final(group, verifier_id):
+            if rollout.outcome not in UNFINISHED or self._is_final(group, verifier_id):
                 found[name] = rollout
                 # It is recorded as it is: its group need not look for it again.
                 self._fresh[column_text(name), column_text(verifier_id), group] = rollout
@@ -110,7 +110,7 @@ class GroupJournal:
 
     def _close(self, group: str, verifier: str, stage: str) -> None:
         self._closed.setdefault(group, set()).add(verifier)
-        if from_column(stage) not in _NOTHING_BUILDS_ON:
+        if from_column(stage) not in NOTHING_BUILDS_ON:
             self._final.add((group, verifier))
 
     def _newest_rollout(
@@ -253,8 +253,9 @@ class GroupJournal:
             self._fresh.pop(key, None)
 
     def _is_kept(self, group: RolloutGroup, verifier_id: str) -> bool:
-        """Whether the newest record of a group says the same, and all its rollouts were found here:
-        then a resume has nothing to write, and need not put it together to see that."""
+        """Whether the newest record of a group says the same, its figures too, which change where a
+        rollout was tried again, and all its rollouts are kept: then a resume has nothing to write,
+        and need not put the record together to see that."""
         name, verifier = column_text(group.group_id), column_text(verifier_id)
         if name not in self._closed:
             return False
@@ -267,7 +268,7 @@ class GroupJournal:
         )
         for row, body, mark, *texts in self._writer.read(sql, (name,)):
             value = self._values.get("groups", row, body, mark)
-            if value is DAMAGED or "figures" not in value:
+            if value is DAMAGED or value.get("figures") != GroupFigures.of(group).to_dict():
                 return False
             if self._values.damaged and not self._are_kept(texts):
                 return False
