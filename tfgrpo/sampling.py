@@ -201,6 +201,11 @@ class Sampler:
         self._width = _width_within_limits(self._settings.concurrency)
 
     @property
+    def policy_id(self) -> str:
+        """The id of what acts."""
+        return self._policy.policy_id
+
+    @property
     def verifier_id(self) -> str:
         """The verifier's id, or empty where attempts stay ungraded."""
         return "" if self._verifier is None else self._verifier.verifier_id

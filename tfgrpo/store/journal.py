@@ -36,6 +36,7 @@ from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
 from tfgrpo.store.disk.database import DatabaseWriter
 from tfgrpo.store.disk.listing import totals_row
 from tfgrpo.store.disk.opening import open_file
+from tfgrpo.store.finish import finish_row, read_finish
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.postgres.address import is_address
@@ -88,7 +89,7 @@ class Journal:
     """
 
     def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
-        writer, ledger, self.is_resumed, self._lock, damage = opened
+        writer, ledger, self.is_resumed, self._lock, damage, self._is_sound = opened
         self.place = place
         """Where it is."""
         self.folder = place.folder
@@ -412,6 +413,27 @@ class Journal:
             (column_text(kind),),
         )
         return self._values.named("decisions", rows)
+
+    def keep_finish(self, key: str, payload: Any) -> None:
+        """Keep what the run came to, for who asks with the same key while nothing is added.
+
+        Raises:
+            ConfigError: the payload has no JSON form.
+            StoreError: it could not be written.
+        """
+        self._writer.flush()
+        row = finish_row(self._writer, key, payload)
+        if row is not None:
+            self._writer.commit_now([row])
+
+    def finish(self, key: str) -> Any | None:
+        """Return what the run came to; None where it was kept under another key, anything was
+        added since, or anything is damaged or could not be checked as it was opened: then it is to
+        be made again, which finds and mends what is missing."""
+        if not self._is_sound or self.damaged:
+            return None
+        self._writer.flush()
+        return read_finish(self._writer, key)
 
     def change_mark(self) -> str:
         """Return a text that changes when calls, rollouts, groups or decisions are added."""
