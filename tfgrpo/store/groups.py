@@ -6,7 +6,9 @@ share them. Does not know who made a rollout or why. Source: own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.context import Context
@@ -32,6 +34,21 @@ _AT_ONCE = 500
 """Rows of a reading of all groups."""
 
 
+@dataclass(slots=True)
+class _Closings:
+    """Which groups are closed."""
+
+    verifiers: dict[str, set[str]] = field(default_factory=dict)
+    """By group, under which verifiers."""
+    final: set[tuple[str, str]] = field(default_factory=set)
+    """Closed groups that others may have built on, with their verifier."""
+
+    def add(self, group: str, verifier: str, stage: str) -> None:
+        self.verifiers.setdefault(group, set()).add(verifier)
+        if from_column(stage) not in NOTHING_BUILDS_ON:
+            self.final.add((group, verifier))
+
+
 class GroupJournal:
     """Writes and finds rollouts and groups.
 
@@ -45,7 +62,8 @@ class GroupJournal:
         self._writer = writer
         self._values = values
         self._extra_rows = extra_rows
-        self._closed: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+        self._closings: _Closings | None = None
         self._fresh: dict[tuple[str, str, str], Rollout] = {}
         """Rollouts of open groups as this session recorded them."""
         self._has_rollouts = writer.is_shared or bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
@@ -53,10 +71,15 @@ class GroupJournal:
         nobody else records any."""
         self._absent: set[tuple[str, str]] = set()
         """Rollouts that were looked for and not there."""
-        self._final: set[tuple[str, str]] = set()
-        """Closed groups that others may have built on, with their verifier."""
-        for name, verifier, stage in writer.read("SELECT group_id, verifier_id, stage FROM groups"):
-            self._close(name, verifier, stage)
+
+    def _closed(self) -> _Closings:
+        """What is closed so far; read once it is asked for, which who only looks never does."""
+        with self._lock:
+            if self._closings is None:
+                self._closings = _Closings()
+                for row in self._writer.read("SELECT group_id, verifier_id, stage FROM groups"):
+                    self._closings.add(*row)
+            return self._closings
 
     def expect_rollouts(self) -> None:
         """Tell that rollouts were written by another way."""
@@ -85,13 +108,13 @@ class GroupJournal:
                 "SELECT stage FROM groups WHERE group_id = ? AND verifier_id = ?", (group, verifier)
             )
             for (stage,) in rows:
-                self._close(group, verifier, stage)
-        return (group, verifier) in self._final
+                self._closed().add(group, verifier, stage)
+        return (group, verifier) in self._closed().final
 
     def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
         """Return the finished rollouts among several, as `find_rollout` would one by one."""
         rows: dict[str, list[tuple[Any, ...]]] = {}
-        if self._has_rollouts or self._fresh or self._closed:
+        if self._has_rollouts or self._fresh or self._closed().verifiers:
             self._writer.flush()
             rows = self._rows_of(rollout_ids)
         found: dict[str, Rollout] = {}
@@ -108,15 +131,10 @@ class GroupJournal:
                 self._fresh[column_text(name), column_text(verifier_id), group] = rollout
         return found
 
-    def _close(self, group: str, verifier: str, stage: str) -> None:
-        self._closed.setdefault(group, set()).add(verifier)
-        if from_column(stage) not in NOTHING_BUILDS_ON:
-            self._final.add((group, verifier))
-
     def _newest_rollout(
         self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
     ) -> tuple[Rollout, str] | None:
-        if not self._has_rollouts and not self._fresh and not self._closed:
+        if not (self._has_rollouts or self._fresh or self._closed().verifiers):
             return None
         self._writer.flush()
         rows = self._rows_of([rollout_id]).get(column_text(rollout_id), ())
@@ -163,7 +181,7 @@ class GroupJournal:
         body, mark = pack(form_of(rollout, what), what)
         is_absent = (rollout.rollout_id, verifier_id) in self._absent
         self._absent.discard((rollout.rollout_id, verifier_id))
-        if not is_absent and (self._has_rollouts or group in self._closed):
+        if not is_absent and (self._has_rollouts or group in self._closed().verifiers):
             kept = self._writer.read(
                 "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
                 " AND group_id = ? ORDER BY rollout DESC LIMIT 1",
@@ -224,7 +242,7 @@ class GroupJournal:
                 "SELECT grp, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1",
                 (name,),
             )
-            if name in self._closed or self._writer.is_shared
+            if name in self._closed().verifiers or self._writer.is_shared
             else []
         )
         if not kept or kept[0][1] != mark or self._values.is_aside("groups", kept[0][0]):
@@ -247,7 +265,7 @@ class GroupJournal:
             )
         self._writer.put_this_turn(rows)
         stage = column_text(str(group.metadata.get("stage", "")))
-        self._close(name, column_text(verifier_id), stage)
+        self._closed().add(name, column_text(verifier_id), stage)
         for rollout in group.rollouts:
             key = (column_text(rollout.rollout_id), column_text(verifier_id), name)
             self._fresh.pop(key, None)
@@ -257,7 +275,7 @@ class GroupJournal:
         rollout was tried again, and all its rollouts are kept: then a resume has nothing to write,
         and need not put the record together to see that."""
         name, verifier = column_text(group.group_id), column_text(verifier_id)
-        if name not in self._closed:
+        if name not in self._closed().verifiers:
             return False
         keys = [(column_text(r.rollout_id), verifier, name) for r in group.rollouts]
         if any(self._fresh.get(k) is not r for k, r in zip(keys, group.rollouts, strict=True)):
@@ -356,11 +374,20 @@ class GroupJournal:
             f" ({', '.join('?' * len(stages))}) GROUP BY task ORDER BY min(grp)",
             tuple(map(column_text, stages)),
         )
-        for mark, row in marks:
-            for (body,) in self._writer.read("SELECT body FROM texts WHERE digest = ?", (mark,)):
-                value = self._values.get("groups", row, body, mark)
+        for start in range(0, len(marks), _AT_ONCE):
+            part = marks[start : start + _AT_ONCE]
+            texts = self._texts([mark for mark, _ in part])
+            for mark, row in part:
+                if mark not in texts:
+                    continue
+                value = self._values.get("groups", row, texts[mark], mark)
                 if value is not DAMAGED:
                     yield Task.from_dict(value)
+
+    def _texts(self, marks: Sequence[Any]) -> dict[Any, object]:
+        """Return the stored tasks or contexts of some digests, by digest."""
+        sql = f"SELECT digest, body FROM texts WHERE digest IN ({', '.join('?' * len(marks))})"
+        return dict(self._writer.read(sql, tuple(marks)))
 
     def groups_named(self, group_ids: Sequence[str]) -> list[RolloutGroup]:
         """Return closed groups by id, the newest record of each; damaged ones are left out."""

@@ -94,15 +94,12 @@ class Journal:
         """Where it is."""
         self.folder = place.folder
         """Where the run writes for people."""
-        self.ledger = ledger
-        """What this run has spent, earlier sessions included, under its budget."""
+        self._ledger = ledger
+        self._earlier_s: float | None = None
         self._writer = writer
         self._can_write = can_write
-        for row in folding.fold_spend(writer):
-            for usage in (row.usage, row.booked):
-                ledger.charge(**ledger_amounts(usage))
-        self._earlier_s = folding.elapsed_seconds(writer)
-        ledger.charge(seconds=self._earlier_s)
+        if can_write:
+            self._charge_earlier()
         if isinstance(ledger, SharedLedger) and isinstance(writer, PostgresDatabase):
             ledger.start(writer.draw)
         if can_write:
@@ -172,6 +169,8 @@ class Journal:
                 opened.lock.release()
             raise
         if readonly:
+            if budget is not None:  # it is the caller's, who may look at it without the journal
+                journal._charge_earlier()
             return journal
         try:
             changed = journal._changes(config, options.resume)
@@ -189,9 +188,27 @@ class Journal:
             journal.close()
             raise
 
+    @property
+    def ledger(self) -> Ledger:
+        """What this run has spent, earlier sessions included, under its budget; who only looks has
+        it added up when it is asked for."""
+        self._charge_earlier()
+        return self._ledger
+
+    def _charge_earlier(self) -> float:
+        """Charge the ledger, once, with what earlier sessions spent; return their seconds."""
+        if self._earlier_s is None:
+            for row in folding.fold_spend(self._writer):
+                for usage in (row.usage, row.booked):
+                    self._ledger.charge(**ledger_amounts(usage))
+            self._earlier_s = folding.elapsed_seconds(self._writer)
+            self._ledger.charge(seconds=self._earlier_s)
+        return self._earlier_s
+
     def _elapsed_s(self) -> float:
         """Seconds of this session."""
-        return max(0.0, self.ledger.elapsed_s - self._earlier_s)
+        earlier_s = self._charge_earlier()
+        return max(0.0, self._ledger.elapsed_s - earlier_s)
 
     def _session_row(self, event: str) -> Statement:
         return (
