@@ -3,7 +3,8 @@
 Each verb is a process of its own, so that its peak memory is the system's own figure; the size on
 disk is the largest that the run's folder had while the verb ran, the log of the database included.
 Processor seconds stand beside the wall's, which mean something on a quiet machine only.
-Replies have 500 bytes and are drawn by the seed; there is no critic and no network.
+Replies have 500 bytes and are drawn by the seed; there is no critic and no network. `rerun` is the
+same command on the finished run; `resume` has another width, so that the run is gone through.
 
     python -m tests.benchmarks.faults.large_runs                10,000 and 100,000 rollouts
     python -m tests.benchmarks.faults.large_runs --largest      800,000 as well
@@ -36,7 +37,9 @@ REPLY_BYTES = 500
 HELD_OUT = 64
 """Gate tasks, and as many test tasks."""
 WORDS = "The answer follows from the second line of the table, as shown above, and so on. " * 7
-VERBS = ("learn", "rerun", "report", "report json", "advise", "export", "runs list")
+WIDTH = 64
+"""Rollouts in flight."""
+VERBS = ("learn", "rerun", "resume", "report", "report json", "advise", "export", "runs list")
 
 
 class _Forgetful(ScriptedLM):
@@ -58,12 +61,12 @@ def _open(spec: str, **options: Any) -> ScriptedLM:
     return _Forgetful(_say, model_id="scripted:large")
 
 
-def config(folder: Path, rollouts: int) -> Config:
+def config(folder: Path, rollouts: int, width: int = WIDTH) -> Config:
     """Return the settings of a run of about so many rollouts."""
     practice = rollouts // GROUP
     return Config.from_mapping(
         {
-            "run": {"folder": str(folder / "run"), "concurrency": 64},
+            "run": {"folder": str(folder / "run"), "concurrency": width},
             "tasks": {"path": str(folder / "tasks.jsonl"), "practice": practice,
                       "gate": HELD_OUT, "test": HELD_OUT},
             "verifier": {"kind": "numeric"},
@@ -83,9 +86,9 @@ def write_tasks(folder: Path, rollouts: int) -> None:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
-def child(folder: Path, rollouts: int) -> None:
+def child(folder: Path, rollouts: int, width: int) -> None:
     """Learn, or go through what was learnt; the process ends with its own peak."""
-    result = learn(config(folder, rollouts), opener=partial(_open))
+    result = learn(config(folder, rollouts, width), opener=partial(_open))
     print(json.dumps({"entries": result.to_dict()["entries"]}))
 
 
@@ -101,7 +104,9 @@ def command(verb: str, folder: Path, rollouts: int) -> list[str]:
     }
     if verb in verbs:
         return [*python, "tfgrpo", *verbs[verb]]
-    return [*python, "tests.benchmarks.faults.large_runs", "--child", str(folder), str(rollouts)]
+    width = WIDTH - 1 if verb == "resume" else WIDTH
+    numbers = [str(rollouts), str(width)]
+    return [*python, "tests.benchmarks.faults.large_runs", "--child", str(folder), *numbers]
 
 
 def size_mb(folder: Path) -> float:
@@ -165,7 +170,7 @@ def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Measure and record."""
     if arguments[:1] == ["--child"]:
-        child(Path(arguments[1]), int(arguments[2]))
+        child(Path(arguments[1]), int(arguments[2]), int(arguments[3]))
         return
     sizes = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
     sizes = tuple(int(a) for a in arguments if a.isdecimal()) or sizes
