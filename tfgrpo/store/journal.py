@@ -432,12 +432,15 @@ class Journal:
         return self._values.named("decisions", rows)
 
     def keep_finish(self, key: str, payload: Any) -> None:
-        """Keep what the run came to, for who asks with the same key while nothing is added.
+        """Keep what the run came to, for who asks with the same key while nothing is added; on a
+        server, whose rows nobody compares with checksums, nothing is kept.
 
         Raises:
             ConfigError: the payload has no JSON form.
             StoreError: it could not be written.
         """
+        if self._writer.is_shared:
+            return
         self._writer.flush()
         row = finish_row(self._writer, key, payload)
         if row is not None:
