@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.context import Context
-from tfgrpo.group_figures import GroupFigures
+from tfgrpo.group_figures import GroupFigures, OneOfEach
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
@@ -38,13 +38,13 @@ _AT_ONCE = 500
 class _Closings:
     """Which groups are closed."""
 
-    verifiers: dict[str, set[str]] = field(default_factory=dict)
-    """By group, under which verifiers."""
+    groups: set[str] = field(default_factory=set)
+    """Those closed under any verifier."""
     final: set[tuple[str, str]] = field(default_factory=set)
     """Closed groups that others may have built on, with their verifier."""
 
     def add(self, group: str, verifier: str, stage: str) -> None:
-        self.verifiers.setdefault(group, set()).add(verifier)
+        self.groups.add(group)
         if from_column(stage) not in NOTHING_BUILDS_ON:
             self.final.add((group, verifier))
 
@@ -114,7 +114,7 @@ class GroupJournal:
     def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
         """Return the finished rollouts among several, as `find_rollout` would one by one."""
         rows: dict[str, list[tuple[Any, ...]]] = {}
-        if self._has_rollouts or self._fresh or self._closed().verifiers:
+        if self._has_rollouts or self._fresh or self._closed().groups:
             self._writer.flush()
             rows = self._rows_of(rollout_ids)
         found: dict[str, Rollout] = {}
@@ -134,7 +134,7 @@ class GroupJournal:
     def _newest_rollout(
         self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
     ) -> tuple[Rollout, str] | None:
-        if not (self._has_rollouts or self._fresh or self._closed().verifiers):
+        if not (self._has_rollouts or self._fresh or self._closed().groups):
             return None
         self._writer.flush()
         rows = self._rows_of([rollout_id]).get(column_text(rollout_id), ())
@@ -181,7 +181,7 @@ class GroupJournal:
         body, mark = pack(form_of(rollout, what), what)
         is_absent = (rollout.rollout_id, verifier_id) in self._absent
         self._absent.discard((rollout.rollout_id, verifier_id))
-        if not is_absent and (self._has_rollouts or group in self._closed().verifiers):
+        if not is_absent and (self._has_rollouts or group in self._closed().groups):
             kept = self._writer.read(
                 "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
                 " AND group_id = ? ORDER BY rollout DESC LIMIT 1",
@@ -242,7 +242,7 @@ class GroupJournal:
                 "SELECT grp, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1",
                 (name,),
             )
-            if name in self._closed().verifiers or self._writer.is_shared
+            if name in self._closed().groups or self._writer.is_shared
             else []
         )
         if not kept or kept[0][1] != mark or self._values.is_aside("groups", kept[0][0]):
@@ -275,7 +275,7 @@ class GroupJournal:
         rollout was tried again, and all its rollouts are kept: then a resume has nothing to write,
         and need not put the record together to see that."""
         name, verifier = column_text(group.group_id), column_text(verifier_id)
-        if name not in self._closed().verifiers:
+        if name not in self._closed().groups:
             return False
         keys = [(column_text(r.rollout_id), verifier, name) for r in group.rollouts]
         if any(self._fresh.get(k) is not r for k, r in zip(keys, group.rollouts, strict=True)):
@@ -325,12 +325,7 @@ class GroupJournal:
 
         Groups whose own row is damaged are left out and named in `damaged`.
         """
-        seen: dict[Any, Any] = {}
-
-        def shared(value: Any) -> Any:
-            """One object for equal values, of which a run has few."""
-            return seen.setdefault(repr(value), value)
-
+        shared = OneOfEach()
         for row, group_id, policy_id, body, mark in self._rows(stage):
             value = self._values.get("groups", row, body, mark)
             if value is DAMAGED:
@@ -340,12 +335,9 @@ class GroupJournal:
                 if group is not None:
                     yield GroupFigures.of(group)
                 continue
-            figures = value["figures"]
-            for name in ("outcomes", "rewards", "sources"):
-                figures[name] = shared(figures.get(name, ()))
-            metadata = shared(value["metadata"])
-            names = from_column(group_id), shared(from_column(policy_id))
-            yield GroupFigures.from_dict(figures, *names, metadata)
+            names = from_column(group_id), from_column(policy_id)
+            found = GroupFigures.from_dict(value["figures"], *names, value["metadata"])
+            yield found.sharing(shared)
 
     def _rows(self, stage: str | None) -> Iterator[tuple[Any, ...]]:
         """Yield the newest row of each group, in the order in which they were closed, some hundred
