@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--child"]:
         child(Path(arguments[1]), int(arguments[2]), int(arguments[3]))
         return
-    sizes = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
+    sizes: tuple[int, ...] = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
     sizes = tuple(int(a) for a in arguments if a.isdecimal()) or sizes
     figures = measure(sizes)
     said = " ".join(["python -m tests.benchmarks.faults.large_runs", *arguments])
