@@ -105,18 +105,27 @@ def test_a_deleted_artefact_is_written_again(tmp_path: Path, asked: list[str]) -
     assert asked == [] and file.read_text() == before
 
 
-def test_another_width_goes_through_the_run_and_asks_nothing(
+def test_a_moved_run_and_another_width_are_read_back_too(tmp_path: Path, asked: list[str]) -> None:
+    world = World()
+    first = done(world, tmp_path, asked)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    moved = {"folder": str(tmp_path / "moved"), "concurrency": 7, "timeout_s": 5.0}
+    again = world.learn(config_of(tmp_path, run=moved))
+    assert asked == [] and again.folder == tmp_path / "moved"
+    assert comparable(again) == comparable(first)
+
+
+def test_a_run_that_a_cap_ended_goes_on_and_is_read_back_once_it_is_done(
     tmp_path: Path, asked: list[str]
 ) -> None:
     world = World()
-    first = done(world, tmp_path, asked)
-    calls = world.calls
-    wider = {"run": {"folder": str(tmp_path / "run"), "concurrency": 7}}
-    assert comparable(world.learn(config_of(tmp_path, **wider))) == comparable(first)
-    assert asked and world.calls == calls
-    asked.clear()
-    world.learn(config_of(tmp_path, **wider))
-    assert asked == [], "it is kept under the settings that it now has"
+    capped = done(world, tmp_path, asked, budget={"calls": 100})
+    assert capped.exit_code == 4
+    assert world.learn(config_of(tmp_path, budget={"calls": 100})).exit_code == 4 and asked
+    whole = done(world, tmp_path, asked, budget={"calls": 1000})
+    assert whole.exit_code != 4
+    world.learn(config_of(tmp_path, budget={"calls": 1000}))
+    assert asked == []
 
 
 def test_changed_tasks_and_settings_are_refused_as_ever(tmp_path: Path, asked: list[str]) -> None:
@@ -302,9 +311,7 @@ def test_a_value_whose_digest_does_not_fit_is_as_if_it_were_not_there(
 def test_a_library_that_a_secret_was_removed_from_is_made_again(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World()
-    done(world, tmp_path, asked)
-    row = finished._row
+    world, row = World(), finished._row
 
     def redacted(learned: Any) -> dict[str, Any]:
         found = row(learned)
@@ -312,7 +319,6 @@ def test_a_library_that_a_secret_was_removed_from_is_made_again(
         return found
 
     monkeypatch.setattr(finished, "_row", redacted)
-    world.learn(config_of(tmp_path, run={"folder": str(tmp_path / "run"), "concurrency": 5}))
-    asked.clear()
-    world.learn(config_of(tmp_path, run={"folder": str(tmp_path / "run"), "concurrency": 5}))
+    done(world, tmp_path, asked)
+    world.learn(config_of(tmp_path))
     assert asked

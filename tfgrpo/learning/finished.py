@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tfgrpo import prompts
-from tfgrpo.config.learn import Config
+from tfgrpo.config.learn import MAY_CHANGE, Config
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience import FinalChoice, GateDecision, Library, TopK
 from tfgrpo.experience.artefact import package_version
@@ -26,6 +26,7 @@ from tfgrpo.learning.version import Version
 from tfgrpo.runtime.canonical import digest
 from tfgrpo.statistics import Interval, Scores
 from tfgrpo.store import Journal
+from tfgrpo.store.config_diff import without_keys
 from tfgrpo.store.groups import NOTHING_BUILDS_ON, UNFINISHED
 
 __all__ = ["keep_outcome", "kept_outcome", "outcome_key"]
@@ -34,14 +35,15 @@ _FORMAT = 1
 
 
 def outcome_key(store: Journal, **identities: Any) -> str:
-    """Return the key of all that decides what a run comes to.
+    """Return the key of all that decides what a run comes to; what only drives it does not.
 
     Args:
         store: its settings, which name its tasks by their content.
         identities: who acts, judges and writes, as JSON.
     """
     texts = {name: prompts.load(name) for name in prompts.names()}
-    return digest([_FORMAT, package_version(), store.config, identities, texts], 32)
+    settings = without_keys(store.config, MAY_CHANGE)
+    return digest([_FORMAT, package_version(), settings, identities, texts], 32)
 
 
 def kept_outcome(store: Journal, key: str, config: Config) -> LearnOutcome | None:

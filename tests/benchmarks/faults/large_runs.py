@@ -4,7 +4,8 @@ Each verb is a process of its own, so that its peak memory is the system's own f
 disk is the largest that the run's folder had while the verb ran, the log of the database included.
 Processor seconds stand beside the wall's, which mean something on a quiet machine only.
 Replies have 500 bytes and are drawn by the seed; there is no critic and no network. `rerun` is the
-same command on the finished run; `resume` has another width, so that the run is gone through.
+same command on the finished run; `resume` does not find its checksums, so that it goes through all
+rollouts, as one does that was interrupted.
 
     python -m tests.benchmarks.faults.large_runs                10,000 and 100,000 rollouts
     python -m tests.benchmarks.faults.large_runs --largest      800,000 as well
@@ -37,8 +38,6 @@ REPLY_BYTES = 500
 HELD_OUT = 64
 """Gate tasks, and as many test tasks."""
 WORDS = "The answer follows from the second line of the table, as shown above, and so on. " * 7
-WIDTH = 64
-"""Rollouts in flight."""
 VERBS = ("learn", "rerun", "resume", "report", "report json", "advise", "export", "runs list")
 
 
@@ -61,12 +60,12 @@ def _open(spec: str, **options: Any) -> ScriptedLM:
     return _Forgetful(_say, model_id="scripted:large")
 
 
-def config(folder: Path, rollouts: int, width: int = WIDTH) -> Config:
+def config(folder: Path, rollouts: int) -> Config:
     """Return the settings of a run of about so many rollouts."""
     practice = rollouts // GROUP
     return Config.from_mapping(
         {
-            "run": {"folder": str(folder / "run"), "concurrency": width},
+            "run": {"folder": str(folder / "run"), "concurrency": 64},
             "tasks": {"path": str(folder / "tasks.jsonl"), "practice": practice,
                       "gate": HELD_OUT, "test": HELD_OUT},
             "verifier": {"kind": "numeric"},
@@ -86,9 +85,9 @@ def write_tasks(folder: Path, rollouts: int) -> None:
     (folder / "tasks.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 
-def child(folder: Path, rollouts: int, width: int) -> None:
+def child(folder: Path, rollouts: int) -> None:
     """Learn, or go through what was learnt; the process ends with its own peak."""
-    result = learn(config(folder, rollouts, width), opener=partial(_open))
+    result = learn(config(folder, rollouts), opener=partial(_open))
     print(json.dumps({"entries": result.to_dict()["entries"]}))
 
 
@@ -104,9 +103,7 @@ def command(verb: str, folder: Path, rollouts: int) -> list[str]:
     }
     if verb in verbs:
         return [*python, "tfgrpo", *verbs[verb]]
-    width = WIDTH - 1 if verb == "resume" else WIDTH
-    numbers = [str(rollouts), str(width)]
-    return [*python, "tests.benchmarks.faults.large_runs", "--child", str(folder), *numbers]
+    return [*python, "tests.benchmarks.faults.large_runs", "--child", str(folder), str(rollouts)]
 
 
 def size_mb(folder: Path) -> float:
@@ -129,6 +126,8 @@ def measured(verb: str, folder: Path, rollouts: int) -> dict[str, Any]:
         while not done.wait(0.1):
             most = max(most, size_mb(run))
 
+    if verb == "resume":
+        (run / "run.db-sums").unlink()
     watcher = threading.Thread(target=watch, daemon=True)
     with open(folder / "said.txt", "wb") as said:
         started = time.perf_counter()
@@ -170,7 +169,7 @@ def measure(sizes: tuple[int, ...]) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Measure and record."""
     if arguments[:1] == ["--child"]:
-        child(Path(arguments[1]), int(arguments[2]), int(arguments[3]))
+        child(Path(arguments[1]), int(arguments[2]))
         return
     sizes: tuple[int, ...] = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
     sizes = tuple(int(a) for a in arguments if a.isdecimal()) or sizes
