@@ -10,17 +10,33 @@ Does not know who counts, or files. Source: own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.runtime.redaction import redact_known
 
-__all__ = ["GroupFigures", "figures_of"]
+__all__ = ["GroupFigures", "OneOfEach", "figures_of"]
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _ERROR_CHARS = 200
+
+
+class OneOfEach:
+    """Gives one object for equal values, of which the groups of a run have few."""
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._seen: dict[str, Any] = {}
+        self._most = most
+
+    def of(self, value: Any) -> Any:
+        """Return the first value that was equal, or this one; past `most` different ones no
+        further one is remembered."""
+        name = repr(value)
+        if len(self._seen) < self._most:
+            return self._seen.setdefault(name, value)
+        return self._seen.get(name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,18 @@ class GroupFigures:
             is_hinted=bool(group.context.of_kind("hint")),
             cut_rewards=tuple(r.reward for r in cut if r.reward is not None),
             errors={str(r.outcome): redact_known(r.error)[:_ERROR_CHARS] for r in failed},
+        )
+
+    def sharing(self, shared: OneOfEach) -> Self:
+        """Return the same figures, which share with others what is equal, so that those of a large
+        run take little room."""
+        return replace(
+            self,
+            policy_id=shared.of(self.policy_id),
+            metadata=shared.of(self.metadata),
+            rewards_G=shared.of(self.rewards_G),
+            outcomes=shared.of(self.outcomes),
+            sources=shared.of(self.sources),
         )
 
     @property

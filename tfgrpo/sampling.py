@@ -193,12 +193,18 @@ class Sampler:
         self._verifier = verifier
         self._settings = settings or SampleSettings()
         self._recorder = recorder
+        self._finds_many = recorder if isinstance(recorder, _FindsMany) else None
         self._on_progress = on_progress
         self._stop = stop or Stop()
         self._executor = executor or LocalExecutor(policy, verifier, self._settings.of_units)
         self._proven = self._settings.probe <= 0
         self._failures: list[Rollout] = []
         self._width = _width_within_limits(self._settings.concurrency)
+
+    @property
+    def policy_id(self) -> str:
+        """The id of what acts."""
+        return self._policy.policy_id
 
     @property
     def verifier_id(self) -> str:
@@ -311,21 +317,10 @@ class Sampler:
             group_id = group_id_of(
                 task, given, self._policy.policy_id, seed=draws.seed, scope=draws.scope
             )
-            group = _OpenGroup(task, given, group_id, mine)
-            self._find(group)
-            opened.append(group)
+            opened.append(_OpenGroup(task, given, group_id, mine))
+        for start in range(0, len(opened), _FOUND_AT_ONCE):
+            self._find(opened[start : start + _FOUND_AT_ONCE])
         return opened
-
-    def _kept(self, group: _OpenGroup) -> dict[int, Rollout]:
-        """Return the rollouts of a group that the recorder holds, by sample index."""
-        if self._recorder is None:
-            return {}
-        names = {rollout_id(group.group_id, i): i for i in group.missing}
-        if isinstance(self._recorder, _FindsMany):
-            found = self._recorder.find_rollouts(list(names), self.verifier_id)
-            return {names[name]: rollout for name, rollout in found.items()}
-        kept = {i: self._recorder.find_rollout(n, self.verifier_id) for n, i in names.items()}
-        return {i: rollout for i, rollout in kept.items() if rollout is not None}
 
     def _units(self, opened: Iterable[_OpenGroup]) -> list[_Unit]:
         together = isinstance(self._policy, GroupPolicy) and getattr(
@@ -354,7 +349,7 @@ class Sampler:
         """Take what the recorder holds of a group; one that is whole then is closed here, too,
         which costs nothing where it is closed already."""
         was_missing = bool(group.missing)
-        self._find(group)
+        self._find([group])
         if was_missing and not group.missing:
             self._record(group)
 
@@ -374,9 +369,21 @@ class Sampler:
                 return ours
             await asyncio.sleep(_LOOK_AGAIN_S)
 
-    def _find(self, group: _OpenGroup) -> None:
-        """Take over what the recorder holds of a group."""
-        group.rollouts.update(self._kept(group))
+    def _find(self, groups: Sequence[_OpenGroup]) -> None:
+        """Take over what the recorder holds of groups."""
+        places = {rollout_id(g.group_id, i): (g, i) for g in groups for i in g.missing}
+        for name, rollout in self._kept(list(places)).items():
+            group, index = places[name]
+            group.rollouts[index] = rollout
+
+    def _kept(self, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
+        """Return the rollouts that the recorder holds, by id."""
+        if self._recorder is None:
+            return {}
+        if self._finds_many is not None:
+            return self._finds_many.find_rollouts(rollout_ids, self.verifier_id)
+        found = {n: self._recorder.find_rollout(n, self.verifier_id) for n in rollout_ids}
+        return {name: rollout for name, rollout in found.items() if rollout is not None}
 
     async def _run(self, units: list[_Unit], stage: str, total: int, done: int) -> None:
         queue = _Queue(units)
@@ -497,6 +504,8 @@ class Sampler:
             self._recorder.record_group(self._group(group))
 
 
+_FOUND_AT_ONCE = 100
+"""Groups that are looked for in one reading."""
 _LOOK_AGAIN_S = 0.5
 """Between two looks at groups that other processes make."""
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed", "cancelled")

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from tests.experience.cases import group
 from tfgrpo.experience.critic.critic import Critic
+from tfgrpo.experience.edits import Edit
+from tfgrpo.experience.exemplars import diverse
 from tfgrpo.experience.library import Library
 from tfgrpo.experience.settings import ExperienceSettings
+from tfgrpo.experience.similarity import jaccard
+from tfgrpo.messages import Message
 from tfgrpo.rollout import RolloutGroup
 
 ONLY = ExperienceSettings(lessons=False, exemplars=3, reference_exemplars=False)
@@ -40,6 +48,45 @@ async def test_references_serve_only_where_every_rollout_failed_and_the_settings
     groups = [group(1, [0, 0], reference="A-17"), group(2, [0, 1], reference="unused")]
     answers = [e.turns[-1].content for e in (await learn(groups, allowed)).shown]
     assert answers == ["my answer number 1", "A-17"]
+
+
+def farthest(edits: list[Edit], room: int, taken: list[str]) -> list[Edit]:
+    """The choice as its rule says it, every pair compared anew."""
+    chosen: list[Edit] = []
+    while len(chosen) < min(room, len(edits)):
+        cues = [*taken, *(e.turns[0].content for e in chosen)]
+        answers = [e.turns[1].content for e in chosen]
+        chosen.append(
+            min(
+                (e for e in edits if e not in chosen),
+                key=lambda e: (
+                    answers.count(e.turns[1].content),
+                    max((jaccard(e.turns[0].content, c, 1) for c in cues), default=0.0),
+                    len(e.turns[0].content),
+                    e.edit_id,
+                ),
+            )
+        )
+    return chosen
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_choice_of_unlike_examples_equals_that_by_comparing_every_pair(seed: int) -> None:
+    chance = random.Random(seed)
+    edits = [
+        Edit(
+            "add",
+            kind="exemplar",
+            turns=(
+                Message("user", " ".join(chance.choices("abcdefgh", k=chance.randint(1, 6)))),
+                Message("assistant", chance.choice("xyz")),
+            ),
+            edit_id=f"X:{i:02d}",
+        )
+        for i in range(40)
+    ]
+    for room in (0, 1, 7, 50):
+        assert diverse(edits, room, ["a b c"]) == farthest(edits, room, ["a b c"])
 
 
 async def test_exemplars_are_unlike_each_other_in_answer_then_text() -> None:

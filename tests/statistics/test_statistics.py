@@ -26,6 +26,7 @@ from tfgrpo.statistics import (
     seeds_difference,
     tasks_needed,
 )
+from tfgrpo.statistics.intervals import _bootstrap_means
 
 
 def tasks(rows: list[list[float]]) -> dict[str, list[float]]:
@@ -139,6 +140,25 @@ def test_a_reward_that_is_no_number_is_refused_and_named(bad: float) -> None:
             figure(scores)
     with pytest.raises(ValueError, match="only finite rewards"):
         paired_difference({"broken": [0.0]}, scores)
+
+
+@pytest.mark.parametrize("n", [1000, 2000])
+def test_many_tasks_with_few_levels_are_resampled_as_if_one_by_one(n: int) -> None:
+    rng = np.random.default_rng(3)
+    values = rng.binomial(4, 0.02, size=n) / 4  # skewed: the bootstrap's own bounds count
+    drawn = _bootstrap_means(values, 10_000, 0)
+    one_by_one = values[rng.integers(n, size=(10_000, n), dtype=np.int32)].mean(axis=1)
+    for at in (0.025, 0.5, 0.975):
+        assert np.quantile(drawn, at) == pytest.approx(
+            np.quantile(one_by_one, at), abs=0.1 * values.std() / math.sqrt(n)
+        )
+    assert drawn.std() == pytest.approx(values.std() / math.sqrt(n), rel=0.03)
+
+
+def test_many_tasks_swapped_between_the_arms_mirror_the_interval() -> None:
+    base, other = random_pair(6, n=1200)
+    one, swapped = paired_difference(base, other), paired_difference(other, base)
+    assert (swapped.low, swapped.high) == pytest.approx((-one.high, -one.low), abs=1e-3)
 
 
 def test_many_tasks_are_resampled_in_chunks_without_changing_the_result() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
-from tfgrpo.tasks.contamination import find_leaks, normalised, refuse_contaminated
+from tfgrpo.tasks.contamination import (
+    find_leaks,
+    leaks_in_library,
+    normalised,
+    refuse_contaminated,
+)
 
 LONG = "A baker sells {n} loaves on Monday and twice as many on each following day of the week"
 
@@ -91,6 +98,27 @@ def test_a_lesson_that_quotes_a_held_out_task_is_a_leak() -> None:
     library = {"e": "When a baker sells 5 loaves on Monday and twice as many later, use a sum."}
     report = find_leaks([], held_out, library)
     assert kinds(report) == [("task_in_library", "h", "e")]
+
+
+def test_the_leaks_of_a_library_alone_are_those_among_all() -> None:
+    practice = [Task("p", LONG.format(n=7)), Task("q", LONG.format(n=5))]
+    held_out = [Task("h", LONG.format(n=5), reference=4711)]
+    library = {
+        "e": "When a baker sells 5 loaves on Monday and twice as many later, it is 4711.",
+        "f": "Add what was sold.",
+    }
+    both = find_leaks(practice, held_out, library).leaks
+    found = leaks_in_library(practice, held_out, library)
+    assert found == tuple(k for k in both if k.kind.endswith("_in_library")) != ()
+    assert len(found) < len(both)
+
+
+def test_an_empty_library_leaks_nothing_and_no_task_is_read_for_that() -> None:
+    class Unread:
+        def __iter__(self) -> Iterator[Task]:
+            raise AssertionError("read")
+
+    assert leaks_in_library(Unread(), Unread(), {}) == ()
 
 
 def test_contaminated_tasks_leave_the_figures_and_all_of_them_are_a_refusal() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -85,6 +85,20 @@ class Memory:
         self.groups.append(group)
 
 
+class Shelf(Memory):
+    """A recorder in memory that finds many at once."""
+
+    readings = 0
+
+    def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
+        self.readings += 1
+        found = {name: self.rollouts.get((name, verifier_id)) for name in rollout_ids}
+        return {name: rollout for name, rollout in found.items() if rollout is not None}
+
+    def find_rollout(self, rollout_id: str, verifier_id: str) -> Rollout | None:
+        raise AssertionError("one by one")
+
+
 def tasks(n: int) -> list[Task]:
     return [Task(f"t{i}", "same text") for i in range(n)]
 
@@ -96,6 +110,19 @@ async def test_groups_follow_task_ids_and_never_text() -> None:
     assert all(g.rewards_G == (1.0, 0.0, 1.0, 0.0) for g in groups)
     assert all([r.sample_index for r in g.rollouts] == [0, 1, 2, 3] for g in groups)
     assert len({r.seed for g in groups for r in g.rollouts}) == 12
+
+
+async def test_the_rollouts_of_many_groups_are_found_in_few_readings() -> None:
+    shelf, policy = Shelf(), Echo()
+    first = await Sampler(policy, Parity(), recorder=shelf).groups(tasks(150))
+    shelf.readings = 0
+    del shelf.rollouts[first[120].rollouts[3].rollout_id, "parity"]
+    policy.attempts.clear()
+    again = await Sampler(policy, Parity(), recorder=shelf).groups(tasks(150))
+    assert shelf.readings == 2 and policy.attempts == [("t120", 3)]
+    assert [[r.rollout_id for r in g.rollouts] for g in again] == [
+        [r.rollout_id for r in g.rollouts] for g in first
+    ]
 
 
 async def test_results_do_not_depend_on_concurrency() -> None:

@@ -10,6 +10,7 @@ attempts, as in DSPy; diversity by farthest-point choice (Gonzalez 1985).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience.edits import Edit
@@ -19,7 +20,7 @@ from tfgrpo.experience.informative import Teaching
 from tfgrpo.experience.library import Library
 from tfgrpo.experience.patterns import IGNORE_ORDER, MEMORY_ORDER, PERSONAL, ROLE_CLAIM
 from tfgrpo.experience.settings import ExperienceSettings
-from tfgrpo.experience.similarity import jaccard
+from tfgrpo.experience.similarity import share, shingles
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import canonical_json
@@ -165,22 +166,38 @@ def diverse(edits: Sequence[Edit], room: int, taken: Sequence[str] = ()) -> list
     Answers that were not chosen yet come first (so that each class of a classification has its
     example), then the task text that shares least with what is there. Deterministic.
     """
-    cues = list(taken)
+    if room <= 0:
+        return []
+    rest = [_Candidate(e, _answer(e), len(_cue(e)), shingles(_cue(e), 1)) for e in edits]
+    for cue in taken:
+        _compare(rest, shingles(cue, 1))
     chosen: list[Edit] = []
     answers: dict[str, int] = {}
-    rest = list(edits)
     while rest and len(chosen) < room:
         best = min(
-            rest,
-            key=lambda e: (
-                answers.get(_answer(e), 0),
-                max((jaccard(_cue(e), c, 1) for c in cues), default=0.0),
-                len(_cue(e)),
-                e.edit_id,
-            ),
+            rest, key=lambda c: (answers.get(c.answer, 0), c.nearest, c.length, c.edit.edit_id)
         )
         rest.remove(best)
-        chosen.append(best)
-        cues.append(_cue(best))
-        answers[_answer(best)] = answers.get(_answer(best), 0) + 1
+        chosen.append(best.edit)
+        _compare(rest, best.words)
+        answers[best.answer] = answers.get(best.answer, 0) + 1
     return chosen
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """An edit that may be chosen, and what it is compared by."""
+
+    edit: Edit
+    answer: str
+    length: int
+    """Of its task's text."""
+    words: set[tuple[str, ...]]
+    nearest: float = 0.0
+    """Largest share of words in common with what is there."""
+
+
+def _compare(candidates: Sequence[_Candidate], words: set[tuple[str, ...]]) -> None:
+    """Note how near the candidates are to one text more."""
+    for candidate in candidates:
+        candidate.nearest = max(candidate.nearest, share(candidate.words, words))

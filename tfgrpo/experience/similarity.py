@@ -60,10 +60,15 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
 
 def jaccard(a: str, b: str, n: int = 2) -> float:
     """Return the share of common n-word sequences, 0 to 1; two empty texts are equal."""
-    left, right = shingles(a, n), shingles(b, n)
+    return share(shingles(a, n), shingles(b, n))
+
+
+def share(left: set[tuple[str, ...]], right: set[tuple[str, ...]]) -> float:
+    """Return the share of common sequences, 0 to 1, as `jaccard` does of their texts."""
     if not left and not right:
         return 1.0
-    return len(left & right) / len(left | right)
+    common = len(left & right)
+    return common / (len(left) + len(right) - common)
 
 
 def is_near(a: str, b: str, threshold: float = NEAR) -> bool:

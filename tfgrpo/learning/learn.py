@@ -104,6 +104,7 @@ async def learn_async(
     from tfgrpo.learning.components import RunComponents
     from tfgrpo.learning.critics import make_critic
     from tfgrpo.learning.experience_settings import experience_settings
+    from tfgrpo.learning.finished import keep_outcome, kept_outcome, outcome_key
     from tfgrpo.learning.learn_run import LearnRun
     from tfgrpo.learning.loop import Learner
     from tfgrpo.learning.practising import PracticeSampler
@@ -150,21 +151,35 @@ async def learn_async(
                 practice_sampler = make(practice=True)
             settings = _with_best_reward(settings, sampler)
             nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
-            learner = Learner(
-                LearnRun(config, splits, settings, store, view),
-                sampler,
-                make_critic(config, settings, roles, practice_sampler, found.practised, splits),
-                PracticeSampler(
-                    config, settings, practice_sampler, splits.practice,
-                    traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
-                ),
-                nudger=nudger,
-            )  # fmt: skip
-            learned = await learner.run()
+            sampler.raise_if_stopped()
+            # An allocator or a nudger has a mind of its own, which no key covers.
+            key = ""
+            if given.allocate is None and nudger is None:
+                key = outcome_key(
+                    store,
+                    policy=[sampler.policy_id, practice_sampler.policy_id],
+                    verifier=[sampler.verifier_id, sampler.reward_range],
+                    critic=roles.lm(config.critic).identity if settings.lessons else None,
+                )
+            learned = kept_outcome(store, key, config) if key else None
+            if learned is None:
+                learner = Learner(
+                    LearnRun(config, splits, settings, store, view),
+                    sampler,
+                    make_critic(config, settings, roles, practice_sampler, found.practised, splits),
+                    PracticeSampler(
+                        config, settings, practice_sampler, splits.practice,
+                        traces=traces, allocate=given.allocate, keeps_texts=nudger is not None,
+                    ),
+                    nudger=nudger,
+                )  # fmt: skip
+                learned = await learner.run()
         result = make_result(
             config, store, learned, plan, splits, found.notes, sampler.reward_range
         )
         store.record_decision("result", short_result(result), key="result")
+        if key:
+            keep_outcome(store, key, result)
         write_artefact(config, result, settings, kept_library(store, result))
         return result
     finally:

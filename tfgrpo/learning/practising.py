@@ -14,7 +14,7 @@ from tfgrpo.config.learn import Config
 from tfgrpo.context import Context
 from tfgrpo.experience import ExperienceSettings, Library, Value, prompt_context
 from tfgrpo.experience.entry_value import inclusion_plan, observations_of, value_entries
-from tfgrpo.group_figures import GroupFigures, figures_of
+from tfgrpo.group_figures import GroupFigures, OneOfEach, figures_of
 from tfgrpo.group_sizes import GroupSizes
 from tfgrpo.learning.practice import Batch, first_pass, focused_pass, task_needs
 from tfgrpo.learning.unverified import majority_graded
@@ -62,6 +62,7 @@ class PracticeSampler:
         self._keeps_texts = keeps_texts or allocate is not None
         self._practised: list[GroupFigures] = []
         self._seen: list[GroupFigures] = []
+        self._shared = OneOfEach()
         self._measured_at = 0
 
     def batches(self, library: Callable[[], Library]) -> Iterator[Batch]:
@@ -88,14 +89,14 @@ class PracticeSampler:
         if self._config.verifier.get("by") == "majority" and not self._sampler.verifier_id:
             groups = [majority_graded(g) for g in groups]
         self.groups += groups if self._keeps_texts else []
-        figures = list(figures_of(groups))
+        figures = [f.sharing(self._shared) for f in figures_of(groups)]
         self._practised += figures
         self._seen += figures
         return groups
 
     def take_replays(self, groups: Sequence[RolloutGroup]) -> None:
         """Remember what supporting tasks came to under proposed rules."""
-        self._seen += figures_of(groups)
+        self._seen += [f.sharing(self._shared) for f in figures_of(groups)]
 
     def measured(self, version: Version) -> Version | None:
         """Return a version with its entries' measured values, None where nothing was measured.

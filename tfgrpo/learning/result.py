@@ -31,7 +31,7 @@ from tfgrpo.statistics.verdict import Verdict, judge_gain
 from tfgrpo.store import Journal
 from tfgrpo.store.fold import SpendRow
 from tfgrpo.tasks import Splits
-from tfgrpo.tasks.contamination import find_leaks
+from tfgrpo.tasks.contamination import leaks_in_library
 
 __all__ = ["Result", "kept_library", "make_result", "short_result", "write_artefact"]
 
@@ -160,8 +160,8 @@ def make_result(
                 len(splits.test), config.gate.test_group_size, pilot=proof.empty
             )
     library = {e.experience_id: e.body for e in learned.version.library.shown}
-    leaks = find_leaks((*splits.practice, *splits.gate), splits.test, library)
-    quoted = sorted({leak.task_id for leak in leaks.leaks if leak.kind.endswith("_in_library")})
+    leaks = leaks_in_library((*splits.practice, *splits.gate), splits.test, library)
+    quoted = sorted({leak.task_id for leak in leaks})
     if quoted:
         notes = (*notes, f"test tasks or answers stand in the library: {', '.join(quoted[:5])}")
     spend = tuple(store.spend())

@@ -257,11 +257,23 @@ def bounds_of_mean(
     return min(float(low), centre + t_low * error), max(float(high), centre + t_high * error)
 
 
+_BY_COUNTS = 1000
+"""Values from which a resample is drawn as how often each distinct value comes, which has the same
+distribution and takes a hundredth of the time."""
+
+
 def _bootstrap_means(values: Floats, n_boot: int, seed: int) -> Floats:
     """Means of `n_boot` resamples of the values."""
     import numpy as np
 
     rng, n = np.random.default_rng(seed), len(values)
+    if n >= _BY_COUNTS:
+        distinct, first, counts = np.unique(values, return_index=True, return_counts=True)
+        if 10 * len(distinct) <= n:
+            order = np.argsort(first)  # then the arms swapped draw the same
+            drawn = rng.multinomial(n, counts[order] / n, size=n_boot)
+            means: Floats = drawn @ distinct[order] / n
+            return means
     rows = max(1, _CHUNK // n)
     parts = [
         values[rng.integers(n, size=(min(rows, n_boot - start), n))].mean(axis=1)

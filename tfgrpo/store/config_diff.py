@@ -35,6 +35,21 @@ class ResumeRule:
     """Default settings: a key that an older run lacks is unchanged at its default."""
 
 
+def without_keys(value: Any, keys: Collection[str], *path: str) -> Any:
+    """Return settings without some dotted keys; a section covers its keys.
+
+    >>> without_keys({"lm": "a", "cap": {"usd": 1}, "f": {"x": {"at": 1}}}, {"cap", "f.*.at"})
+    {'lm': 'a', 'f': {'x': {}}}
+    """
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        name: without_keys(item, keys, *path, name)
+        for name, item in value.items()
+        if not any(_covers(key.split("."), [*path, name]) for key in keys)
+    }
+
+
 def difference(
     kept: Any,
     asked: Any,

@@ -6,11 +6,13 @@ share them. Does not know who made a rollout or why. Source: own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfgrpo.context import Context
-from tfgrpo.group_figures import GroupFigures
+from tfgrpo.group_figures import GroupFigures, OneOfEach
 from tfgrpo.rollout import Rollout, RolloutGroup, Task
 from tfgrpo.runtime.canonical import jsonable
 from tfgrpo.runtime.redaction import redact_known
@@ -18,11 +20,11 @@ from tfgrpo.store.checked_values import DAMAGED, Values
 from tfgrpo.store.codec import column_text, form_of, from_column, pack
 from tfgrpo.store.rows import RowStore, Statement
 
-__all__ = ["GroupJournal"]
+__all__ = ["NOTHING_BUILDS_ON", "UNFINISHED", "GroupJournal"]
 
-_UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
+UNFINISHED = frozenset({"provider_failed", "cancelled", "verifier_failed"})
 """Outcomes that a resume tries again, unless their group is closed."""
-_NOTHING_BUILDS_ON = frozenset({"eval", "test"})
+NOTHING_BUILDS_ON = frozenset({"eval", "test"})
 """Stages whose closed groups are tried again, too: they are read and never built on."""
 
 _IDS_A_QUERY = 200
@@ -30,6 +32,21 @@ _IDS_A_QUERY = 200
 
 _AT_ONCE = 500
 """Rows of a reading of all groups."""
+
+
+@dataclass(slots=True)
+class _Closings:
+    """Which groups are closed."""
+
+    groups: set[str] = field(default_factory=set)
+    """Those closed under any verifier."""
+    final: set[tuple[str, str]] = field(default_factory=set)
+    """Closed groups that others may have built on, with their verifier."""
+
+    def add(self, group: str, verifier: str, stage: str) -> None:
+        self.groups.add(group)
+        if from_column(stage) not in NOTHING_BUILDS_ON:
+            self.final.add((group, verifier))
 
 
 class GroupJournal:
@@ -45,7 +62,8 @@ class GroupJournal:
         self._writer = writer
         self._values = values
         self._extra_rows = extra_rows
-        self._closed: dict[str, set[str]] = {}
+        self._lock = threading.Lock()
+        self._closings: _Closings | None = None
         self._fresh: dict[tuple[str, str, str], Rollout] = {}
         """Rollouts of open groups as this session recorded them."""
         self._has_rollouts = writer.is_shared or bool(writer.read("SELECT 1 FROM rollouts LIMIT 1"))
@@ -53,10 +71,15 @@ class GroupJournal:
         nobody else records any."""
         self._absent: set[tuple[str, str]] = set()
         """Rollouts that were looked for and not there."""
-        self._final: set[tuple[str, str]] = set()
-        """Closed groups that others may have built on, with their verifier."""
-        for name, verifier, stage in writer.read("SELECT group_id, verifier_id, stage FROM groups"):
-            self._close(name, verifier, stage)
+
+    def _closed(self) -> _Closings:
+        """What is closed so far; read once it is asked for, which who only looks never does."""
+        with self._lock:
+            if self._closings is None:
+                self._closings = _Closings()
+                for row in self._writer.read("SELECT group_id, verifier_id, stage FROM groups"):
+                    self._closings.add(*row)
+            return self._closings
 
     def expect_rollouts(self) -> None:
         """Tell that rollouts were written by another way."""
@@ -74,7 +97,7 @@ class GroupJournal:
             return None
         self._absent.discard((rollout_id, verifier_id))
         rollout, group_id = found
-        if rollout.outcome in _UNFINISHED and not self._is_final(group_id, verifier_id):
+        if rollout.outcome in UNFINISHED and not self._is_final(group_id, verifier_id):
             return None
         return rollout
 
@@ -85,13 +108,13 @@ class GroupJournal:
                 "SELECT stage FROM groups WHERE group_id = ? AND verifier_id = ?", (group, verifier)
             )
             for (stage,) in rows:
-                self._close(group, verifier, stage)
-        return (group, verifier) in self._final
+                self._closed().add(group, verifier, stage)
+        return (group, verifier) in self._closed().final
 
     def find_rollouts(self, rollout_ids: Sequence[str], verifier_id: str) -> dict[str, Rollout]:
         """Return the finished rollouts among several, as `find_rollout` would one by one."""
         rows: dict[str, list[tuple[Any, ...]]] = {}
-        if self._has_rollouts or self._fresh or self._closed:
+        if self._has_rollouts or self._fresh or self._closed().groups:
             self._writer.flush()
             rows = self._rows_of(rollout_ids)
         found: dict[str, Rollout] = {}
@@ -102,21 +125,16 @@ class GroupJournal:
                 continue
             self._absent.discard((name, verifier_id))
             rollout, group = newest
-            if rollout.outcome not in _UNFINISHED or self._is_final(group, verifier_id):
+            if rollout.outcome not in UNFINISHED or self._is_final(group, verifier_id):
                 found[name] = rollout
                 # It is recorded as it is: its group need not look for it again.
                 self._fresh[column_text(name), column_text(verifier_id), group] = rollout
         return found
 
-    def _close(self, group: str, verifier: str, stage: str) -> None:
-        self._closed.setdefault(group, set()).add(verifier)
-        if from_column(stage) not in _NOTHING_BUILDS_ON:
-            self._final.add((group, verifier))
-
     def _newest_rollout(
         self, rollout_id: str, verifier_id: str | None, group_id: str | None = None
     ) -> tuple[Rollout, str] | None:
-        if not self._has_rollouts and not self._fresh and not self._closed:
+        if not (self._has_rollouts or self._fresh or self._closed().groups):
             return None
         self._writer.flush()
         rows = self._rows_of([rollout_id]).get(column_text(rollout_id), ())
@@ -163,7 +181,7 @@ class GroupJournal:
         body, mark = pack(form_of(rollout, what), what)
         is_absent = (rollout.rollout_id, verifier_id) in self._absent
         self._absent.discard((rollout.rollout_id, verifier_id))
-        if not is_absent and (self._has_rollouts or group in self._closed):
+        if not is_absent and (self._has_rollouts or group in self._closed().groups):
             kept = self._writer.read(
                 "SELECT digest FROM rollouts WHERE rollout_id = ? AND verifier_id = ?"
                 " AND group_id = ? ORDER BY rollout DESC LIMIT 1",
@@ -224,7 +242,7 @@ class GroupJournal:
                 "SELECT grp, digest FROM groups WHERE group_id = ? ORDER BY grp DESC LIMIT 1",
                 (name,),
             )
-            if name in self._closed or self._writer.is_shared
+            if name in self._closed().groups or self._writer.is_shared
             else []
         )
         if not kept or kept[0][1] != mark or self._values.is_aside("groups", kept[0][0]):
@@ -247,16 +265,17 @@ class GroupJournal:
             )
         self._writer.put_this_turn(rows)
         stage = column_text(str(group.metadata.get("stage", "")))
-        self._close(name, column_text(verifier_id), stage)
+        self._closed().add(name, column_text(verifier_id), stage)
         for rollout in group.rollouts:
             key = (column_text(rollout.rollout_id), column_text(verifier_id), name)
             self._fresh.pop(key, None)
 
     def _is_kept(self, group: RolloutGroup, verifier_id: str) -> bool:
-        """Whether the newest record of a group says the same, and all its rollouts were found here:
-        then a resume has nothing to write, and need not put it together to see that."""
+        """Whether the newest record of a group says the same, its figures too, which change where a
+        rollout was tried again, and all its rollouts are kept: then a resume has nothing to write,
+        and need not put the record together to see that."""
         name, verifier = column_text(group.group_id), column_text(verifier_id)
-        if name not in self._closed:
+        if name not in self._closed().groups:
             return False
         keys = [(column_text(r.rollout_id), verifier, name) for r in group.rollouts]
         if any(self._fresh.get(k) is not r for k, r in zip(keys, group.rollouts, strict=True)):
@@ -267,7 +286,7 @@ class GroupJournal:
         )
         for row, body, mark, *texts in self._writer.read(sql, (name,)):
             value = self._values.get("groups", row, body, mark)
-            if value is DAMAGED or "figures" not in value:
+            if value is DAMAGED or value.get("figures") != GroupFigures.of(group).to_dict():
                 return False
             if self._values.damaged and not self._are_kept(texts):
                 return False
@@ -306,12 +325,7 @@ class GroupJournal:
 
         Groups whose own row is damaged are left out and named in `damaged`.
         """
-        seen: dict[Any, Any] = {}
-
-        def shared(value: Any) -> Any:
-            """One object for equal values, of which a run has few."""
-            return seen.setdefault(repr(value), value)
-
+        shared = OneOfEach()
         for row, group_id, policy_id, body, mark in self._rows(stage):
             value = self._values.get("groups", row, body, mark)
             if value is DAMAGED:
@@ -321,12 +335,9 @@ class GroupJournal:
                 if group is not None:
                     yield GroupFigures.of(group)
                 continue
-            figures = value["figures"]
-            for name in ("outcomes", "rewards", "sources"):
-                figures[name] = shared(figures.get(name, ()))
-            metadata = shared(value["metadata"])
-            names = from_column(group_id), shared(from_column(policy_id))
-            yield GroupFigures.from_dict(figures, *names, metadata)
+            names = from_column(group_id), from_column(policy_id)
+            found = GroupFigures.from_dict(value["figures"], *names, value["metadata"])
+            yield found.sharing(shared)
 
     def _rows(self, stage: str | None) -> Iterator[tuple[Any, ...]]:
         """Yield the newest row of each group, in the order in which they were closed, some hundred
@@ -355,11 +366,20 @@ class GroupJournal:
             f" ({', '.join('?' * len(stages))}) GROUP BY task ORDER BY min(grp)",
             tuple(map(column_text, stages)),
         )
-        for mark, row in marks:
-            for (body,) in self._writer.read("SELECT body FROM texts WHERE digest = ?", (mark,)):
-                value = self._values.get("groups", row, body, mark)
+        for start in range(0, len(marks), _AT_ONCE):
+            part = marks[start : start + _AT_ONCE]
+            texts = self._texts([mark for mark, _ in part])
+            for mark, row in part:
+                if mark not in texts:
+                    continue
+                value = self._values.get("groups", row, texts[mark], mark)
                 if value is not DAMAGED:
                     yield Task.from_dict(value)
+
+    def _texts(self, marks: Sequence[Any]) -> dict[Any, object]:
+        """Return the stored tasks or contexts of some digests, by digest."""
+        sql = f"SELECT digest, body FROM texts WHERE digest IN ({', '.join('?' * len(marks))})"
+        return dict(self._writer.read(sql, tuple(marks)))
 
     def groups_named(self, group_ids: Sequence[str]) -> list[RolloutGroup]:
         """Return closed groups by id, the newest record of each; damaged ones are left out."""

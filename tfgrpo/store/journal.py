@@ -36,6 +36,7 @@ from tfgrpo.store.config_diff import ResumeRule, difference, without_secrets
 from tfgrpo.store.disk.database import DatabaseWriter
 from tfgrpo.store.disk.listing import totals_row
 from tfgrpo.store.disk.opening import open_file
+from tfgrpo.store.finish import finish_row, read_finish
 from tfgrpo.store.fold import RunState, SpendRow
 from tfgrpo.store.groups import GroupJournal
 from tfgrpo.store.postgres.address import is_address
@@ -88,20 +89,17 @@ class Journal:
     """
 
     def __init__(self, place: Place, opened: OpenRun, *, can_write: bool) -> None:
-        writer, ledger, self.is_resumed, self._lock, damage = opened
+        writer, ledger, self.is_resumed, self._lock, damage, self._is_sound = opened
         self.place = place
         """Where it is."""
         self.folder = place.folder
         """Where the run writes for people."""
-        self.ledger = ledger
-        """What this run has spent, earlier sessions included, under its budget."""
+        self._ledger = ledger
+        self._earlier_s: float | None = None
         self._writer = writer
         self._can_write = can_write
-        for row in folding.fold_spend(writer):
-            for usage in (row.usage, row.booked):
-                ledger.charge(**ledger_amounts(usage))
-        self._earlier_s = folding.elapsed_seconds(writer)
-        ledger.charge(seconds=self._earlier_s)
+        if can_write:
+            self._charge_earlier()
         if isinstance(ledger, SharedLedger) and isinstance(writer, PostgresDatabase):
             ledger.start(writer.draw)
         if can_write:
@@ -171,6 +169,8 @@ class Journal:
                 opened.lock.release()
             raise
         if readonly:
+            if budget is not None:  # it is the caller's, who may look at it without the journal
+                journal._charge_earlier()
             return journal
         try:
             changed = journal._changes(config, options.resume)
@@ -188,9 +188,27 @@ class Journal:
             journal.close()
             raise
 
+    @property
+    def ledger(self) -> Ledger:
+        """What this run has spent, earlier sessions included, under its budget; who only looks has
+        it added up when it is asked for."""
+        self._charge_earlier()
+        return self._ledger
+
+    def _charge_earlier(self) -> float:
+        """Charge the ledger, once, with what earlier sessions spent; return their seconds."""
+        if self._earlier_s is None:
+            for row in folding.fold_spend(self._writer):
+                for usage in (row.usage, row.booked):
+                    self._ledger.charge(**ledger_amounts(usage))
+            self._earlier_s = folding.elapsed_seconds(self._writer)
+            self._ledger.charge(seconds=self._earlier_s)
+        return self._earlier_s
+
     def _elapsed_s(self) -> float:
         """Seconds of this session."""
-        return max(0.0, self.ledger.elapsed_s - self._earlier_s)
+        earlier_s = self._charge_earlier()
+        return max(0.0, self._ledger.elapsed_s - earlier_s)
 
     def _session_row(self, event: str) -> Statement:
         return (
@@ -412,6 +430,30 @@ class Journal:
             (column_text(kind),),
         )
         return self._values.named("decisions", rows)
+
+    def keep_finish(self, key: str, payload: Any) -> None:
+        """Keep what the run came to, for who asks with the same key while nothing is added; on a
+        server, whose rows nobody compares with checksums, nothing is kept.
+
+        Raises:
+            ConfigError: the payload has no JSON form.
+            StoreError: it could not be written.
+        """
+        if self._writer.is_shared:
+            return
+        self._writer.flush()
+        row = finish_row(self._writer, key, payload)
+        if row is not None:
+            self._writer.commit_now([row])
+
+    def finish(self, key: str) -> Any | None:
+        """Return what the run came to; None where it was kept under another key, anything was
+        added since, or anything is damaged or could not be checked as it was opened: then it is to
+        be made again, which finds and mends what is missing."""
+        if not self._is_sound or self.damaged:
+            return None
+        self._writer.flush()
+        return read_finish(self._writer, key)
 
     def change_mark(self) -> str:
         """Return a text that changes when calls, rollouts, groups or decisions are added."""

@@ -221,3 +221,5 @@ class OpenRun(NamedTuple):
     lock: Lock | None = None
     damage: str = ""
     """What is damaged or was lost when it was opened, in words."""
+    is_sound: bool = False
+    """True where all that is kept was compared with its checksums as it was opened."""

@@ -21,7 +21,14 @@ from typing import Any, Literal
 from tfgrpo.errors import ConfigError
 from tfgrpo.rollout import Task
 
-__all__ = ["Leak", "LeakReport", "find_leaks", "normalised", "refuse_contaminated"]
+__all__ = [
+    "Leak",
+    "LeakReport",
+    "find_leaks",
+    "leaks_in_library",
+    "normalised",
+    "refuse_contaminated",
+]
 
 LeakKind = Literal["same_id", "exact", "near", "answer_in_library", "task_in_library"]
 
@@ -109,6 +116,19 @@ def find_leaks(
     if library:
         leaks += _in_library(practice, held_out, template, library)
     return LeakReport(tuple(leaks), count, len(held_out), len(library or {}))
+
+
+def leaks_in_library(
+    practice: Iterable[Task], held_out: Iterable[Task], library: Mapping[str, str]
+) -> tuple[Leak, ...]:
+    """Return those leaks of `find_leaks` that a library's texts make; of an empty one none, and
+    no task is read for that."""
+    if not library:
+        return ()
+    held_out = list(held_out)
+    count = sum(1 for _ in practice)
+    template = _template(practice, held_out, count + len(held_out))
+    return tuple(_in_library(practice, held_out, template, library))
 
 
 def refuse_contaminated(report: LeakReport, *, share: float = 1.0) -> None:

@@ -3,7 +3,9 @@
 Each verb is a process of its own, so that its peak memory is the system's own figure; the size on
 disk is the largest that the run's folder had while the verb ran, the log of the database included.
 Processor seconds stand beside the wall's, which mean something on a quiet machine only.
-Replies have 500 bytes and are drawn by the seed; there is no critic and no network.
+Replies have 500 bytes and are drawn by the seed; there is no critic and no network. `rerun` is the
+same command on the finished run; `resume` does not find its checksums, so that it goes through all
+rollouts, as one does that was interrupted.
 
     python -m tests.benchmarks.faults.large_runs                10,000 and 100,000 rollouts
     python -m tests.benchmarks.faults.large_runs --largest      800,000 as well
@@ -36,7 +38,7 @@ REPLY_BYTES = 500
 HELD_OUT = 64
 """Gate tasks, and as many test tasks."""
 WORDS = "The answer follows from the second line of the table, as shown above, and so on. " * 7
-VERBS = ("learn", "rerun", "report", "report json", "advise", "export", "runs list")
+VERBS = ("learn", "rerun", "resume", "report", "report json", "advise", "export", "runs list")
 
 
 class _Forgetful(ScriptedLM):
@@ -124,6 +126,8 @@ def measured(verb: str, folder: Path, rollouts: int) -> dict[str, Any]:
         while not done.wait(0.1):
             most = max(most, size_mb(run))
 
+    if verb == "resume":
+        (run / "run.db-sums").unlink()
     watcher = threading.Thread(target=watch, daemon=True)
     with open(folder / "said.txt", "wb") as said:
         started = time.perf_counter()
@@ -167,7 +171,7 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--child"]:
         child(Path(arguments[1]), int(arguments[2]))
         return
-    sizes = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
+    sizes: tuple[int, ...] = (*SIZES, LARGEST) if "--largest" in arguments else SIZES
     sizes = tuple(int(a) for a in arguments if a.isdecimal()) or sizes
     figures = measure(sizes)
     said = " ".join(["python -m tests.benchmarks.faults.large_runs", *arguments])

@@ -81,7 +81,8 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
                 "SELECT coalesce(max(session), 0) FROM sessions WHERE typeof(session) = 'integer'"
             )
             writer.session = int(newest[0][0]) + 1
-            return OpenRun(writer, ledger, existed, lock)
+            is_sound = looked.sums is not None
+            return OpenRun(writer, ledger, existed, lock, is_sound=is_sound)
         except BaseException:
             connection.close()
             raise
