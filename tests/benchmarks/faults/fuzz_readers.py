@@ -23,7 +23,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.record import record
+from tests.benchmarks.record import RESULTS, record
 from tfgrpo.config.learn import Config
 from tfgrpo.config.sections import apply_override
 from tfgrpo.errors import TfgrpoError
@@ -459,18 +459,26 @@ def readers() -> dict[str, Reader]:
 ALLOWED = (TfgrpoError, ReplyError, ApiError)
 
 
+def _kept_rows(wanted: list[str]) -> list[dict[str, Any]]:
+    """Return what is recorded of the readers that are not wanted now."""
+    file = RESULTS / "fuzz_readers.json"
+    rows = json.loads(file.read_text())["rows"] if wanted and file.exists() else []
+    return [row for row in rows if row["reader"] not in wanted]
+
+
 def main() -> None:
     logging.disable()  # a reader's warnings about left-out rows
     wanted = sys.argv[1:]
     seconds = SECONDS
     if wanted and wanted[0].replace(".", "").isdigit():
         seconds = float(wanted.pop(0))
-    rows, raw, total = [], Counter[str](), 0
+    rows: list[dict[str, Any]] = _kept_rows(wanted)
+    raw = Counter[str]()
     for name, reader in readers().items():
         if wanted and name not in wanted:
             continue
         rng = random.Random(f"{SEED} {name}")
-        refused, tried = 0, 0
+        refused, tried, known = 0, 0, raw.total()
         until = time.monotonic() + seconds
         while tried < MOST and time.monotonic() < until:
             given = reader.input(rng)
@@ -486,15 +494,16 @@ def main() -> None:
                     print(kind, given[:300], file=sys.stderr)
                     traceback.print_tb(exc.__traceback__, -4, sys.stderr)
                 raw[kind] += 1
-        total += tried
-        rows.append({"reader": name, "inputs": tried, "refused": refused})
+        rows.append(
+            {"reader": name, "inputs": tried, "refused": refused, "raw": raw.total() - known}
+        )
         print(rows[-1], file=sys.stderr, flush=True)
     record(
         "fuzz_readers",
         {
             "readers": len(rows),
-            "inputs": total,
-            "raw": raw.total(),
+            "inputs": sum(row["inputs"] for row in rows),
+            "raw": sum(row.get("raw", 0) for row in rows),
             "raw_kinds": dict(raw),
             "seconds_a_reader": seconds,
             "most_a_reader": MOST,
