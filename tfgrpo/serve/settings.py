@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from tfgrpo.config.sections import Section, explain, resolve_fleets, wrong_verb
 from tfgrpo.errors import ConfigError
+from tfgrpo.verifiers.factory import GROUP_KINDS
 
 __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
 
@@ -343,6 +344,7 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: routes.{name} names the upstream {upstream!r}; known are {known}"
                 )
+        _refuse_group_kinds(f"{source}: routes.{name}", route)
         if route.learn is not None and route.learn.feedback.missing == "verifier":
             where = f"{source}: routes.{name}.learn.feedback.missing"
             if not route.capture or route.learn.verifier is None or (
@@ -370,6 +372,17 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 )
 
 
+def _refuse_group_kinds(where: str, route: RouteSettings) -> None:
+    """Refuse verifiers that score a group's replies against each other: here each stands alone."""
+    learnt_with = route.learn.verifier if route.learn is not None else None
+    for key, verifier in (("verifier", route.verifier), ("learn.verifier", learnt_with)):
+        if verifier is not None and verifier.get("kind") in GROUP_KINDS:
+            raise ConfigError(
+                f"{where}.{key}: {verifier['kind']!r} scores the replies of a group against each "
+                "other, and a gateway judges each alone; name another kind"
+            )
+
+
 def _check_shadow(where: str, route: RouteSettings, learn: LearnSettings) -> None:
     """Refuse shadow draws that nobody could judge, or that nothing limits."""
     shadow = learn.shadow
@@ -389,4 +402,4 @@ def _asks_an_lm(verifier: Any) -> bool:
         return False
     parts = verifier.get("parts")
     inner = list(parts.values()) if isinstance(parts, Mapping) else []
-    return verifier.get("kind") in ("judge", "arena") or any(map(_asks_an_lm, inner))
+    return verifier.get("kind") == "judge" or any(map(_asks_an_lm, inner))
