@@ -42,17 +42,18 @@ class TaskRow:
 
     @property
     def reference(self) -> str:
-        """The reference as text, JSON where it is no text."""
-        reference = self.task.reference
+        """The reference as text, JSON where it is no text, empty where there is none."""
+        reference = "" if self.task.reference is None else self.task.reference
         if isinstance(reference, str):
             return reference
         return json.dumps(jsonable(reference), ensure_ascii=False)
 
     @property
     def hints(self) -> list[str]:
-        """Texts that a curriculum may reveal, from the task's metadata."""
+        """Texts that a curriculum may reveal, from the task's metadata; what is no text is none."""
         found = self.task.metadata.get("hints") or self.task.metadata.get("solution") or ()
-        return [found] if isinstance(found, str) else [str(hint) for hint in found]
+        hints = [found] if isinstance(found, str) else found
+        return [h for h in hints if isinstance(h, str)] if isinstance(hints, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True)
