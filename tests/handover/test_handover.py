@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from tfgrpo import Config, FunctionPolicy, Task, learn
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.run_data import read_material
 from tfgrpo.handover import TARGETS, RunVerifier, hand_over, read_bundle
+from tfgrpo.messages import Message, ToolCall
 from tfgrpo.runtime.import_string import add_module_folder
 
 FUNCTION = {"kind": "function", "function": "good_letters:score"}
@@ -289,3 +291,12 @@ def test_odd_texts_hints_and_no_references_are_written(tmp_path: Path, to: str) 
 def test_a_verifier_of_groups_is_no_reward_of_single_replies(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="another trainer judges each reply alone"):
         hand_over(read_bundle(run, verifier={"kind": "majority"}), "trl", tmp_path / "out")
+
+
+def test_tool_calls_in_a_tasks_turns_stay_in_its_prompt(run: Path) -> None:
+    row = read_bundle(run, library=False).rows[0]
+    call = ToolCall("c1", "look", '{"at": 1}')
+    turns = (Message("assistant", "", (call,)), Message("tool", "found", tool_call_id="c1"))
+    asked, answered = replace(row, prompt=turns).turns
+    assert asked["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
+    assert answered == {"role": "tool", "content": "found", "tool_call_id": "c1"}

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, render_messages
 from tfgrpo.escalate.run_data import Material, read_material
-from tfgrpo.experience.deployment import openai_messages
+from tfgrpo.lm.wire import message_json
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest, jsonable
@@ -36,9 +36,9 @@ class TaskRow:
     """System text, library and task, as the run's policy was given them."""
 
     @property
-    def turns(self) -> list[dict[str, str]]:
-        """The prompt as plain `{role, content}` turns."""
-        return openai_messages(self.prompt)
+    def turns(self) -> list[dict[str, Any]]:
+        """The prompt as `{role, content}` turns, with their tool calls as chat APIs write them."""
+        return [message_json(turn) for turn in self.prompt]
 
     @property
     def reference(self) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 from tfgrpo.context import render_messages
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.experience.deployment import openai_messages
 from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, identity
 from tfgrpo.handover.scoring import SETTINGS, TASKS, RunVerifier
 from tfgrpo.handover.targets import TARGETS, Target, write_rows
+from tfgrpo.lm.wire import message_json
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import jsonable
@@ -132,7 +132,7 @@ def _supervised(bundle: Bundle, verified: Sequence[tuple[Task, str]]) -> list[di
     rows = []
     for task, reply in verified:
         said = {"role": "assistant", "content": reply}
-        bare = openai_messages(render_messages(task.messages, system=system))
+        bare = [message_json(m) for m in render_messages(task.messages, system=system)]
         forms = {"bare": [*bare, said]}
         if bundle.with_library:
             forms["library"] = [*prompts[task.task_id], said]
