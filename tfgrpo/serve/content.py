@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.experience.artefact import from_row
 from tfgrpo.serve.identity import private_hash
 from tfgrpo.store import Journal
@@ -46,8 +47,11 @@ def forget(
         key: of this API key's clients alone; None is all.
 
     Raises:
+        ConfigError: no end user is named: nobody's requests are all those without one.
         StoreError: it could not be written.
     """
+    if not end_user:
+        raise ConfigError("the end user is empty: name whose content is to be removed")
     where, values = "end_user = ?", [private_hash(secret, end_user)]
     if key is not None:
         where, values = f"{where} AND key = ?", [*values, key]
