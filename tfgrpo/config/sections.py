@@ -35,7 +35,8 @@ def load_toml(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no config file {str(path)!r}: `tfgrpo init` writes one to start from"
+            f"no config file {str(path)!r}: give one that is there; `tfgrpo init` writes one for "
+            "learning to start from"
         ) from None
     except OSError as exc:
         raise ConfigError(

@@ -72,7 +72,10 @@ class RunVerifier:
 
         verifier = configured_verifier(config, lm_of)
         if verifier is None:
-            raise ConfigError(f"{str(folder / SETTINGS)!r} names no verifier")
+            raise ConfigError(
+                f"{str(folder / SETTINGS)!r} names no verifier: kind 'none' has no reward to hand "
+                "over; learn with a verifier first"
+            )
         refuse_group_verifier(verifier, "the reward of another trainer")
         tasks = {task.task_id: task for task in read_tasks(folder / TASKS)}
         return cls(tasks, verifier)

@@ -6,14 +6,13 @@ Does not know how a setting is used. Source: own.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from tfgrpo.config.sections import Section, explain, resolve_fleets, wrong_verb
+from tfgrpo.config.sections import Section, explain, load_toml, resolve_fleets, wrong_verb
 from tfgrpo.errors import ConfigError
 from tfgrpo.verifiers.factory import GROUP_KINDS
 
@@ -310,14 +309,8 @@ class GatewaySettings(Section):
         Raises:
             ConfigError: the file is absent, not TOML, or a key is wrong.
         """
-        path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError(f"no config file {str(path)!r}: {exc}") from None
-        except (ValueError, RecursionError) as exc:  # also a whole number of 5,000 digits
-            raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
-        return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
+        values = _resolve_paths(load_toml(path), Path(path).parent)
+        return cls.from_mapping(values, str(path))
 
 
 def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
