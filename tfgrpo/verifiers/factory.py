@@ -210,7 +210,9 @@ def _checked(
             else:
                 checked[key] = adapter.validate_python(value, strict=True)
         except ValidationError as exc:
-            raise ConfigError(f"{where}: {key} is {value!r:.80}: {exc.errors()[0]['msg']}") from exc
+            raise ConfigError(
+                f"{where}: {key} is {value!r:.80}: {exc.errors()[0]['msg']}"
+            ) from None
     missing = [
         n
         for n, p in parameters.items()
