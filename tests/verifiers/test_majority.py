@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.learning.learn import dry_run
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import GroupVerifier
+from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Task
 from tfgrpo.sampling import judge
@@ -37,7 +39,7 @@ def answers(*texts: str) -> list[Rollout]:
     ],
 )
 async def test_the_most_frequent_answer_is_right(
-    texts: tuple[str, ...], options: dict, expected: list[float]
+    texts: tuple[str, ...], options: dict[str, Any], expected: list[float]
 ) -> None:
     majority = Majority(**options)
     assert isinstance(majority, GroupVerifier)
@@ -94,3 +96,24 @@ def test_learning_from_single_replies_refuses_kinds_of_groups_before_it_asks(kin
     tasks = [Task(f"t{i}", f"say {i}", str(i)) for i in range(60)]
     with pytest.raises(ConfigError, match="learning judges each reply alone"):
         dry_run(config, tasks=tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"curriculum": {"refill": 2}}, "curriculum.refill"),
+        ({"rollout": {"group_size": 4, "strategy": "spo_chain"}}, "spo_chain"),
+    ],
+)
+def test_training_that_mixes_rewards_of_several_groups_refuses_it(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = tiny_config(tmp_path, verifier={"kind": "majority"}, **changes)
+    with pytest.raises(ConfigError, match=f"{said}.*against each other"):
+        Trainer(config, tiny_parts(), tiny_tasks(), Majority())
+
+
+def test_training_names_the_model_that_a_comparing_verifier_lacks(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, verifier={"kind": "win_rate", "rubric": "Which is better?"})
+    with JudgeCalls(config) as judge, pytest.raises(ConfigError, match="names none: give it one"):
+        make_verifier(config.verifier, open_lm=judge.open)
