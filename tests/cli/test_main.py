@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -465,3 +466,24 @@ def test_a_gateways_config_that_is_a_folder_is_not_called_absent(
 ) -> None:
     told = here(capsys, "serve", "--config", str(tmp_path))
     assert told.code == 2 and "give the path of a TOML file" in told.err
+
+
+def test_a_folder_that_cannot_be_made_and_a_port_that_is_none_are_usage_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/below"):
+        told = here(capsys, "init", str(tmp_path / folder))
+        assert told.code == 2 and "name a folder that is new or yours" in told.err
+    told = here(capsys, "view", str(tmp_path), "--port", "99999")
+    assert told.code == 2 and "choose another port" in told.err
+
+
+@pytest.mark.parametrize("name", ["team-a", "v1.2"])
+def test_the_lines_for_a_new_key_are_settings(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = here(capsys, "serve", "key", "new", name)
+    assert list(GatewaySettings.from_mapping(tomllib.loads(made.err)).keys) == [name]
+    for wrong in ("", "a b", name + "\n"):
+        assert "give up to 64 letters" in here(capsys, "serve", "key", "new", wrong).err

@@ -116,6 +116,8 @@ def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
         key = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
             lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
+        elif error["type"] == "missing":
+            lines.append(f"{source}: {key} is missing")
         else:
             lines.append(f"{source}: {key} = {shown(error['input'], 200)}: {error['msg']}")
     return "\n".join(lines)
