@@ -32,10 +32,11 @@ def init(
         raise ConfigError(f"no template {template!r}; {nearest_of(template, TEMPLATES)}")
     chosen = TEMPLATES[template]
     files = chosen.written(f"runs/{folder.resolve().name}")
-    there = [name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise ConfigError(f"{str(folder)!r} already holds {', '.join(there)}: --force overwrites")
     try:
+        there = [name for name in files if (folder / name).exists()]
+        if there and not force:
+            told = f"{str(folder)!r} already holds {', '.join(there)}: --force overwrites"
+            raise ConfigError(told)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
