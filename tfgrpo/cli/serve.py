@@ -138,6 +138,8 @@ def forget_user(
     typer.echo(f"removed the content of {removed.requests} requests and {removed.groups} groups")
     for version, entry, text in removed.entries:
         typer.echo(f"library {version}: entry {entry} came from it: {printable(text)}")
+    for path in removed.left:
+        typer.echo(f"{path} is kept from a mended journal and may hold it still: delete that file")
 
 
 @app.command("mcp")

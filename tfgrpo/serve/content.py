@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.experience.artefact import from_row
 from tfgrpo.serve.identity import private_hash
 from tfgrpo.store import Journal
+from tfgrpo.store.journal import FILE
 
 __all__ = ["Removed", "forget", "remove"]
 
@@ -34,6 +35,8 @@ class Removed:
     """Folders of proposals."""
     entries: tuple[tuple[str, str, str], ...] = ()
     """(library version, entry, text) of library entries that were drawn from removed groups."""
+    left: tuple[str, ...] = ()
+    """Damaged files that were kept when the journal was mended: nothing is removed from them."""
 
 
 def forget(
@@ -58,7 +61,7 @@ def forget(
     removed = remove(journal, folder, where, tuple(values))
     # The log still holds the rows as they were, until it is moved into the file.
     journal.writer.empty_log()
-    return removed
+    return replace(removed, left=tuple(sorted(str(p) for p in folder.glob(f"{FILE}.damaged*"))))
 
 
 def remove(journal: Journal, folder: Path, where: str, values: tuple[Any, ...]) -> Removed:
