@@ -392,7 +392,7 @@ class Sampler:
                 await ready.wait()
             while (unit := queue.take(in_order=self._proven)) is not None:
                 if self._stop.requested or state.ended is not None:
-                    return
+                    break  # those that wait for the first ones are let go below
                 if not self._is_ours(unit.group):
                     continue
                 state.in_flight += len(unit.indices)
