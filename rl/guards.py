@@ -94,11 +94,17 @@ def check_parts(
                 "an allocator": allocate is not None,
             },
         )
-    if isinstance(allocate, GrowingAllocator) and isinstance(verifier, GroupVerifier):
-        raise ConfigError(
-            "curriculum.allocate lets groups grow, and the verifier scores the rollouts of a "
-            "group against each other: such scores change with it; use another of the two"
-        )
+    mixing = {
+        "curriculum.allocate lets groups grow": isinstance(allocate, GrowingAllocator),
+        "curriculum.refill adds rollouts of earlier groups": bool(config.curriculum.refill),
+        "rollout.strategy 'spo_chain' compares rewards of several sets": strategy == "spo_chain",
+    }
+    for what, is_set in mixing.items():
+        if is_set and isinstance(verifier, GroupVerifier):
+            raise ConfigError(
+                f"{what}, and the verifier scores the rollouts of a group against each other: "
+                "such scores change with it; use another of the two"
+            )
     world = distributed.world()[1]
     one_process = {
         "[hints]": hints is not None,

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.lm import open_lm
 from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.protocols import LM
@@ -34,8 +35,12 @@ class JudgeCalls:
         """Return a judge's LM under the run's caps.
 
         Raises:
-            ConfigError: money is capped and the model's price unknown.
+            ConfigError: no model is named, or money is capped and its price unknown.
         """
+        if not spec:
+            raise ConfigError(
+                "the verifier asks a model and names none: give it one, such as lm = 'openai:MODEL'"
+            )
         lm = open_lm(spec, **options)
         if self._store is None:
             self._store = self._open_journal()

@@ -32,7 +32,7 @@ from tfgrpo.errors import (
     UnitLost,
     VerifierError,
 )
-from tfgrpo.execute.judging import judge, judge_group
+from tfgrpo.execute.judging import judge, judge_group, refuse_group_verifier
 from tfgrpo.execute.local import LocalExecutor
 from tfgrpo.execute.protocol import Executor, OnTruncated, Unit, UnitSettings, rollout_id
 from tfgrpo.protocols import GroupPolicy, Policy, Recorder, SharedRecorder, Verifier
@@ -241,7 +241,8 @@ class Sampler:
             sizes: group sizes a task, in place of `draws.group_size`; 0 leaves a task out.
 
         Raises:
-            ConfigError: no task, a repeated id, or a reference that the verifier cannot judge.
+            ConfigError: no task, a repeated id, a reference that the verifier cannot judge, or a
+                verifier of whole groups.
             ProviderError: a wrong key, an unknown model, an exhausted quota.
             PolicyError, VerifierError: every rollout so far failed in the same way.
             BudgetError: a limit was reached; finished rollouts are recorded.
@@ -289,6 +290,7 @@ class Sampler:
         if draws.group_size < 1:
             raise ConfigError(f"group_size is {draws.group_size}: at least 1 is needed")
         if self._verifier is not None:
+            refuse_group_verifier(self._verifier, "sampling")
             for task in tasks:
                 self._verifier.check_task(task)
         sampling = getattr(self._policy, "sampling", None)
@@ -397,7 +399,7 @@ class Sampler:
                 await ready.wait()
             while (unit := queue.take(in_order=self._proven)) is not None:
                 if self._stop.requested or state.ended is not None:
-                    return
+                    break  # those that wait for the first ones are let go below
                 if not self._is_ours(unit.group):
                     continue
                 state.in_flight += len(unit.indices)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import tomllib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,7 @@ from tfgrpo.errors import (
     TfgrpoError,
     VerifierError,
 )
+from tfgrpo.serve.settings import GatewaySettings
 
 BAD_CONFIGS: list[tuple[str, str, str]] = [
     ("[learn]\ngroup_sise = 4", "learn.group_sise", "did you mean 'group_size'"),
@@ -437,3 +439,51 @@ def test_here_and_cli_report_alike(tmp_path: Path, capsys: pytest.CaptureFixture
         (r.code, r.out, r.err) for r in (run("learn", "absent.toml") for run in runs)
     ]
     assert seen[0] == seen[1]
+
+
+def test_a_config_in_place_of_a_run_is_told_which_folder_to_give(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = folder_with(tmp_path) / "config.toml"
+    for verb in ("report", "advise"):
+        told = here(capsys, verb, str(config))
+        assert told.code == 6 and "give a run's folder, which its config names" in told.err
+
+
+def test_a_config_of_an_editor_that_marks_its_files_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "marked.toml"
+    config.write_text('[run]\nfolder = "x"\n', encoding="utf-8-sig")
+    shown = here(capsys, "config", "show", str(config), "--origin")
+    assert shown.code == 0 and f'run.folder = "x"  # {config}' in shown.out
+    config.write_text('[upstreams.a]\nlm = "scripted:echo"\n', encoding="utf-8-sig")
+    assert list(GatewaySettings.from_toml(config).upstreams) == ["a"]
+
+
+def test_a_gateways_config_that_is_a_folder_is_not_called_absent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = here(capsys, "serve", "--config", str(tmp_path))
+    assert told.code == 2 and "give the path of a TOML file" in told.err
+
+
+def test_a_folder_that_cannot_be_made_and_a_port_that_is_none_are_usage_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/below"):
+        told = here(capsys, "init", str(tmp_path / folder))
+        assert told.code == 2 and "name a folder that is new or yours" in told.err
+    told = here(capsys, "view", str(tmp_path), "--port", "99999")
+    assert told.code == 2 and "choose another port" in told.err
+
+
+@pytest.mark.parametrize("name", ["team-a", "v1.2"])
+def test_the_lines_for_a_new_key_are_settings(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = here(capsys, "serve", "key", "new", name)
+    assert list(GatewaySettings.from_mapping(tomllib.loads(made.err)).keys) == [name]
+    for wrong in ("", "a b", name + "\n"):
+        assert "give up to 64 letters" in here(capsys, "serve", "key", "new", wrong).err

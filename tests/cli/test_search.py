@@ -132,6 +132,9 @@ async def test_a_wrong_world_is_named(tmp_path: Path, world: str, message: str) 
 def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / "none.toml")])
     assert isinstance(result.exception, ConfigError)
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="tasks is missing"):
+        read_config(tmp_path / "empty.toml")
 
 
 def test_the_core_loads_the_standard_library_only() -> None:

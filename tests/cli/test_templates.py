@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command_line import cli
+from tests.cli.command_line import cli, here
 from tests.learning.worlds import critic_reply
 from tests.patience import LONG_S
 from tfgrpo.cli.templates import DEFAULT, TEMPLATES
@@ -123,3 +123,10 @@ def test_no_template_tests_on_what_it_teaches(name: str, tmp_path: Path) -> None
     splits = found.splits
     assert found.notes == ()
     assert forecast(config, splits.practice, splits.gate, splits.test).warnings == ()
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ('we"ird', "back\\slash", "ünï 日", "line\nbreak"):
+        assert here(capsys, "init", str(tmp_path / name)).code == 0
+        config = Config.from_toml(tmp_path / name / "config.toml")
+        assert config.run.folder == f"runs/{name}"

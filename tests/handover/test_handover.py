@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,7 @@ from tfgrpo import Config, FunctionPolicy, Task, learn
 from tfgrpo.errors import ConfigError
 from tfgrpo.escalate.run_data import read_material
 from tfgrpo.handover import TARGETS, RunVerifier, hand_over, read_bundle
+from tfgrpo.messages import Message, ToolCall
 from tfgrpo.runtime.import_string import add_module_folder
 
 FUNCTION = {"kind": "function", "function": "good_letters:score"}
@@ -250,3 +252,51 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "6 training rows, 6 for validation" in told.out
     rows = [json.loads(line) for line in (out / "train.jsonl").open()]
     assert {r["label"] for r in rows} == {t.reference for t in read_material(run).practice}
+
+
+def test_a_refused_hand_over_leaves_its_folder_empty_for_the_next_try(
+    run: Path, tmp_path: Path
+) -> None:
+    for to in sorted(TARGETS):
+        out = tmp_path / to
+        with pytest.raises(ConfigError, match="name it, as with --verifier"):
+            hand_over(read_bundle(run, verifier={"kind": "exact"}), to, out)
+        assert list(out.iterdir()) == []
+        assert hand_over(read_bundle(run, verifier=FUNCTION), to, out) == out
+
+
+@pytest.mark.parametrize("to", sorted(TARGETS))
+def test_odd_texts_hints_and_no_references_are_written(tmp_path: Path, to: str) -> None:
+    given = [
+        Task(f"t\u2028{i}", f"half \ud83d of one, {i} x{i}", metadata={"hints": hints})
+        for i, hints in enumerate([5, {"a": 1}, ["one", 2], "all", True, None] * 3)
+    ]
+    config = Config.from_mapping({
+        "run": {"folder": str(tmp_path / "run")},
+        "policy": {"lm": "scripted:echo"},
+        "verifier": {"kind": "regex", "pattern": "^x"},
+        "learn": {"batch": 6, "group_size": 2, "entries": "exemplars"},
+    })  # fmt: skip
+    policy = FunctionPolicy(lambda prompt, context: prompt.split()[-1], policy_id="last")
+    learn(config, tasks=given, policy=policy)
+    bundle = read_bundle(tmp_path / "run")
+    assert {tuple(row.hints) for row in bundle.rows} <= {(), ("one",), ("all",)}
+    assert {row.reference for row in bundle.rows} == {""}
+    root = hand_over(bundle, to, tmp_path / "out")
+    verifier = RunVerifier.load(next(root.rglob("verifier.json")).parent)
+    assert set(verifier.tasks) == {row.task.task_id for row in bundle.rows}
+    assert {verifier.score(name, "x1") for name in verifier.tasks} == {1.0}
+
+
+def test_a_verifier_of_groups_is_no_reward_of_single_replies(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="another trainer judges each reply alone"):
+        hand_over(read_bundle(run, verifier={"kind": "majority"}), "trl", tmp_path / "out")
+
+
+def test_tool_calls_in_a_tasks_turns_stay_in_its_prompt(run: Path) -> None:
+    row = read_bundle(run, library=False).rows[0]
+    call = ToolCall("c1", "look", '{"at": 1}')
+    turns = (Message("assistant", "", (call,)), Message("tool", "found", tool_call_id="c1"))
+    asked, answered = replace(row, prompt=turns).turns
+    assert asked["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"at": 1}'}
+    assert answered == {"role": "tool", "content": "found", "tool_call_id": "c1"}

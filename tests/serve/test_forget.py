@@ -109,6 +109,13 @@ async def test_the_command_works_on_a_gateway_that_is_not_running(
         assert refused.exception is not None and "in use" in str(refused.exception)
         await client.running.stop(0.0)
         done = CliRunner().invoke(app, arguments)
+        damaged = client.gateway.folder / "run.db.damaged1"
+        damaged.write_text(PRIVATE)
+        told = CliRunner().invoke(app, arguments).output
+        assert f"{damaged} is kept from a mended journal and may hold it still: delete" in told
+        damaged.unlink()
+        nobody = CliRunner().invoke(app, [*arguments[:-1], ""])
+        assert "end user is empty" in str(nobody.exception)
     assert "content of 2 requests and 1 groups" in done.output
     assert "Name the unit." in done.output
     assert PRIVATE.encode() not in everywhere(client.gateway.folder)

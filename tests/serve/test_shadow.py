@@ -129,6 +129,8 @@ async def test_a_refusal_for_the_rate_is_remembered(start: Start) -> None:
          "asks no model"),
         ({"capture": True, "learn": {**LEARN, "shadow": {"group_size": 3}}}, "calls_per_day"),
         ({"capture": True, "max_samples": 2, "learn": LEARN}, "max_samples"),
+        ({"capture": True, "learn": {**LEARN, "verifier": {"kind": "majority"}}}, "each alone"),
+        ({"verifier": {"kind": "win_rate", "rubric": "x"}}, "each alone"),
     ],
 )  # fmt: skip
 def test_shadow_draws_that_cannot_work_are_refused(tmp_path: Path, route: Any, said: str) -> None:

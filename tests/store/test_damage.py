@@ -24,6 +24,7 @@ from tests.benchmarks.faults.journal_damage import Snapped, copied, said
 from tests.learning.worlds import HELPFUL, World
 from tests.learning.worlds import settings as run_settings
 from tests.patience import PATIENCE_S
+from tfgrpo import Config, FunctionPolicy, Task, learn
 from tfgrpo.errors import StoreError
 from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
@@ -172,6 +173,19 @@ def test_a_page_of_replies_that_is_damaged_keeps_the_replies_that_prove_themselv
     missing = [key for key in keys if found[key] is None]
     assert len(missing) == 1
     assert all(found[key] == texts[key] for key in keys if key not in missing)
+
+
+def test_attempts_of_a_function_leave_no_replies_that_could_be_lost(tmp_path: Path) -> None:
+    config = Config.from_mapping({
+        "run": {"folder": str(tmp_path / "run")}, "policy": {"lm": "scripted:echo"},
+        "learn": {"batch": 6, "group_size": 4, "entries": "exemplars"},
+    })  # fmt: skip
+    policy = FunctionPolicy(lambda prompt, context: "no", policy_id="no")
+    learn(config, tasks=[Task(f"t{i}", f"say {i}", str(i)) for i in range(18)], policy=policy)
+    with open(tmp_path / "run" / "run.db", "r+b") as opened:
+        opened.write(bytes(100))
+    with Journal.open(tmp_path / "run", readonly=True) as journal:
+        assert "1 pages is lost; a lost reply" in journal.damaged[0]
 
 
 def test_a_result_whose_call_is_lost_still_counts_as_spent(run: Path) -> None:

@@ -49,6 +49,7 @@ def test_further_columns_are_metadata(tmp_path: Path) -> None:
         ("t.csv", "prompt,answer\na,1,2\n", "line 2: the row has not as many cells"),
         ("t.csv", "prompt,answer\na\n", "line 2: the row has not as many cells"),
         ("t.csv", "text,label\na,1\n", "prompt, messages, question, input"),
+        ("t.csv", "id;text;kind\na;b;c\n", "no prompt; keys are id, text, kind:"),
         ("t.jsonl", "prompt,answer\na,1\n", "ends in .csv"),
         ("t.jsonl", '{"text": "a", "label": "b"}', "no prompt; keys are text, label"),
         ("t.json", '[{"prompt": "a"}, 3]', "line 2 is not a JSON object"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tfgrpo.context import Context
 from tfgrpo.errors import BudgetError, ConfigError, PolicyError, ProviderError, VerifierError
 from tfgrpo.messages import Message
@@ -346,6 +347,20 @@ async def test_groups_of_a_process_that_is_gone_are_made_by_another(
     gone.add("a")
     found = await living
     assert [len(g.rollouts) for g in found] == [2] * 8
+
+
+async def test_a_stop_before_anything_was_graded_ends_the_sampling() -> None:
+    stop = Stop()
+    sampler = Sampler(
+        Echo(dict.fromkeys(range(8), "provider_failed")),
+        Parity(),
+        SampleSettings(concurrency=8, probe=2),
+        stop=stop,
+        on_progress=lambda p: stop.request(),
+    )
+    with pytest.raises(Stopped):
+        async with asyncio.timeout(PATIENCE_S):
+            await sampler.groups([Task("t1", "?")], GroupSpec(group_size=8))
 
 
 async def test_waiting_for_another_process_ends_with_a_stop(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.rl.tiny import tiny_config, tiny_parts, tiny_tasks
 from tests.verifiers.rows import said, task
+from tfgrpo import Config, FunctionPolicy, sample_group
 from tfgrpo.errors import ConfigError
+from tfgrpo.learning.learn import dry_run
+from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import GroupVerifier
+from tfgrpo.rl.judge_calls import JudgeCalls
 from tfgrpo.rl.trainer import Trainer
-from tfgrpo.rollout import Rollout
-from tfgrpo.verifiers import Majority, make_verifier
+from tfgrpo.rollout import Rollout, Task
+from tfgrpo.sampling import judge
+from tfgrpo.verifiers import Arena, Majority, Weighted, make_verifier
+from tfgrpo.verifiers.factory import GROUP_KINDS
 
 
 def answers(*texts: str) -> list[Rollout]:
@@ -32,7 +39,7 @@ def answers(*texts: str) -> list[Rollout]:
     ],
 )
 async def test_the_most_frequent_answer_is_right(
-    texts: tuple[str, ...], options: dict, expected: list[float]
+    texts: tuple[str, ...], options: dict[str, Any], expected: list[float]
 ) -> None:
     majority = Majority(**options)
     assert isinstance(majority, GroupVerifier)
@@ -64,3 +71,49 @@ def test_a_run_trains_on_its_own_majority(tmp_path: Path) -> None:
         assert len(right) <= 1
         assert all(firsts.count(f) == max(map(firsts.count, firsts)) for f in right)
     assert any(g.is_informative() for g in groups)
+
+
+async def test_where_each_reply_is_judged_alone_a_verifier_of_groups_is_refused() -> None:
+    policy = FunctionPolicy(lambda prompt, context: prompt, policy_id="same")
+    with pytest.raises(ConfigError, match="sampling judges each reply alone"):
+        await sample_group(task(None), policy, Majority())
+    with pytest.raises(ConfigError, match="each reply alone"):
+        await judge(said("4"), task(None), Majority())
+    with pytest.raises(ConfigError, match=r"Weighted \(part 'most'\)"):
+        Weighted({"most": (Majority(), 1.0)})
+    with pytest.raises(ConfigError, match="base of an arena"):
+        Arena(Majority(), ScriptedLM("A"), "Which is better?")
+
+
+@pytest.mark.parametrize("kind", GROUP_KINDS)
+def test_learning_from_single_replies_refuses_kinds_of_groups_before_it_asks(kind: str) -> None:
+    asking = {"rubric": "Which is better?"} if kind != "majority" else {}
+    base = {"base": {"kind": "exact"}} if kind == "arena" else {}
+    config = Config.from_mapping({
+        "policy": {"lm": "scripted:echo"}, "verifier": {"kind": kind, **asking, **base},
+        "learn": {"entries": "exemplars"},
+    })  # fmt: skip
+    tasks = [Task(f"t{i}", f"say {i}", str(i)) for i in range(60)]
+    with pytest.raises(ConfigError, match="learning judges each reply alone"):
+        dry_run(config, tasks=tasks)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"curriculum": {"refill": 2}}, "curriculum.refill"),
+        ({"rollout": {"group_size": 4, "strategy": "spo_chain"}}, "spo_chain"),
+    ],
+)
+def test_training_that_mixes_rewards_of_several_groups_refuses_it(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = tiny_config(tmp_path, verifier={"kind": "majority"}, **changes)
+    with pytest.raises(ConfigError, match=f"{said}.*against each other"):
+        Trainer(config, tiny_parts(), tiny_tasks(), Majority())
+
+
+def test_training_names_the_model_that_a_comparing_verifier_lacks(tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, verifier={"kind": "win_rate", "rubric": "Which is better?"})
+    with JudgeCalls(config) as judge, pytest.raises(ConfigError, match="names none: give it one"):
+        make_verifier(config.verifier, open_lm=judge.open)

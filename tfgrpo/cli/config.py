@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
@@ -227,7 +226,7 @@ def _places(name: str, values: dict[str, Any]) -> list[tuple[str, dict[str, Any]
 def _origins(values: dict[str, Any], overrides: Any, path: Path | None) -> Iterator[str]:
     given: set[str] = set()
     if path is not None:
-        given = {key for key, _ in _flat(tomllib.loads(path.read_text(encoding="utf-8")))}
+        given = {key for key, _ in _flat(load_toml(path))}
     forced = {entry.partition("=")[0].strip() for entry in overrides}
     for key, value in _flat(values):
         source = "command line" if key in forced else str(path) if key in given else "default"

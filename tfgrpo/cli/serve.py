@@ -6,11 +6,13 @@ Does not know how requests are served. Source: own.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.runtime.terminal import printable
 
 if TYPE_CHECKING:
@@ -98,10 +100,17 @@ def run_gateway(
 def new(name: Annotated[str, typer.Argument(help="Name of the key in the settings.")]) -> None:
     """Make a key: prints it once, and the lines for the settings."""
     from tfgrpo.serve.access.keys import hash_key, new_key
+    from tfgrpo.serve.settings import NAME
 
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"key name {name!r}: give up to 64 letters, digits, '.', '_' or '-', the first a "
+            "letter or a digit"
+        )
     key = new_key()
     typer.echo(key)
-    typer.echo(f'\n[keys.{name}]\nhash = "{hash_key(key)}"', err=True)
+    table = f'"{name}"' if "." in name else name
+    typer.echo(f'\n[keys.{table}]\nhash = "{hash_key(key)}"', err=True)
 
 
 @app.command("forget")
@@ -129,6 +138,8 @@ def forget_user(
     typer.echo(f"removed the content of {removed.requests} requests and {removed.groups} groups")
     for version, entry, text in removed.entries:
         typer.echo(f"library {version}: entry {entry} came from it: {printable(text)}")
+    for path in removed.left:
+        typer.echo(f"{path} is kept from a mended journal and may hold it still: delete that file")
 
 
 @app.command("mcp")

@@ -32,12 +32,19 @@ def init(
         raise ConfigError(f"no template {template!r}; {nearest_of(template, TEMPLATES)}")
     chosen = TEMPLATES[template]
     files = chosen.written(f"runs/{folder.resolve().name}")
-    there = [name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise ConfigError(f"{str(folder)!r} already holds {', '.join(there)}: --force overwrites")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    try:
+        there = [name for name in files if (folder / name).exists()]
+        if there and not force:
+            told = f"{str(folder)!r} already holds {', '.join(there)}: --force overwrites"
+            raise ConfigError(told)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise ConfigError(
+            f"{str(folder)!r} cannot be written ({exc.strerror}): name a folder that is "
+            "new or yours"
+        ) from exc
     typer.echo(f"wrote {', '.join(files)} to {folder}: {chosen.summary}")
     if chosen.needs:
         typer.echo(f"first: {chosen.needs}")

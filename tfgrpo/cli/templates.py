@@ -15,7 +15,7 @@ _HEAD = """\
 # `tfgrpo config show FILE` prints every setting with its value; an unknown key is an error.
 
 [run]
-folder = "{folder}"            # the journal lives here; the same command goes on where it ended
+folder = {folder}            # the journal lives here; the same command goes on where it ended
 on_truncated = "grade"         # a reply cut at max_tokens is judged as it stands
 
 [tasks]
@@ -270,7 +270,11 @@ class Template:
         """Return file names and their texts."""
         practice, gate, test = self.sizes
         head = _HEAD.format(
-            title=self.summary, folder=folder, practice=practice, gate=gate, test=test
+            title=self.summary,
+            folder=json.dumps(folder, ensure_ascii=False),  # a text of JSON is one of TOML
+            practice=practice,
+            gate=gate,
+            test=test,
         )
         tasks = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in self.rows())
         return {"config.toml": head + self.body + _LEARN, "tasks.jsonl": tasks, **self.files}

@@ -35,7 +35,8 @@ def load_toml(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no config file {str(path)!r}: `tfgrpo init` writes one to start from"
+            f"no config file {str(path)!r}: give one that is there; `tfgrpo init` writes one for "
+            "learning to start from"
         ) from None
     except OSError as exc:
         raise ConfigError(
@@ -115,6 +116,8 @@ def explain(exc: ValidationError, model: type[BaseModel], source: str) -> str:
         key = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
             lines.append(f"{source}: unknown key {key!r}{_nearest(error['loc'], model)}")
+        elif error["type"] == "missing":
+            lines.append(f"{source}: {key} is missing")
         else:
             lines.append(f"{source}: {key} = {shown(error['input'], 200)}: {error['msg']}")
     return "\n".join(lines)

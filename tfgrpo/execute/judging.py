@@ -8,13 +8,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from tfgrpo.errors import PolicyError, ProviderError, TfgrpoError, VerifierError, boundary
+from tfgrpo.errors import (
+    ConfigError,
+    PolicyError,
+    ProviderError,
+    TfgrpoError,
+    VerifierError,
+    boundary,
+)
 from tfgrpo.execute.protocol import OnTruncated
 from tfgrpo.protocols import GroupVerifier, Verifier
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 
-__all__ = ["judge", "judge_group"]
+__all__ = ["judge", "judge_group", "refuse_group_verifier"]
+
+
+def refuse_group_verifier(verifier: Verifier, where: str) -> None:
+    """Refuse a verifier of whole groups where each reply is judged alone: alone every answer is the
+    majority, and beats half of its group.
+
+    Args:
+        where: what judges replies alone, for the message.
+
+    Raises:
+        ConfigError: it scores the rollouts of a group against each other.
+    """
+    if isinstance(verifier, GroupVerifier):
+        raise ConfigError(
+            f"verifier {verifier.verifier_id!r} scores the rollouts of a group against each other, "
+            f"but {where} judges each reply alone: name a verifier of single replies, such as "
+            "exact, judge or function; `tfgrpo train` takes this one"
+        )
 
 
 async def judge(
@@ -40,12 +65,14 @@ async def judge(
 
     Raises:
         ProviderError: no call of the judge's LM can succeed (key, model, credit).
-        BudgetError, ConfigError, StoreError: the run cannot go on.
+        ConfigError: the verifier judges whole groups.
+        BudgetError, StoreError: the run cannot go on.
     """
     if rollout.outcome != "ungraded":
         return rollout
     if rollout.is_truncated and on_truncated == "exclude":
         return rollout.failed("truncated", "the reply hit its token limit")
+    refuse_group_verifier(verifier, "sampling, search or escalation")
 
     async def alone() -> list[Score]:
         return [await verifier.score(rollout, task)]

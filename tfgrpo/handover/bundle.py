@@ -14,7 +14,7 @@ from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, render_messages
 from tfgrpo.escalate.run_data import Material, read_material
-from tfgrpo.experience.deployment import openai_messages
+from tfgrpo.lm.wire import message_json
 from tfgrpo.messages import Message
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import digest, jsonable
@@ -36,23 +36,24 @@ class TaskRow:
     """System text, library and task, as the run's policy was given them."""
 
     @property
-    def turns(self) -> list[dict[str, str]]:
-        """The prompt as plain `{role, content}` turns."""
-        return openai_messages(self.prompt)
+    def turns(self) -> list[dict[str, Any]]:
+        """The prompt as `{role, content}` turns, with their tool calls as chat APIs write them."""
+        return [message_json(turn) for turn in self.prompt]
 
     @property
     def reference(self) -> str:
-        """The reference as text, JSON where it is no text."""
-        reference = self.task.reference
+        """The reference as text, JSON where it is no text, empty where there is none."""
+        reference = "" if self.task.reference is None else self.task.reference
         if isinstance(reference, str):
             return reference
         return json.dumps(jsonable(reference), ensure_ascii=False)
 
     @property
     def hints(self) -> list[str]:
-        """Texts that a curriculum may reveal, from the task's metadata."""
+        """Texts that a curriculum may reveal, from the task's metadata; what is no text is none."""
         found = self.task.metadata.get("hints") or self.task.metadata.get("solution") or ()
-        return [found] if isinstance(found, str) else [str(hint) for hint in found]
+        hints = [found] if isinstance(found, str) else found
+        return [h for h in hints if isinstance(h, str)] if isinstance(hints, list | tuple) else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.errors import ConfigError, VerifierError
-from tfgrpo.execute.judging import judge
+from tfgrpo.execute.judging import judge, refuse_group_verifier
 from tfgrpo.learning.components import configured_verifier, open_role
 from tfgrpo.lm.retry import RetryingLM
 from tfgrpo.messages import Message
@@ -55,7 +55,8 @@ class RunVerifier:
         """Read a folder that `hand_over` wrote.
 
         Raises:
-            ConfigError: a file is missing or wrong, or the verifier's module is not here.
+            ConfigError: a file is missing or wrong, the verifier's module is not here, or it judges
+                whole groups.
         """
         folder = Path(folder)
         try:
@@ -71,7 +72,11 @@ class RunVerifier:
 
         verifier = configured_verifier(config, lm_of)
         if verifier is None:
-            raise ConfigError(f"{str(folder / SETTINGS)!r} names no verifier")
+            raise ConfigError(
+                f"{str(folder / SETTINGS)!r} names no verifier: kind 'none' has no reward to hand "
+                "over; learn with a verifier first"
+            )
+        refuse_group_verifier(verifier, "the reward of another trainer")
         tasks = {task.task_id: task for task in read_tasks(folder / TASKS)}
         return cls(tasks, verifier)
 

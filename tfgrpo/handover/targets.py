@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, TaskRow
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 from tfgrpo.store.export import parquet_library
 
 __all__ = ["TARGETS", "Target"]
@@ -284,14 +285,16 @@ TARGETS: Mapping[str, Target] = {
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows as JSON lines or Parquet, by the file's ending.
+    """Write rows as JSON lines or Parquet, by the file's ending; halves of characters, which no
+    file of UTF-8 holds, become U+FFFD.
 
     Raises:
         MissingExtraError: Parquet without pyarrow.
     """
+    rows = [without_surrogates(row) for row in rows]
     if path.suffix == ".jsonl":
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         path.write_text("".join(lines), encoding="utf-8")
         return
     pyarrow, parquet = parquet_library()
-    parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)

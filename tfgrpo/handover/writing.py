@@ -5,17 +5,19 @@ Does not know the trainers' forms. Source: own.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.context import render_messages
 from tfgrpo.errors import ConfigError, StoreError
-from tfgrpo.experience.deployment import openai_messages
 from tfgrpo.handover.bundle import SPLIT_FILES, Bundle, identity
 from tfgrpo.handover.scoring import SETTINGS, TASKS, RunVerifier
 from tfgrpo.handover.targets import TARGETS, Target, write_rows
+from tfgrpo.lm.wire import message_json
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import jsonable
@@ -45,25 +47,44 @@ def hand_over(bundle: Bundle, to: str, folder: Path | str) -> Path:
     if to not in TARGETS:
         raise ConfigError(f"no trainer {to!r}: there are {', '.join(TARGETS)}")
     target, root = TARGETS[to], Path(folder)
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ConfigError(f"{str(root)!r} is not empty: name a new folder")
     place = root / bundle.name if target.package else root
     try:
+        if root.exists() and (not root.is_dir() or any(root.iterdir())):
+            raise ConfigError(f"{str(root)!r} is not empty: name a new folder")
         place.mkdir(parents=True, exist_ok=True)
-        _write_verifier(bundle, place)
-        verifier = _own_verifier(bundle, place)
-        verified = bundle.verified(verifier.reward_range[1])
-        for split, stem in SPLIT_FILES.items():
-            rows = [target.row(row, bundle) for row in bundle.of(split)]
-            write_rows(place / f"{stem}.{target.suffix}", rows)
-        for name, text in target.files.items():
-            into = root if name == "pyproject.toml" else place
-            (into / name).write_text(text.replace("NAME", bundle.name), encoding="utf-8")
-        write_rows(place / VERIFIED, _supervised(bundle, verified))
-        (root / CARD).write_text(card(bundle, target, len(verified)), encoding="utf-8")
+        with _whole_or_empty(root):
+            _write(bundle, target, root, place)
     except OSError as exc:
         raise StoreError(f"{str(root)!r} cannot be written: {exc}") from exc
     return root
+
+
+def _write(bundle: Bundle, target: Target, root: Path, place: Path) -> None:
+    _write_verifier(bundle, place)
+    verifier = _own_verifier(bundle, place)
+    verified = bundle.verified(verifier.reward_range[1])
+    for split, stem in SPLIT_FILES.items():
+        rows = [target.row(row, bundle) for row in bundle.of(split)]
+        write_rows(place / f"{stem}.{target.suffix}", rows)
+    for name, text in target.files.items():
+        into = root if name == "pyproject.toml" else place
+        (into / name).write_text(text.replace("NAME", bundle.name), encoding="utf-8")
+    write_rows(place / VERIFIED, _supervised(bundle, verified))
+    (root / CARD).write_text(card(bundle, target, len(verified)), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _whole_or_empty(root: Path) -> Iterator[None]:
+    """Empty a folder again where not all could be written, so that it can be named once more."""
+    try:
+        yield
+    except BaseException:
+        for path in root.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise
 
 
 def _write_verifier(bundle: Bundle, place: Path) -> None:
@@ -111,7 +132,7 @@ def _supervised(bundle: Bundle, verified: Sequence[tuple[Task, str]]) -> list[di
     rows = []
     for task, reply in verified:
         said = {"role": "assistant", "content": reply}
-        bare = openai_messages(render_messages(task.messages, system=system))
+        bare = [message_json(m) for m in render_messages(task.messages, system=system)]
         forms = {"bare": [*bare, said]}
         if bundle.with_library:
             forms["library"] = [*prompts[task.task_id], said]

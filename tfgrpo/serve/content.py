@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tfgrpo.errors import ConfigError
 from tfgrpo.experience.artefact import from_row
 from tfgrpo.serve.identity import private_hash
 from tfgrpo.store import Journal
+from tfgrpo.store.journal import FILE
 
 __all__ = ["Removed", "forget", "remove"]
 
@@ -33,6 +35,8 @@ class Removed:
     """Folders of proposals."""
     entries: tuple[tuple[str, str, str], ...] = ()
     """(library version, entry, text) of library entries that were drawn from removed groups."""
+    left: tuple[str, ...] = ()
+    """Damaged files that were kept when the journal was mended: nothing is removed from them."""
 
 
 def forget(
@@ -46,15 +50,18 @@ def forget(
         key: of this API key's clients alone; None is all.
 
     Raises:
+        ConfigError: no end user is named: nobody's requests are all those without one.
         StoreError: it could not be written.
     """
+    if not end_user:
+        raise ConfigError("the end user is empty: name whose content is to be removed")
     where, values = "end_user = ?", [private_hash(secret, end_user)]
     if key is not None:
         where, values = f"{where} AND key = ?", [*values, key]
     removed = remove(journal, folder, where, tuple(values))
     # The log still holds the rows as they were, until it is moved into the file.
     journal.writer.empty_log()
-    return removed
+    return replace(removed, left=tuple(sorted(str(p) for p in folder.glob(f"{FILE}.damaged*"))))
 
 
 def remove(journal: Journal, folder: Path, where: str, values: tuple[Any, ...]) -> Removed:

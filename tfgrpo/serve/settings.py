@@ -6,19 +6,20 @@ Does not know how a setting is used. Source: own.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
-from tfgrpo.config.sections import Section, explain, resolve_fleets, wrong_verb
+from tfgrpo.config.sections import Section, explain, load_toml, resolve_fleets, wrong_verb
 from tfgrpo.errors import ConfigError
+from tfgrpo.verifiers.factory import GROUP_KINDS
 
 __all__ = ["GatewaySettings", "KeySettings", "LearnSettings", "RouteSettings", "UpstreamSettings"]
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+Name = Annotated[str, Field(pattern=NAME)]
 
 
 class BudgetSettings(Section):
@@ -309,14 +310,8 @@ class GatewaySettings(Section):
         Raises:
             ConfigError: the file is absent, not TOML, or a key is wrong.
         """
-        path = Path(path)
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as exc:
-            raise ConfigError(f"no config file {str(path)!r}: {exc}") from None
-        except (ValueError, RecursionError) as exc:  # also a whole number of 5,000 digits
-            raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
-        return cls.from_mapping(_resolve_paths(values, path.parent), str(path))
+        values = _resolve_paths(load_toml(path), Path(path).parent)
+        return cls.from_mapping(values, str(path))
 
 
 def _resolve_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -343,6 +338,7 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 raise ConfigError(
                     f"{source}: routes.{name} names the upstream {upstream!r}; known are {known}"
                 )
+        _refuse_group_kinds(f"{source}: routes.{name}", route)
         if route.learn is not None and route.learn.feedback.missing == "verifier":
             where = f"{source}: routes.{name}.learn.feedback.missing"
             if not route.capture or route.learn.verifier is None or (
@@ -370,6 +366,17 @@ def _check_names(settings: GatewaySettings, source: str) -> None:
                 )
 
 
+def _refuse_group_kinds(where: str, route: RouteSettings) -> None:
+    """Refuse verifiers that score a group's replies against each other: here each stands alone."""
+    learnt_with = route.learn.verifier if route.learn is not None else None
+    for key, verifier in (("verifier", route.verifier), ("learn.verifier", learnt_with)):
+        if verifier is not None and verifier.get("kind") in GROUP_KINDS:
+            raise ConfigError(
+                f"{where}.{key}: {verifier['kind']!r} scores the replies of a group against each "
+                "other, and a gateway judges each alone; name another kind"
+            )
+
+
 def _check_shadow(where: str, route: RouteSettings, learn: LearnSettings) -> None:
     """Refuse shadow draws that nobody could judge, or that nothing limits."""
     shadow = learn.shadow
@@ -389,4 +396,4 @@ def _asks_an_lm(verifier: Any) -> bool:
         return False
     parts = verifier.get("parts")
     inner = list(parts.values()) if isinstance(parts, Mapping) else []
-    return verifier.get("kind") in ("judge", "arena") or any(map(_asks_an_lm, inner))
+    return verifier.get("kind") == "judge" or any(map(_asks_an_lm, inner))

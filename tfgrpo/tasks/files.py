@@ -65,7 +65,9 @@ def _task(row: Mapping[str, Any], number: int, where: str) -> Task:
     if isinstance(prompt, list):
         prompt = tuple(_turn(turn, where) for turn in prompt)
     if not prompt or not isinstance(prompt, (str, tuple)):
-        told = f"{key} is {shown(prompt)}" if key else f"no prompt; keys are {', '.join(row)}"
+        rest = row.get("metadata")  # where the further columns of a CSV file are
+        keys = [*(k for k in row if k != "metadata"), *(rest if isinstance(rest, dict) else ())]
+        told = f"{key} is {shown(prompt)}" if key else f"no prompt; keys are {', '.join(keys)}"
         raise ConfigError(
             f"{where}: {told}: a text or a list of turns is needed under one of "
             f"{', '.join(PROMPT_KEYS)}"
@@ -102,7 +104,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     except FileNotFoundError:
         raise ConfigError(f"no task file {str(path)!r}") from None
     except (UnicodeDecodeError, OSError) as exc:
-        raise ConfigError(f"{str(path)!r} cannot be read as UTF-8 text: {exc}") from exc
+        raise ConfigError(
+            f"{str(path)!r} cannot be read as UTF-8 text: {exc}; give a file "
+            "of JSON lines or CSV, saved as UTF-8"
+        ) from exc
     if path.suffix.lower() == ".csv":
         yield from _csv_rows(text, path)
         return

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.execute.judging import refuse_group_verifier
 from tfgrpo.messages import Message
 from tfgrpo.prompts import load, render
 from tfgrpo.protocols import LM, Limits, Request, Sampling, Verifier
@@ -138,6 +139,7 @@ class Arena:
     """
 
     def __init__(self, base: Verifier, lm: LM, rubric: str, **options: Any) -> None:
+        refuse_group_verifier(base, "the base of an arena")
         self._base = base
         self._judge = PairJudge(lm, rubric, **options)
         settings = [base.verifier_id, *self._judge.settings]

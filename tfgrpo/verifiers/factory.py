@@ -28,7 +28,7 @@ from tfgrpo.verifiers.math import Math
 from tfgrpo.verifiers.numeric import Numeric
 from tfgrpo.verifiers.tool_calls import ToolCalls
 
-__all__ = ["make_verifier"]
+__all__ = ["GROUP_KINDS", "make_verifier"]
 
 OpenLM = Callable[..., LM]
 
@@ -42,6 +42,8 @@ _PLAIN: dict[str, Callable[..., Verifier]] = {
     "majority": Majority,
 }
 _KINDS = (*_PLAIN, "judge", "function", "tool_calls", "weighted", "arena", "win_rate")
+GROUP_KINDS = ("majority", "arena", "win_rate")
+"""Kinds that score the rollouts of a group against each other: of use in training alone."""
 
 
 def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = None) -> Verifier:
@@ -208,7 +210,9 @@ def _checked(
             else:
                 checked[key] = adapter.validate_python(value, strict=True)
         except ValidationError as exc:
-            raise ConfigError(f"{where}: {key} is {value!r:.80}: {exc.errors()[0]['msg']}") from exc
+            raise ConfigError(
+                f"{where}: {key} is {value!r:.80}: {exc.errors()[0]['msg']}"
+            ) from None
     missing = [
         n
         for n, p in parameters.items()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfgrpo.errors import ConfigError, VerifierError, boundary
+from tfgrpo.execute.judging import refuse_group_verifier
 from tfgrpo.policies.attempt import all_or_none
 from tfgrpo.protocols import Verifier
 from tfgrpo.rollout import Rollout, Score, Task
@@ -147,7 +148,8 @@ class Weighted:
     ) -> None:
         if not parts:
             raise ConfigError("Weighted: no parts; give at least one verifier")
-        for name, (_, weight) in parts.items():
+        for name, (part, weight) in parts.items():
+            refuse_group_verifier(part, f"Weighted (part {name!r})")
             if not 0 < weight < math.inf:
                 raise ConfigError(f"Weighted: weight of {name!r} is {weight}; it must be above 0")
         unknown = sorted(set(gate) - set(parts))

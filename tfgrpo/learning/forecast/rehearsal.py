@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tfgrpo.config.learn import Config, RoleConfig
 from tfgrpo.errors import ProviderError
+from tfgrpo.execute.judging import refuse_group_verifier
 from tfgrpo.learning.components import OpenLM, configured_verifier, lm_name, make_policy, open_role
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.protocols import LM, Policy, Verifier
@@ -71,6 +72,7 @@ async def rehearse(
             roles.lm(config.critic)
         judge = verifier or configured_verifier(config, roles.lm)
         if judge is not None:
+            refuse_group_verifier(judge, "learning")
             for task in tasks:
                 judge.check_task(task)
     finally:

@@ -74,7 +74,7 @@ class LiveServer:
             self._server = _Server(
                 ("127.0.0.1", port), _handler(site, self._token), bind_and_activate=True
             )
-        except OSError as exc:
+        except (OSError, OverflowError) as exc:  # a number that no port has
             raise ConfigError(
                 f"the page cannot listen on 127.0.0.1:{port} ({exc}): choose another port, "
                 "or 0 for a free one"

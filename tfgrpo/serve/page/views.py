@@ -150,6 +150,10 @@ def forgotten(removed: Removed) -> bytes:
     return document(
         "Removed",
         h("p", f"The content of {removed.requests} requests and {removed.groups} groups is gone."),
+        *(
+            h("p", f"{path} is kept from a mended journal and may hold it still: delete that file.")
+            for path in removed.left
+        ),
         h("h2", "Entries that came from it"),
         h("div", came, class_="card"),
     )

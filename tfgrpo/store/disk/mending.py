@@ -23,6 +23,7 @@ from pathlib import Path
 from tfgrpo.errors import StoreError
 from tfgrpo.store.disk.files import (
     APPLICATION_ID,
+    GATEWAY_VERSION,
     NO_FOLLOW,
     check_file,
     connect,
@@ -268,6 +269,12 @@ _WORDS = {
     "libraries": "library versions",
     "decisions": "decisions",
 }
+_REPLIES_KEPT = """
+SELECT sum(r.n) FROM results r JOIN calls c ON c.call = r.call
+WHERE r.kind = 'ok' AND c.completion_tokens > 0
+"""
+"""Replies that calls of an LM left: attempts of a function reserve no tokens and leave none, and a
+gateway keeps its replies in tables of its own."""
 _CALLS_OF_RESULTS = """
 INSERT INTO calls SELECT r.call,
   coalesce((SELECT session FROM calls b WHERE b.call < r.call ORDER BY b.call DESC LIMIT 1), 1),
@@ -289,7 +296,7 @@ def _lost(target: sqlite3.Connection, unread: int) -> str:
     for table, words in _WORDS.items():
         lost[words] = number(f"SELECT max(rowid) - count(*) FROM {table}")
     kept = number("SELECT count(*) FROM completions WHERE call IS NOT NULL")
-    paid = number("SELECT sum(n) FROM results WHERE kind = 'ok'")
+    paid = 0 if number("PRAGMA user_version") == GATEWAY_VERSION else number(_REPLIES_KEPT)
     gaps = number("SELECT max(completion) - count(*) FROM completions")
     lost["replies"] = max(gaps, paid - kept, 0)
     lost["results of calls, which now count at their worst case"] = number(

@@ -47,7 +47,10 @@ def open_file(
         StoreError: no journal, in use, damaged, read-only, disk full, network disk.
     """
     if not (create or os.path.exists(folder / FILE)):  # False where this user may not look
-        raise StoreError(f"there is no run in {str(folder)!r} (no {FILE}): check the folder")
+        raise StoreError(
+            f"there is no run in {str(folder)!r} (no {FILE}): give a run's folder, which "
+            "its config names as run.folder"
+        )
     return _look(folder, ledger) if readonly else _open(folder, ledger, durable=durable)
 
 

@@ -144,7 +144,10 @@ def _told(address: Address, doing: str) -> Iterator[None]:
 def _reading_folder(folder: Path) -> Iterator[_Rows]:
     file = folder / FILE
     if not file.exists():
-        raise StoreError(f"there is no run in {str(folder)!r} (no {FILE}): check the folder")
+        raise StoreError(
+            f"there is no run in {str(folder)!r} (no {FILE}): give a run's folder, which "
+            "its config names as run.folder"
+        )
     with store_errors(file, "read"):
         refuse_links(folder, FILE, "lock")
         lock = RunLock(folder / "lock")
