@@ -198,7 +198,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        stub = start([sys.executable, "-m", "tests.benchmarks.serve.stub"], 1, folder / "stub.log")
+        told = [sys.executable, "-m", "tests.benchmarks.serve.stub"]
+        stub = start(told, 1, folder / "stub.log", tells=True)
         assert stub.stdout is not None
         rivals = Rivals(folder, int(stub.stdout.readline()))
         try:

@@ -19,13 +19,20 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def start(
-    command: Sequence[str], core: int, log: Path, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    core: int,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    *,
+    tells: bool = False,
 ) -> subprocess.Popen[str]:
-    """Start a command on one core; its errors go to a file."""
+    """Start a command on one core; what it writes goes to a file, its errors alone where it `tells`
+    something on its output: a pipe that nobody reads would stop it once it is full."""
+    errors = log.open("w")
     return subprocess.Popen(
         ["taskset", "-c", str(core), *command],
-        stdout=subprocess.PIPE,
-        stderr=log.open("w"),
+        stdout=subprocess.PIPE if tells else errors,
+        stderr=errors,
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
