@@ -141,26 +141,16 @@ async def learn_async(
             record_rewards(store, sampler)
             for warning in plan.warnings:
                 view.say(f"warning: {warning}")
-            practice_sampler = sampler
-            if config.practice.sampling != SamplingConfig():
-                if given.policy is not None:
-                    raise ConfigError(
-                        "practice.sampling changes how the configured policy draws; a policy that "
-                        "was given as an object draws as it was made: leave one of them out"
-                    )
-                practice_sampler = make(practice=True)
+            practice_sampler = _practice_sampler(config, given, sampler, make)
             settings = _with_best_reward(settings, sampler)
             nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
             sampler.raise_if_stopped()
-            # An allocator or a nudger has a mind of its own, which no key covers.
             key = ""
-            if given.allocate is None and nudger is None:
-                key = outcome_key(
-                    store,
-                    policy=[sampler.policy_id, practice_sampler.policy_id],
-                    verifier=[sampler.verifier_id, sampler.reward_range],
-                    critic=roles.lm(config.critic).identity if settings.lessons else None,
-                )
+            if given.allocate is None and nudger is None:  # no key covers what these decide
+                critic = roles.lm(config.critic).identity if settings.lessons else None
+                policies = [sampler.policy_id, practice_sampler.policy_id]
+                judge = [sampler.verifier_id, sampler.reward_range]
+                key = outcome_key(store, policy=policies, verifier=judge, critic=critic)
             learned = kept_outcome(store, key, config) if key else None
             if learned is None:
                 learner = Learner(
@@ -185,6 +175,20 @@ async def learn_async(
     finally:
         await roles.aclose()
         store.close()
+
+
+def _practice_sampler(
+    config: Config, given: Overrides, sampler: Sampler, make: Callable[..., Sampler]
+) -> Sampler:
+    """Return the sampler of practice: the run's own, unless practice draws in a way of its own."""
+    if config.practice.sampling == SamplingConfig():
+        return sampler
+    if given.policy is not None:
+        raise ConfigError(
+            "practice.sampling changes how the configured policy draws; a policy that was given as "
+            "an object draws as it was made: leave one of them out"
+        )
+    return make(practice=True)
 
 
 def dry_run(config: Config, **parts: Unpack[LearnKeywords]) -> tuple[Forecast, Splits]:
