@@ -234,16 +234,7 @@ def test_a_damaged_journal_is_gone_through(tmp_path: Path, asked: list[str]) -> 
 
 
 def test_test_rollouts_that_failed_are_tried_again(tmp_path: Path, asked: list[str]) -> None:
-    world = World()
-    plain = world._policy
-
-    def fails_once(request: Any, seed: int | None) -> Any:
-        reply = plain(request, seed)
-        if world.asked[-1][0] == "test" and world.stages["test"] == 5:
-            return ProviderError("the answer is not to be had", kind="bad_request")
-        return reply
-
-    world._policy = fails_once  # type: ignore[method-assign]
+    world = World(fail_test_call=5)
     first = done(world, tmp_path, asked)
     assert first.outcomes["test"].get("provider_failed") == 1
     calls = world.calls

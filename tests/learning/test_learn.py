@@ -321,18 +321,7 @@ def test_the_typed_keywords_of_learning_are_the_overrides_that_it_takes() -> Non
 def test_a_test_rollout_that_succeeds_when_it_is_tried_again_counts_in_the_figures(
     tmp_path: Path,
 ) -> None:
-    from tfgrpo.errors import ProviderError
-
-    world = World()
-    plain = world._policy
-
-    def fails_once(request: Any, seed: int | None) -> Any:
-        reply = plain(request, seed)
-        if world.asked[-1][0] == "test" and world.stages["test"] == 5:
-            return ProviderError("the answer is not to be had", kind="bad_request")
-        return reply
-
-    world._policy = fails_once  # type: ignore[method-assign]
+    world = World(fail_test_call=5)
     assert world.learn(settings(tmp_path)).outcomes["test"].get("provider_failed") == 1
     assert world.learn(settings(tmp_path)).outcomes["test"].keys() == {"graded"}
     with journal(tmp_path) as store:

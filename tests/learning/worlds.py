@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.config.learn import Config
+from tfgrpo.errors import ProviderError
 from tfgrpo.learning.learn import learn
 from tfgrpo.learning.result import Result
 from tfgrpo.lm.scripted import Reply, ScriptedLM
@@ -58,6 +59,8 @@ class World:
     tasks: list[Task] = field(default_factory=make_tasks)
     fail_at: int = 0
     """The LM call, from 1, at which the process dies; 0 never."""
+    fail_test_call: int = 0
+    """The call of the stage `test`, from 1, that the provider refuses; 0 none."""
     answer: Callable[[Request, int | None], Reply] | None = None
     """Replaces the policy's reply."""
     calls: int = 0
@@ -83,6 +86,8 @@ class World:
 
     def _policy(self, request: Request, seed: int | None) -> Reply:
         self._count(seed)
+        if self.asked[-1][0] == "test" and self.stages["test"] == self.fail_test_call:
+            return ProviderError("the answer is not to be had", kind="bad_request")
         if self.answer is not None:
             return self.answer(request, seed)
         last = request.messages[-1].content
