@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
 
@@ -94,42 +95,41 @@ def field_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]]
     >>> field_errors({"required": ["a", "b"], "additionalProperties": {"type": "null"}}, {"b": 1})
     [('a', 'missing'), ('b', "1 is not of type 'null'")]
     """
-    return [(name, why) for *_, rows in _found(schema, value) for name, why in rows]
+    return [row for _, said, e in _found(schema, value) for row in _blamed(e, said)]
 
 
-_Found = tuple[str, str, list[tuple[str, str]]]
-"""Path, message, and the fields that are wrong, each with its reason."""
-
-
-def _found(schema: Mapping[str, Any], value: Any) -> list[_Found]:
+def _found(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str, Any]]:
+    """Return path, message and error of `jsonschema`, None where the check itself failed."""
     strict, no_remote = _strict()
     errors = strict(dict(schema), registry=no_remote).iter_errors(value)
     try:
-        return sorted((e.json_path, e.message, _blamed(e)) for e in errors)
+        return sorted(((e.json_path, e.message, e) for e in errors), key=itemgetter(0, 1))
     except RecursionError:
         said = "cannot be checked: the schema refers to itself without end"
     except ValueError:  # of the words for what is wrong
         said = "does not fit the schema; an integer in it is too long to be shown"
-    return [("$", said, [("", said)])]
+    return [("$", said, None)]
 
 
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 
 
-def _blamed(error: Any) -> list[tuple[str, str]]:
-    """Return the fields of the whole value that an error of `jsonschema` is about."""
-    if error.absolute_path:
-        first = error.absolute_path[0]
-        return [(first if isinstance(first, str) else "", error.message)]
+def _blamed(error: Any, said: str) -> list[tuple[str, str]]:
+    """Return the fields of the whole value that an error is about, each with the reason."""
     names: list[tuple[str, str]] = []
-    if error.validator == "required":
+    if error is None:
+        pass
+    elif error.absolute_path:
+        first = error.absolute_path[0]
+        names = [(first if isinstance(first, str) else "", said)]
+    elif error.validator == "required":
         missing = (n for n in error.validator_value if n not in error.instance)
-        names = [(n, "missing") for n in missing if error.message.startswith(repr(n))]
+        names = [(n, "missing") for n in missing if said.startswith(repr(n))]
     elif error.validator in ("additionalProperties", "unevaluatedProperties"):
         given = {repr(name): name for name in error.instance}
-        quoted = _QUOTED.findall(error.message)
+        quoted = _QUOTED.findall(said)
         names = [(given[q], "not allowed by the schema") for q in quoted if q in given]
-    return names or [("", error.message)]
+    return names or [("", said)]
 
 
 def check_arguments(schema: Mapping[str, Any], args: Mapping[str, Any]) -> tuple[str, ...]:
