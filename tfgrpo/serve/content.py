@@ -20,7 +20,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.experience.artefact import from_row
 from tfgrpo.serve.identity import private_hash
 from tfgrpo.store import Journal
-from tfgrpo.store.journal import FILE
+from tfgrpo.store.disk.mending import damaged_files
 
 __all__ = ["Removed", "forget", "remove"]
 
@@ -61,7 +61,7 @@ def forget(
     removed = remove(journal, folder, where, tuple(values))
     # The log still holds the rows as they were, until it is moved into the file.
     journal.writer.empty_log()
-    return replace(removed, left=tuple(sorted(str(p) for p in folder.glob(f"{FILE}.damaged*"))))
+    return replace(removed, left=tuple(map(str, damaged_files(folder))))
 
 
 def remove(journal: Journal, folder: Path, where: str, values: tuple[Any, ...]) -> Removed:

@@ -37,7 +37,9 @@ from tfgrpo.store.disk.page_sums import PageSums, sums_of
 from tfgrpo.store.disk.salvage import Pages, rows_of, tables_of
 from tfgrpo.store.rows import FILE
 
-__all__ = ["Looked", "look_at_damaged", "look_over", "mend"]
+__all__ = ["Looked", "damaged_files", "look_at_damaged", "look_over", "mend"]
+
+_KEPT = f"{FILE}.damaged"
 
 log = logging.getLogger(__name__)
 
@@ -204,9 +206,14 @@ def look_at_damaged(file: Path, looked: Looked) -> tuple[sqlite3.Connection, str
     return connection, words
 
 
+def damaged_files(folder: Path) -> list[Path]:
+    """Return the damaged files that were kept when a run's journal was mended."""
+    return sorted(folder.glob(f"{_KEPT}*"))
+
+
 def _unused(file: Path) -> Path:
     number = 1
-    while (kept := file.with_name(f"{FILE}.damaged{number}")).exists():
+    while (kept := file.with_name(f"{_KEPT}{number}")).exists():
         number += 1
     return kept
 
