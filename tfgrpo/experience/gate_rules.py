@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from tfgrpo.experience.edits import Edit
 from tfgrpo.statistics import Interval, Scores, level_words, lower_bound, paired_difference
@@ -46,6 +46,19 @@ class GateDecision:
             "tasks": self.tasks,
             "dropped": list(self.dropped),
         }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote."""
+        return cls(
+            row["accepted"],
+            row["reason"],
+            _interval(row["difference"]),
+            row["bound"],
+            row["level"],
+            row["tasks"],
+            tuple(row["dropped"]),
+        )
 
 
 def gate_step(
@@ -116,6 +129,16 @@ class FinalChoice:
             "difference": None if self.difference is None else self.difference.to_dict(),
             "considered": {k: i.to_dict() for k, i in self.considered.items()},
         }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` wrote."""
+        considered = {k: Interval(**i) for k, i in row["considered"].items()}
+        return cls(row["version_id"], row["reason"], _interval(row["difference"]), considered)
+
+
+def _interval(row: Mapping[str, Any] | None) -> Interval | None:
+    return None if row is None else Interval(**row)
 
 
 def final_choice(

@@ -91,13 +91,9 @@ def _row(learned: LearnOutcome) -> dict[str, Any]:
 
 
 def _outcome(row: Mapping[str, Any], config: Config) -> LearnOutcome:
-    choice = row["choice"]
-    considered = {k: Interval(**i) for k, i in choice["considered"].items()}
     return LearnOutcome(
         version=_version(row["version"], config),
-        choice=FinalChoice(
-            choice["version_id"], choice["reason"], _interval(choice["difference"]), considered
-        ),
+        choice=FinalChoice.from_dict(row["choice"]),
         accepted=tuple(_version(v, config) for v in row["accepted"]),
         proof=None if row["proof"] is None else _proof(row["proof"]),
         stopped_by=row["stopped_by"],
@@ -119,11 +115,10 @@ def _version(row: Mapping[str, Any], config: Config) -> Version:
 
 
 def _proof(row: Mapping[str, Any]) -> TestComparison:
+    found = row["difference"]
+    difference = None if found is None else Interval(**found)
     return TestComparison(
-        _scores(row["empty"]),
-        _scores(row["final"]),
-        _interval(row["difference"]),
-        row["noise_floor"],
+        _scores(row["empty"]), _scores(row["final"]), difference, row["noise_floor"]
     )
 
 
@@ -132,17 +127,4 @@ def _scores(row: Mapping[str, Any]) -> Scores:
 
 
 def _look(row: Mapping[str, Any]) -> Look:
-    decision = GateDecision(
-        row["accepted"],
-        row["reason"],
-        _interval(row["difference"]),
-        row["bound"],
-        row["level"],
-        row["tasks"],
-        tuple(row["dropped"]),
-    )
-    return Look(row["step"], row["what"], row["version"], decision)
-
-
-def _interval(row: Mapping[str, Any] | None) -> Interval | None:
-    return None if row is None else Interval(**row)
+    return Look(row["step"], row["what"], row["version"], GateDecision.from_dict(row))
