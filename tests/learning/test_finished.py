@@ -6,23 +6,29 @@ journal one by one.
 
 from __future__ import annotations
 
+import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.learning.worlds import World, comparable, settings
+from tests.learning.worlds import World, comparable, journal, settings
 from tfgrpo import prompts
 from tfgrpo.config.learn import Config
 from tfgrpo.errors import ConfigError, ProviderError
-from tfgrpo.learning import finished
+from tfgrpo.learning import experience_settings, finished
+from tfgrpo.learning.learn import learn
 from tfgrpo.learning.result import Result
 from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.sampling import Sampler, Stop, Stopped
 from tfgrpo.store import Journal
 from tfgrpo.store.disk.database import DatabaseWriter
+from tfgrpo.store.export import write_groups
+from tfgrpo.verifiers import Exact
 
 
 @pytest.fixture
@@ -169,6 +175,66 @@ def test_another_prompt_goes_through_the_run(
     monkeypatch.setattr(prompts, "load", changed)
     world.learn(config_of(tmp_path))
     assert asked and world.calls > calls
+
+
+def test_groups_that_were_there_before_are_compared_by_what_they_hold(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    world = World(turns_help=True)
+    done(world, tmp_path / "first", asked)
+    with journal(tmp_path / "first") as store:
+        groups = list({g.task.task_id: g for g in store.groups("practice")}.values())
+    traces = tmp_path / "traces.jsonl"
+    write_groups(traces, groups)
+    held = [t for t in world.tasks if t.task_id not in {g.task.task_id for g in groups}]
+    config = config_of(
+        tmp_path, tasks={"practice": None, "gate": 12, "test": 12, "traces": str(traces)}
+    )
+    learn(config, tasks=held, opener=world.opener)
+    asked.clear()
+    learn(config, tasks=held, opener=world.opener)
+    assert asked == []
+    rows = [json.loads(line) for line in traces.read_text().splitlines()]
+    for rollout in (r for row in rows for r in row["rollouts"]):
+        rollout["score"]["reward"] = 1.0 - rollout["score"]["reward"]
+    traces.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    learn(config, tasks=held, opener=world.opener)
+    assert asked
+
+
+def test_another_best_reward_of_a_range_without_end_goes_through_the_run(
+    tmp_path: Path, asked: list[str]
+) -> None:
+    class Open(Exact):
+        reward_range = (-math.inf, 1.0)
+
+    world = World(turns_help=True)
+    for best, is_asked in ((1.0, True), (1.0, False), (2.0, True)):
+        Open.reward_range = (-math.inf, best)
+        asked.clear()
+        world.learn(config_of(tmp_path), verifier=Open())
+        assert bool(asked) == is_asked
+
+
+def test_other_tools_that_the_critic_is_told_of_go_through_the_run(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    done(world, tmp_path, asked)
+    make = experience_settings.experience_settings
+    told = lambda config: replace(make(config), agent="a calculator")  # noqa: E731
+    monkeypatch.setattr(experience_settings, "experience_settings", told)
+    world.learn(config_of(tmp_path))
+    assert asked
+
+
+def test_weights_that_may_change_under_their_name_keep_nothing() -> None:
+    kinds = {"hashed": True, "minilm": True, "sentence:/tmp/m": False, "all-MiniLM-L6-v2": False}
+    found = {
+        k: finished.has_fixed_embedder(Config.from_mapping({"learn": {"embedder": k}}))
+        for k in kinds
+    }
+    assert found == kinds
 
 
 def add_decision(store: Journal) -> None:

