@@ -431,7 +431,7 @@ class DatabaseWriter:
         if sums is None:
             _checkpoint(self.path)
             return
-        sums.take_log()
+        sums.take_log(is_written=True)
         with contextlib.closing(connect(self.path, readonly=True)) as reader:
             with self._lock:
                 if self._is_closed:

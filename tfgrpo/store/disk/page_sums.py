@@ -20,11 +20,12 @@ import threading
 import zlib
 from array import array
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tfgrpo.store.disk.files import NO_FOLLOW, opened_beside, read_at
-from tfgrpo.store.disk.log_frames import FRAME_HEADER_BYTES, HEADER_BYTES, Header, log_of
+from tfgrpo.store.disk.log_frames import HEADER_BYTES, Header, log_of
 
 log = logging.getLogger(__name__)
 
@@ -106,33 +107,42 @@ class PageSums:
         if (version, schema) != (self.version, self.schema):
             self.version, self.schema, self._is_new = version, schema, True
 
-    def take_log(self) -> None:
-        """Take the pages that the log holds by now, committed ones alone."""
+    def take_log(self, *, is_written: bool = False) -> None:
+        """Take the pages that the log holds by now, committed ones alone.
+
+        Args:
+            is_written: others may be writing to it meanwhile.
+        """
         with self._lock:
             try:
                 handle = os.open(log_of(self.file), os.O_RDONLY | NO_FOLLOW)
             except OSError:
                 return
             try:
-                self._take(handle)
+                self._take(handle, is_written=is_written)
             finally:
                 os.close(handle)
 
-    def _take(self, handle: int) -> None:
+    def _take(self, handle: int, *, is_written: bool) -> None:
         head = Header.parse(read_at(handle, HEADER_BYTES, 0))
         if head is None or head.is_mended or head.page_size != self.page_size:
             return
         if head.salts != self._salts:
             self._salts, self._frames = head.salts, 0
+        after = head.frames(handle, self._frames)
+        frames = list(takewhile(lambda frame: frame.salts == head.salts, after))
+        if is_written:
+            # A frame's header is written before its page: the newest one's may not be there yet.
+            del frames[-1:]
+        while frames and not frames[-1].size:
+            frames.pop()
         waiting: list[tuple[int, int]] = []
-        for number, frame in enumerate(head.frames(handle, self._frames), self._frames + 1):
-            if frame.salts != head.salts:
-                return
-            content = read_at(handle, self.page_size, frame.at + FRAME_HEADER_BYTES)
+        for frame in frames:
+            content = read_at(handle, self.page_size, frame.content_at)
             waiting.append((frame.page, zlib.crc32(content)))
             if frame.size:
                 self._keep(waiting, frame.size)
-                self._frames = number
+                self._frames += len(waiting)
                 waiting.clear()
 
     def _keep(self, pages: list[tuple[int, int]], size: int) -> None:

@@ -1,0 +1,54 @@
+"""Checksums of a journal's pages while others write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tfgrpo.store.disk.log_frames import Frame, Header, log_of
+from tfgrpo.store.disk.page_sums import PageSums
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A database with a log, which is held open by the test."""
+    return tmp_path / "run.db"
+
+
+def newest_frame(file: Path) -> Frame:
+    """Return the last frame of a log."""
+    with open(log_of(file), "rb") as opened:
+        head = Header.parse(opened.read(32))
+        assert head is not None
+        return list(head.frames(opened.fileno()))[-1]
+
+
+def test_a_frame_whose_page_is_not_written_yet_is_taken_when_it_is(file: Path) -> None:
+    """SQLite writes a frame's header before its page, so a reader may see one without the other."""
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("PRAGMA wal_autocheckpoint=0")
+        writer.execute("CREATE TABLE t (x)")
+        sums = PageSums.make(file, writer)
+        for i in range(3):
+            writer.execute("INSERT INTO t VALUES (?)", ("x" * 3000 * i,))
+        frame = newest_frame(file)
+        with open(log_of(file), "r+b") as opened:
+            opened.seek(frame.content_at)
+            page = opened.read(sums.page_size)
+            opened.seek(frame.content_at)
+            opened.write(bytes(len(page)))
+            opened.flush()
+            sums.take_log(is_written=True)
+            opened.seek(frame.content_at)
+            opened.write(page)
+        sums.take_log(is_written=True)
+        assert sums.place[1] > 0
+        sums.seal(writer)
+        writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        with open(file, "rb") as opened:
+            assert sums.wrong_pages(opened.fileno(), {}) == set()
+            assert len(sums.sums) * sums.page_size == file.stat().st_size
