@@ -37,6 +37,9 @@ class ModelConfig(Section):
     """Projections to adapt; empty means all seven."""
     checkpoint_activations: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    shard: bool = False
+    """With several processes: shard the trained weights over those of a host (FSDP2), for models
+    that do not fit on one GPU; False keeps all weights in each process, which is faster."""
 
 
 class TrainTasksConfig(Section):

@@ -1,10 +1,11 @@
-"""Several processes, one a GPU: FSDP2 shards the trained weights, every process samples its share.
+"""Several processes, one a GPU: every process samples and trains on its share of a step's tasks.
 
-Started by `torchrun`; with one process every function here is the identity. The trained weights
-are float32 shards, gathered layer by layer in bfloat16; the generator has a whole copy in
-bfloat16 that is refreshed after each update. Over several hosts each host holds all shards, so
-only gradients travel between hosts, once a step. Task ids fix the seeds, so what is sampled does
-not depend on how many processes there are.
+Started by `torchrun`; with one process every function here is the identity. Each process holds all
+weights and gradients are averaged once an update, or FSDP2 shards the trained weights over a host's
+processes (`model.shard`): float32 shards, gathered layer by layer in bfloat16, while the generator
+has a whole copy in bfloat16 that is refreshed after each update. Over several hosts each host holds
+all shards, so only gradients travel between hosts, once an update. Task ids fix the seeds, so what
+is sampled does not depend on how many processes there are.
 
 Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
 """
@@ -12,10 +13,11 @@ Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tfgrpo.runtime.user_code import end_process
 
@@ -69,6 +71,19 @@ def sum_over_ranks(value: Tensor) -> Tensor:
     total = value.clone()
     torch.distributed.all_reduce(total)
     return total
+
+
+def average(tensors: Iterable[Tensor]) -> None:
+    """Replace tensors by their means over all processes, in place."""
+    processes = world()[1]
+    for tensor in tensors if processes > 1 else ():
+        torch.distributed.all_reduce(tensor)
+        tensor.div_(processes)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """True where `shard` has cut the module's parameters."""
+    return any(hasattr(p, "to_local") for p in module.parameters())
 
 
 def sum_over_shards(value: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tfgrpo.errors import StoreError
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
@@ -53,7 +55,8 @@ def save(
     keep: int,
     moments: bool = True,
 ) -> Path:
-    """Write a checkpoint of all processes' shares and return its folder.
+    """Write a checkpoint of all processes' shares, or of the first where each holds all weights,
+    and return its folder.
 
     Without `moments` it holds the weights alone: half the size, and a resumed run starts the
     optimiser anew.
@@ -62,7 +65,11 @@ def save(
         StoreError: the disk refuses; earlier checkpoints are whole.
     """
     kept = ((n, t) for n, t in optimiser.state() if moments or n.startswith("master."))
-    parts = distributed.gather_objects({n: t.cpu() for n, t in kept})
+    parts: list[dict[str, Tensor]] = []
+    if optimiser.weights.is_sharded:
+        parts = distributed.gather_objects({n: t.cpu() for n, t in kept})
+    elif distributed.world()[0] == 0:
+        parts = [{n: t.cpu() for n, t in kept}]
     final = folder / f"step-{step:06d}"
     if distributed.world()[0] == 0:
         merged = {f"{i}.{n}": t for i, part in enumerate(parts) for n, t in part.items()}
@@ -90,7 +97,7 @@ def load(
             "another number of processes; choose another folder or restore the settings"
         )
     load_hf_weights(decoder, weights)
-    prefix = f"{distributed.world()[0]}."
+    prefix = f"{distributed.world()[0] if optimiser.weights.is_sharded else 0}."
     mine = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
     optimiser.load(mine, state["optimiser_steps"])
     if optimiser.steps != state["optimiser_steps"]:

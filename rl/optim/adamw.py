@@ -57,7 +57,7 @@ class AdamW:
         caller sees it in the returned value.
         """
         masters, gradients = self.weights.masters(), self.weights.gradients()
-        norm = global_norm(list(gradients.values()))
+        norm = global_norm(list(gradients.values()), self.weights.is_sharded)
         if not norm < float("inf"):
             self.weights.clear()
             return norm
@@ -197,13 +197,13 @@ def _salts(step: int, n: int, place: torch.device) -> Tensor:
     return (torch.arange(n, device=place) * 0xC2B2AE3D + start) & _WORD
 
 
-def global_norm(grads: list[Tensor]) -> float:
-    """Euclidean norm over all tensors and all shards."""
+def global_norm(grads: list[Tensor], is_sharded: bool = False) -> float:
+    """Euclidean norm over all tensors, and over all shards where they are cut."""
     if not grads:
         return 0.0
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]  # no copies
     squares = torch.stack(norms).pow(2).sum()
-    return math.sqrt(float(sum_over_shards(squares)))
+    return math.sqrt(float(sum_over_shards(squares) if is_sharded else squares))
 
 
 def learning_rate(step: int, *, peak: float, warmup: int, total: int, schedule: str) -> float:

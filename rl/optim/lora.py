@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tfgrpo.errors import ConfigError
+from tfgrpo.rl import distributed
 from tfgrpo.rl.model.decoder import Decoder, hf_slices
 from tfgrpo.rl.model.grad_buffers import GradientSums
 from tfgrpo.rl.optim.master_weights import Master
@@ -50,6 +51,7 @@ class LoraWeights:
                 f"lora: rank {rank} must be at least 1 and targets {list(targets)} among "
                 f"{', '.join(TARGETS)}"
             )
+        self.is_sharded = False
         self.rank, self.alpha, self.targets = rank, alpha, targets
         self.scale = alpha / rank
         self._decoder = decoder
@@ -92,6 +94,10 @@ class LoraWeights:
             found[f"{module}.lora_A.weight"] = self.scale * (b.t() @ gradient)
             found[f"{module}.lora_B.weight"] = self.scale * (gradient @ a.t())
         return found
+
+    def average(self) -> None:
+        """One reduction of the adapted matrices' sums."""
+        distributed.average([self._sums.memory])
 
     def publish(self) -> None:
         """Write W + s·B·A into the decoder."""

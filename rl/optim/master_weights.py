@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from tfgrpo.rl import distributed
 from tfgrpo.rl.distributed import local
 from tfgrpo.rl.model.grad_buffers import GradientSums
 
@@ -74,12 +75,19 @@ class Master:
 class Weights(Protocol):
     """What is trained: masters, where their gradients are, how the model gets them."""
 
+    is_sharded: bool
+    """False where this process's masters are all there are."""
+
     def masters(self) -> Mapping[str, Master]:
         """The trained tensors by name, this process's share."""
         ...
 
     def gradients(self) -> Mapping[str, Tensor]:
         """Gradients accumulated since the last `clear`, by the same names."""
+        ...
+
+    def average(self) -> None:
+        """Replace the gradients by their means over all processes, each of which holds all."""
         ...
 
     def publish(self) -> None:
@@ -101,6 +109,7 @@ class FullWeights:
 
     def __init__(self, module: nn.Module) -> None:
         self._params: dict[str, nn.Parameter] = dict(module.named_parameters())
+        self.is_sharded = distributed.is_sharded(module)
         self._masters = {n: Master.of(local(p.detach())) for n, p in self._params.items()}
         self._sums = GradientSums(
             {n: p for n, p in self._params.items() if p.dtype == torch.bfloat16}
@@ -117,6 +126,14 @@ class FullWeights:
             if name not in found and parameter.grad is not None:
                 found[name] = local(parameter.grad)
         return found
+
+    def average(self) -> None:
+        """One reduction of the sums, and one of each other parameter's gradient."""
+        others = [p for n, p in self._params.items() if n not in self._sums.by_name]
+        for parameter in others:
+            if parameter.grad is None:  # this process had no rows
+                parameter.grad = torch.zeros_like(parameter)
+        distributed.average([self._sums.memory, *(p.grad for p in others if p.grad is not None)])
 
     def publish(self) -> None:
         """Nothing to do: a parameter is its master, or half of it."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tfgrpo.rl.distributed import most_over_ranks
+from tfgrpo.rl.distributed import is_sharded, most_over_ranks
 from tfgrpo.rl.formulas.aggregations import AGGREGATIONS
 from tfgrpo.rl.formulas.inputs import Floats, TokenBatch
 from tfgrpo.rl.formulas.losses import LOSSES
@@ -133,7 +133,8 @@ def accumulate(
     whole = "group" in entry.needs
     seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None]] = []
     cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole)
-    most = most_over_ranks(len(cut))  # asked before the first forward, while all are in step
+    # asked before the first forward, while all are in step
+    most = most_over_ranks(len(cut)) if is_sharded(decoder) else len(cut)
     for part in cut:
         packed = pack(part, device=decoder.embed.device)
         seen.append((part, *_micro_batch(decoder, packed, by_index, settings)))

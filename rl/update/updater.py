@@ -195,6 +195,8 @@ class Updater:
             self._state.mean_entropy = sum(h for h, _ in both) / tokens
 
     def _move(self, lr: float, number: int) -> float:
+        if not self.weights.is_sharded:
+            self.weights.average()
         norm = self.optimiser.step(lr)
         if not norm < float("inf"):
             raise ConfigError(
@@ -304,12 +306,15 @@ class Updater:
 
     def _trained_model(self) -> Decoder:
         decoder, m = self._decoder, self._config.model
-        if self._world == 1:
+        if self._world == 1 or not m.shard:
             decoder.requires_grad_(True)
             decoder.checkpoint_blocks = m.checkpoint_activations
             return decoder
         if m.lora_rank:
-            raise ConfigError("model.lora_rank with several processes is not supported: use one")
+            raise ConfigError(
+                "model.lora_rank with model.shard: adapters are trained through whole weights; set "
+                "model.shard = false"
+            )
         trained = like(decoder, torch.float32)
         trained.load_state_dict(decoder.state_dict())
         trained.checkpoint_blocks = m.checkpoint_activations

@@ -53,7 +53,7 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     trainer, ids, norms = train(folder, sections)
     bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state()}
     masters = {n: m.value() for n, m in trainer.optimiser.weights.masters().items()}
-    if processes > 1:
+    if trainer.optimiser.weights.is_sharded:
         trained = trainer.updater.model.named_parameters()
         masters = {n: distributed.whole(t.detach()) for n, t in trained}
     if rank == 0:

@@ -1,4 +1,5 @@
-"""Two processes with sharded weights train what one process trains: on the CPU, on two GPUs."""
+"""Several processes train what one process trains, each with all weights or with shards: on the
+CPU, on two GPUs."""
 
 from __future__ import annotations
 
@@ -64,9 +65,10 @@ def read(folder: Path, name: str = "weights"):
 
 
 @pytest.mark.real
-def test_two_processes_sample_train_and_resume_like_one(tmp_path) -> None:
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_processes_sample_train_and_resume_like_one(tmp_path, shard: bool) -> None:
     launch(tmp_path / "one", 1)
-    launch(tmp_path / "two", 2)
+    launch(tmp_path / "two", 2, model={"shard": shard})
     one, alone = read(tmp_path / "one")
     two, together = read(tmp_path / "two")
     assert alone["ids"][0] == together["ids"][0]
@@ -83,7 +85,7 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
         "curriculum": {"max_resample_rounds": 2, "profile": 1, "allocate": "", "rest_epochs": 1},
         "rewards": {"names": ["unlikeliness"]},
         "credit": {"name": "top_entropy"},
-        "model": {"checkpoint_activations": True},
+        "model": {"checkpoint_activations": True, "shard": True},
     }
     launch(tmp_path / "one", 1, **sections)
     launch(tmp_path / "two", 2, **sections)
@@ -96,10 +98,30 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
 
 
 @pytest.mark.real
-def test_two_hosts_train_and_resume_like_one_process(tmp_path) -> None:
+def test_adapters_are_trained_by_two_processes_as_by_one(tmp_path) -> None:
+    """One process has no rows to learn from in some updates."""
+    sections = {
+        "model": {"lora_rank": 2},
+        "rollout": {"tasks_per_step": 3},
+        "optimiser": {"steps": 2, "lr": 1e-2, "updates_per_epoch": 2, "micro_batch_tokens": 40},
+    }
+    launch(tmp_path / "one", 1, **sections)
+    launch(tmp_path / "two", 2, **sections)
+    one, alone = read(tmp_path / "one", "masters")
+    two, together = read(tmp_path / "two", "masters")
+    assert any("lora_B" in name and weight.any() for name, weight in one.items())
+    assert alone["ids"][0] == together["ids"][0]
+    assert together["resumed_bit_equal"]
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_hosts_train_and_resume_like_one_process(tmp_path, shard: bool) -> None:
     """Two hosts of two processes: each host has all shards, so the norm counts one copy."""
     launch(tmp_path / "one", 1)
-    launch(tmp_path / "hosts", 2, hosts=2)
+    launch(tmp_path / "hosts", 2, hosts=2, model={"shard": shard})
     one, alone = read(tmp_path / "one")
     both, together = read(tmp_path / "hosts")
     assert alone["ids"][0] == together["ids"][0]
@@ -111,7 +133,8 @@ def test_two_hosts_train_and_resume_like_one_process(tmp_path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_sample_train_and_resume_like_one(tmp_path) -> None:
+@pytest.mark.parametrize("shard", [False, True])
+def test_two_gpus_sample_train_and_resume_like_one(tmp_path, shard: bool) -> None:
     """Over NCCL. AdamW's first steps are the gradient's signs, so single weights may differ by
     rounding where gradients are small; the norms tell a wrong scale, the direction the rest."""
     sections = {
@@ -119,7 +142,7 @@ def test_two_gpus_sample_train_and_resume_like_one(tmp_path) -> None:
         "optimiser": {"steps": 2, "lr": 1e-3, "micro_batch_tokens": 256},
     }
     launch(tmp_path / "one", 1, on_gpu=True, **sections)
-    launch(tmp_path / "two", 2, on_gpu=True, **sections)
+    launch(tmp_path / "two", 2, on_gpu=True, model={"shard": shard}, **sections)
     one, alone = read(tmp_path / "one", "masters")
     two, together = read(tmp_path / "two", "masters")
     assert alone["ids"][0] == together["ids"][0]
@@ -128,6 +151,8 @@ def test_two_gpus_sample_train_and_resume_like_one(tmp_path) -> None:
     for name, start in big_parts().decoder.named_parameters():
         moved, beside = ((w[name] - start.detach().cpu()).flatten() for w in (one, two))
         assert torch.cosine_similarity(moved, beside, dim=0) > 0.8, name
+    if not shard:  # a weight is the upper half of its master
+        return
     sampling, _ = read(tmp_path / "two")
     trained = like(big_parts().decoder, torch.bfloat16)
     trained.load_state_dict(two)

@@ -2,9 +2,10 @@
 
 The job is `rl_job`'s (64 prompts x 8, 256 forced tokens, random weights in Qwen2.5's shapes). Each
 number of GPUs runs it as it is (`strong`: the same step shared) and with as many prompts more as
-there are GPUs (`weak`). Rows of one call are of one host.
+there are GPUs (`weak`), each process with all weights, or with `--shard` with a share of them.
+Rows of one call are of one host.
 
-    python -m tests.benchmarks.scale.train --out rows.jsonl --seconds 300
+    python -m tests.benchmarks.scale.train --out rows.jsonl --seconds 300   (--shard)
     python -m tests.benchmarks.scale.train --collect rows.jsonl
 """
 
@@ -27,7 +28,7 @@ COMMAND = "python -m tests.benchmarks.scale.train"
 WARM_UP = 2
 
 
-def run_worker(model: str, steps: int, prompts: int, out: Path) -> None:
+def run_worker(model: str, steps: int, prompts: int, out: Path, *, shard: bool) -> None:
     """Train as one of the processes that torchrun started; the first writes the row."""
     import torch
 
@@ -41,6 +42,7 @@ def run_worker(model: str, steps: int, prompts: int, out: Path) -> None:
         config = TrainConfig.from_mapping({
             "rollout": {"tasks_per_step": prompts, "group_size": GROUP, "max_tokens": NEW,
                         "ignore_eos": True, "max_rows": 512},
+            "model": {"shard": shard},
             "loss": {"skip_zero_advantage": False},
             "optimiser": {"steps": steps, "micro_batch_tokens": 7424},
             "run": {"folder": folder, "save_every": 10_000, "deterministic": False},
@@ -68,7 +70,7 @@ def run_worker(model: str, steps: int, prompts: int, out: Path) -> None:
         distributed.end()
 
 
-def run_all(out: Path, seconds: float, models: list[str], steps: int) -> None:
+def run_all(out: Path, seconds: float, models: list[str], steps: int, *, shard: bool) -> None:
     """Run every number of GPUs that there is, one after another, while time is left."""
     import torch
 
@@ -82,20 +84,21 @@ def run_all(out: Path, seconds: float, models: list[str], steps: int) -> None:
         for kind, n in [("strong", n) for n in gpus] + [("weak", n) for n in gpus[1:]]:
             prompts = PROMPTS * (n if kind == "weak" else 1)
             row: dict[str, Any] = {"model": model, "kind": kind, "gpus": n, "prompts": prompts}
-            row |= {"card": card, "call": call}
+            row |= {"card": card, "call": call, "shard": shard and n > 1}
+            job = ["--models", model, "--steps", str(steps), "--prompts", str(prompts)]
+            job += ["--shard"] if row["shard"] else []
             left = end - time.monotonic()
-            row |= _torchrun(n, model, steps, prompts, left) if left > 20 else {"error": "no time"}
+            row |= _torchrun(n, job, left) if left > 20 else {"error": "no time"}
             with out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
             print(json.dumps(row)[:1500], flush=True)
 
 
-def _torchrun(n: int, model: str, steps: int, prompts: int, left: float) -> dict[str, Any]:
+def _torchrun(n: int, arguments: list[str], left: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         told = Path(place) / "row.json"
-        job = ["-m", "tests.benchmarks.scale.train", "--worker", str(told), "--models", model]
-        sizes = ["--steps", str(steps), "--prompts", str(prompts)]
-        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", *job, *sizes]
+        job = ["-m", "tests.benchmarks.scale.train", "--worker", str(told), *arguments]
+        run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", *job]
         try:
             done = subprocess.run(
                 [sys.executable, *run], capture_output=True, text=True, check=False, timeout=left
@@ -119,6 +122,8 @@ def collect(paths: list[Path]) -> None:
         if "error" in row or one is None:
             continue
         name = f"{row['model']} {row['kind']}"
+        if any(r["shard"] for r in rows if (r["call"], r["model"]) == (row["call"], row["model"])):
+            name += ", sharded"
         by_gpus.setdefault(name, {})[str(row["gpus"])] = row["samples_per_s"]
         share = row["samples_per_s"] / (row["gpus"] * one["samples_per_s"])
         efficiency.setdefault(name, {})[str(row["gpus"])] = round(share, 3)
@@ -135,15 +140,18 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["qwen05", "qwen15"])
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=PROMPTS)
+    parser.add_argument("--shard", action="store_true")
     parser.add_argument("--worker", type=Path)
     parser.add_argument("--collect", nargs="+", type=Path)
     options = parser.parse_args()
     if options.collect:
         collect(options.collect)
     elif options.worker:
-        run_worker(options.models[0], options.steps, options.prompts, options.worker)
+        job = (options.models[0], options.steps, options.prompts, options.worker)
+        run_worker(*job, shard=options.shard)
     else:
-        run_all(options.out, options.seconds, options.models, options.steps)
+        run = (options.out, options.seconds, options.models, options.steps)
+        run_all(*run, shard=options.shard)
 
 
 if __name__ == "__main__":
