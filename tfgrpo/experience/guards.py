@@ -58,8 +58,8 @@ class Guards:
 
     answers: frozenset[tuple[str, ...]] = frozenset()
     """Word lists of references that belong to few tasks."""
-    passages: frozenset[tuple[str, ...]] = frozenset()
-    """Long word sequences of tasks that are no common wording."""
+    passages: frozenset[int] = frozenset()
+    """Long word sequences of tasks that are no common wording, see `passages_of`."""
     max_words: int = 120
 
     @classmethod
@@ -73,11 +73,10 @@ class Guards:
         """
         every = [*tasks, *held_out]
         answer_tasks: Counter[tuple[str, ...]] = Counter()
-        passage_tasks: Counter[tuple[str, ...]] = Counter()
+        passage_tasks: Counter[int] = Counter()
         for task in every:
             answer_tasks.update({tuple(words(a)) for a in leaves(task.reference)})
-            found = words(task.text)
-            passage_tasks.update(set(ngrams(found, _TASK_N)) if len(found) >= _TASK_N else ())
+            passage_tasks.update(passages_of(words(task.text)))
         named = _named_by_tasks(answer_tasks.keys(), every)
         common = max(2, (len(every) + 1) // 2)
         return cls(
@@ -121,9 +120,17 @@ class Guards:
         lengths = {len(answer) for answer in self.answers}
         if any(self.answers & set(ngrams(found, n)) for n in lengths if n <= len(found)):
             return "quotes the answer of a task"
-        if self.passages and set(ngrams(found, _TASK_N)) & self.passages:
+        if passages_of(found) & self.passages:
             return f"quotes {_TASK_N} or more words of a task"
         return ""
+
+
+def passages_of(found: Sequence[str]) -> set[int]:
+    """Return the long word sequences of a text, as hashes: a large run has hundreds of thousands.
+
+    Of 61 bits: among a million passages a text of a hundred is taken for another once in 10¹⁰.
+    """
+    return {hash(gram) for gram in ngrams(found, _TASK_N)} if len(found) >= _TASK_N else set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,9 @@ class CallJournal:
         self._values = values
         self._elapsed_s = elapsed_s
         self._hits: dict[tuple[str, str], int] = {}
-        self._fresh: set[bytes] = set()
-        """Keys whose reply this session wrote."""
+        self._fresh: set[int] = set()
+        """Hashes of the keys whose reply this session wrote: half as large, and of two keys that
+        have one hash the other is looked for in vain."""
         self._has_replies = bool(writer.read("SELECT 1 FROM completions LIMIT 1"))
         """False spares looking for what cannot be there: none written before this session."""
         self._in_flight = 0
@@ -196,7 +197,7 @@ class CallJournal:
 
     def _reply_row(self, call: int | None, key: bytes, reply: Completion) -> Statement:
         body, mark = pack(completion_to_dict(reply), "reply")
-        self._fresh.add(key)
+        self._fresh.add(hash(key))
         return (
             "INSERT INTO completions (key, call, finish, body, digest) VALUES (?, ?, ?, ?, ?)",
             (key, call, reply.finish, body, mark),
@@ -212,7 +213,7 @@ class CallJournal:
 
     def find_reply(self, key: bytes) -> Completion | None:
         """Return the reply kept under a key, or None; a damaged one is set aside and missed."""
-        if not self._has_replies and key not in self._fresh:
+        if not self._has_replies and hash(key) not in self._fresh:
             return None
         rows = self._writer.read(
             "SELECT completion, body, digest FROM completions WHERE key = ? ORDER BY completion",

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfgrpo.experience.guards import PASS, Finding, Foreign, Guards, leaves
+from tfgrpo.experience.guards import PASS, Finding, Foreign, Guards, leaves, passages_of
 from tfgrpo.experience.patterns import HOLD
 from tfgrpo.experience.similarity import ngrams, words
 from tfgrpo.rollout import Task
@@ -103,7 +103,7 @@ class Conventions:
         """Index practice tasks, held-out ones and the agent's instructions."""
         practice, others = list(tasks), list(held_out)
         base = Guards.of(practice, others, max_words=max_words)
-        told = set(ngrams(words(agent), 8)) if len(words(agent)) >= 8 else set()
+        told = passages_of(words(agent))
         guards = replace(base, answers=frozenset(), passages=base.passages - told)
         whole: Counter[Words] = Counter()
         whole.update(_answer(task) for task in practice)
