@@ -29,6 +29,14 @@ TRL_PLAIN: dict[str, Any] = {
 }
 """What all of TRL's runs share: plain sampling, no KL, autocast to bfloat16, nothing written."""
 SHAPES: dict[str, dict[str, int]] = {
+    "smol": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49_152,
+    },
     "qwen05": {
         "hidden_size": 896,
         "intermediate_size": 4864,
@@ -67,14 +75,13 @@ def model_folder(model: str) -> Path:
         return folder
     torch.manual_seed(0)
     config = transformers.Qwen2Config(
-        vocab_size=151_936,
         max_position_embeddings=2048,
         rope_theta=1e6,
         tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        **SHAPES[model],
+        **{"vocab_size": 151_936, **SHAPES[model]},
     )
     depth = config.num_hidden_layers
     # a default device set for good would go on costing every call of torch its share

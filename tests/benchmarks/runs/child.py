@@ -28,16 +28,16 @@ def tell_step(seconds: float) -> None:
 
 
 class Child:
-    """A started `python -m ARGUMENTS`."""
+    """A started `python -m ARGUMENTS`; further arguments are environment variables."""
 
-    def __init__(self, arguments: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str], **environment: str) -> None:
         self._told = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `figures` closes both
         self._wrong = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", *arguments],
             stdout=self._told,
             stderr=self._wrong,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            env={**os.environ, "TOKENIZERS_PARALLELISM": "false", **environment},
         )
 
     def figures(self, seconds: float) -> dict[str, Any]:

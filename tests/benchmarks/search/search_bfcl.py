@@ -11,15 +11,18 @@ frequency-only A* reaches 0.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from statistics import fmean, stdev
 from typing import Any
 
 from tests.benchmarks.environments import bfcl
 from tfgrpo.rollout import Task
 from tfgrpo.search import (
+    MCTS,
     PAPER,
     ROBUST,
     BestFirst,
+    DepthFirst,
     FrequencyScorer,
     SearchSettings,
     ToolChainScorer,
@@ -31,7 +34,15 @@ from tfgrpo.search.scorers.toolchain import CostPreset
 from tfgrpo.store.budget import Budget
 
 Q, K, CAP, SEEDS, COUNT = 0.25, 10, 60, (0, 1, 2, 3), 60
-VARIANTS = ("robust", "paper", "frequency", "greedy", "uniform")
+VARIANTS = ("robust", "paper", "frequency", "greedy", "mcts", "dfsdt", "dfsdt_draws")
+ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
+    "frequency": BestFirst.uniform_cost,
+    "greedy": BestFirst.greedy,
+    "mcts": MCTS,
+    "dfsdt": DepthFirst.dfsdt,
+    "dfsdt_draws": DepthFirst.dfsdt,
+}
+"""Those that are not A*; MCTS takes 1 − step cost for a node's value."""
 
 
 def scorers(preset: CostPreset) -> dict[tuple[str, ...], ToolChainScorer]:
@@ -41,7 +52,7 @@ def scorers(preset: CostPreset) -> dict[tuple[str, ...], ToolChainScorer]:
 
 
 async def run_one(
-    goal: bfcl.SubGoal, algorithm: Algorithm, scorer: Scorer, seed: int, q: float = Q
+    goal: bfcl.SubGoal, algorithm: Algorithm, scorer: Scorer, seed: int, q: float, cap: int
 ) -> tuple[bool, int, int, bool]:
     """Return solved, expansions, tool executions and found of one search."""
     result = await search_tree(
@@ -51,7 +62,7 @@ async def run_one(
         algorithm=algorithm,
         scorer=scorer,
         settings=SearchSettings(samples=K, execution="eager", merge="any", seed=seed),
-        budget=Budget(expansions=CAP),
+        budget=Budget(expansions=cap),
     )
     counters, is_chosen = result.counters, result.stop_reason == "goal"
     return is_chosen, counters["expansions"], counters["tool_calls"], result.is_solved
@@ -66,11 +77,10 @@ async def run_variant(name: str, goals: list[bfcl.SubGoal], q: float = Q) -> lis
         row = []
         for goal in goals:
             scorer: Scorer = by_api[goal.classes] if by_api else FrequencyScorer()
-            algorithm = {
-                "frequency": BestFirst.uniform_cost,
-                "greedy": BestFirst.greedy,
-            }.get(name, BestFirst.astar)()
-            row.append(await run_one(goal, algorithm, scorer, seed, q))
+            algorithm = ALGORITHMS.get(name, BestFirst.astar)()
+            # an expansion draws K samples in one call, but DFSDT's one
+            cap = CAP * K if name == "dfsdt_draws" else CAP
+            row.append(await run_one(goal, algorithm, scorer, seed, q, cap))
         rows.append(row)
     return rows
 
@@ -108,10 +118,7 @@ def bfcl_figures() -> dict[str, Any]:
     if reason:
         return {"bfcl": None, "bfcl_skipped": reason}
     goals = bfcl.read_subgoals(COUNT)
-    runs = {
-        name: asyncio.run(run_variant(name, goals))
-        for name in ("robust", "paper", "frequency", "greedy")
-    }
+    runs = {name: asyncio.run(run_variant(name, goals)) for name in VARIANTS}
     figures: dict[str, Any] = {name: summary(rows) for name, rows in runs.items()}
     for name in ("robust", "paper"):
         difference = paired(goals, runs["frequency"], runs[name], 0)
