@@ -28,7 +28,7 @@ TRL_PLAIN: dict[str, Any] = {
     "disable_tqdm": True,
 }
 """What all of TRL's runs share: plain sampling, no KL, autocast to bfloat16, nothing written."""
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "smol": {
         "hidden_size": 576,
         "intermediate_size": 1536,
@@ -43,6 +43,14 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_hidden_layers": 24,
         "num_attention_heads": 14,
         "num_key_value_heads": 2,
+    },
+    "qwen05_untied": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
     },
     "qwen15": {
         "hidden_size": 1536,
@@ -77,11 +85,10 @@ def model_folder(model: str) -> Path:
     config = transformers.Qwen2Config(
         max_position_embeddings=2048,
         rope_theta=1e6,
-        tie_word_embeddings=True,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
-        **{"vocab_size": 151_936, **SHAPES[model]},
+        **{"vocab_size": 151_936, "tie_word_embeddings": True, **SHAPES[model]},
     )
     depth = config.num_hidden_layers
     # a default device set for good would go on costing every call of torch its share
