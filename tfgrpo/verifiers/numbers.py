@@ -178,9 +178,7 @@ def number_of(text: str, *, decimal_mark: str = ".") -> tuple[Decimal, str] | No
     value, end = reader.expression(0, 0)
     if value is None:
         return None
-    unit = re.fullmatch(
-        r"[ \u00a0]{0,4}([A-Za-zµμΩ°%€$£][A-Za-z0-9µμΩ°%²³/·^{}-]*)?\.?", plain[end:]
-    )
+    unit = _WHOLE_UNIT.fullmatch(plain[end:])
     return None if unit is None else (value, unit[1] or "")
 
 
