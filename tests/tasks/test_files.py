@@ -109,3 +109,9 @@ def test_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n')
     with pytest.raises(ConfigError, match="line 2: byte 0xe9 is not utf-8: save the file as UTF-8"):
         read_tasks(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "none.jsonl"])
+def test_a_name_of_no_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="task file"):
+        read_tasks(tmp_path / name)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.messages import Message, Role
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import integer_of
@@ -100,8 +100,9 @@ def _turn(value: Any, where: str) -> Message:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    if not path.exists():
-        raise ConfigError(f"no task file {str(path)!r}")
+    with boundary(ConfigError, f"task file {str(path)!r}"):  # a name may be none for a file
+        if not path.exists():
+            raise ConfigError(f"no task file {str(path)!r}")
     text = read_text_file(path).replace("\r\n", "\n").replace("\r", "\n")
     if path.suffix.lower() == ".csv":
         yield from _csv_rows(text, path)
