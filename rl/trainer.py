@@ -69,6 +69,8 @@ __all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
 log = logging.getLogger(__name__)
 
+_TOLD_EVERY = 5
+"""Steps in a row that moved nothing, before that is told."""
 _UPDATE_ROOM = (
     "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
     "model.checkpoint_activations = true or optimiser.moments = 'bfloat16'"
@@ -146,7 +148,7 @@ class Trainer:
             log.warning("%s", remark)
         self.config = config
         self.step_number = 0
-        self._skipped = 0
+        self._skipped = self._flat = 0
         self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
@@ -290,7 +292,25 @@ class Trainer:
             "samples_per_s": n_rollouts * self._world / (ended - started),
         }
         figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
+        self._count_flat(figures, is_flat=rolled.is_graded and not figures["grad_norm"])
         return StepReport(number + 1, figures, rolled.groups)
+
+    def _count_flat(self, figures: Mapping[str, Any], *, is_flat: bool) -> None:
+        """Tell of steps in a row that moved nothing, at the fifth, the tenth, the twentieth…"""
+        self._flat = self._flat + 1 if is_flat else 0
+        fives, rest = divmod(self._flat, _TOLD_EVERY)
+        if self._rank or rest or not fives or fives & (fives - 1):
+            return
+        log.warning(
+            "step %d: %d steps in a row have moved no weight, because the rewards within every "
+            "group are equal (mean %.3g; %.0f %% of the replies were cut). Take tasks that succeed "
+            "now and then (curriculum.band), look at the verifier, or raise rollout.group_size or "
+            "rollout.max_tokens; Ctrl-C ends the run, its last checkpoint is whole",
+            self.step_number,
+            self._flat,
+            figures["reward_mean"],
+            100 * figures["truncated_share"],
+        )
 
     def _update(self, rolled: StepGroups, number: int) -> tuple[list[TrainRow], UpdateReport]:
         """Train on a step's groups; a step whose every reply is cut is skipped and counted.

@@ -9,11 +9,11 @@ tables.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.rollout import RolloutGroup
 from tfgrpo.routing.records import ModelInfo, SuccessCount, outcomes_of_groups
+from tfgrpo.runtime.texts.text_file import read_text_file
 from tfgrpo.store.postgres.places import is_run
 
 __all__ = ["Format", "parse_outcomes", "read_models", "read_outcomes"]
@@ -39,6 +40,10 @@ _ALIASES = {
     "completion_tokens": "output_tokens", "step": "at",
 }  # fmt: skip
 _CSV_LIMIT = 16 * 1024 * 1024
+_SEPARATOR_LINE = re.compile(r"sep=(.)\r?")
+"""A first line that tells a spreadsheet how cells are separated."""
+_DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
+_TEXT_COLUMNS = frozenset({"prompt", "model", "prompt_id", "dataset", "sample_id", "eval_name"})
 
 
 def read_outcomes(
@@ -71,7 +76,7 @@ def read_outcomes(
         return outcomes_of_groups(_groups(path), success_at=success_at)
     if kind == "csv":
         return list(_long_table(path, success_at))
-    return parse_outcomes(_text(path), str(path), success_at)
+    return parse_outcomes(read_text_file(path), str(path), success_at)
 
 
 def read_models(path: str | Path) -> list[ModelInfo]:
@@ -82,7 +87,7 @@ def read_models(path: str | Path) -> list[ModelInfo]:
         ConfigError: not such a list.
     """
     with boundary(ConfigError, f"models file {str(path)!r}"):
-        rows = json.loads(_text(Path(path)))
+        rows = json.loads(read_text_file(Path(path)))
     if not isinstance(rows, list) or not all(isinstance(r, dict) and "name" in r for r in rows):
         raise ConfigError(f"models file {str(path)!r}: expected a JSON list of objects with 'name'")
     fields = ("name", "family", "input_usd_per_mtok", "output_usd_per_mtok")
@@ -115,25 +120,6 @@ def _kind(path: Path) -> Format:
     raise ConfigError(f"{str(path)!r} is empty: it needs one JSON object a line")
 
 
-def _text(path: Path) -> str:
-    """The text of a file, packed or not: UTF-8 with or without a byte-order mark, or UTF-16.
-
-    Raises:
-        ConfigError: it is in another encoding; the message names line and remedy.
-    """
-    with boundary(ConfigError, f"{str(path)!r}"):
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        return raw.decode(encoding)
-    except UnicodeDecodeError as exc:
-        line = raw.count(b"\n", 0, exc.start) + 1
-        raise ConfigError(
-            f"{path}:{line}: byte {raw[exc.start]:#04x} is not {encoding.removesuffix('-sig')}: "
-            "save the file as UTF-8 (from Latin-1: iconv -f latin1 -t utf-8 FILE)"
-        ) from exc
-
-
 def parse_outcomes(text: str, where: str, success_at: float | None = None) -> list[SuccessCount]:
     """Return the outcomes of JSON lines; equal texts are kept once in memory.
 
@@ -150,7 +136,7 @@ def parse_outcomes(text: str, where: str, success_at: float | None = None) -> li
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    return _rows_of(_text(path), str(path))
+    return _rows_of(read_text_file(path), str(path))
 
 
 def _rows_of(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -275,7 +261,7 @@ def _prompt_text(value: Any) -> str:
 
 
 def _wide_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if path.name.removesuffix(".gz").endswith(".csv"):
+    if path.name.removesuffix(".gz").endswith((".csv", ".tsv")):
         yield from _Table(path).rows()
         return
     for n, row in _json_lines(path):
@@ -287,9 +273,13 @@ class _Table:
 
     def __init__(self, path: Path) -> None:
         csv.field_size_limit(_CSV_LIMIT)
-        self._path, text = path, _text(path)
-        head = text.split("\n", 1)[0]
+        self._path, text = path, read_text_file(path)
+        head, _, rest = text.partition("\n")
         mark = max(",;\t", key=head.count)
+        if said := _SEPARATOR_LINE.fullmatch(head):
+            mark, text = said[1], rest
+        self._lines_before = int(bool(said))
+        self._has_decimal_commas = mark != ","
         self._lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
         self.header = [name.strip() for name in next(self._lines, [])]
         twice = sorted(n for n, times in Counter(self.header).items() if times > 1)
@@ -304,7 +294,7 @@ class _Table:
         """
         try:
             for cells in self._lines:
-                where = f"{self._path}:{self._lines.line_num}"
+                where = self._where()
                 if not any(c.strip() for c in cells):
                     continue
                 if len(cells) != len(self.header):
@@ -313,9 +303,21 @@ class _Table:
                         f"({', '.join(self.header[:8])}): put quotes around cells that hold the "
                         "separator"
                     )
-                yield where, dict(zip(self.header, cells, strict=True))
+                named = zip(self.header, cells, strict=True)
+                yield where, {name: self._cell(name, cell) for name, cell in named}
         except csv.Error as exc:
-            raise ConfigError(f"{self._path}:{self._lines.line_num}: {exc}") from exc
+            raise ConfigError(f"{self._where()}: {exc}") from exc
+
+    def _where(self) -> str:
+        return f"{self._path}:{self._lines_before + self._lines.line_num}"
+
+    def _cell(self, name: str, cell: str) -> str:
+        """Return a cell as it stands; a decimal comma, as spreadsheets write it beside semicolons,
+        becomes a point."""
+        is_text = _ALIASES.get(name, name) in _TEXT_COLUMNS
+        if self._has_decimal_commas and not is_text and _DECIMAL_COMMA.fullmatch(cell):
+            return cell.replace(",", ".")
+        return cell
 
 
 def _long_table(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
@@ -336,7 +338,7 @@ def _long_table(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
 def _llmrouterbench(path: Path, success_at: float | None) -> Iterator[SuccessCount]:
     """One file a (data set, model, split): `records` with query, score, tokens and cost."""
     with boundary(ConfigError, f"{str(path)!r}"):
-        whole = json.loads(_text(path))
+        whole = json.loads(read_text_file(path))
     if isinstance(whole, list) and whole and all(isinstance(r, dict) for r in whole):
         if whole and all("name" in r for r in whole) and not any("prompt" in r for r in whole):
             raise ConfigError(

@@ -121,9 +121,10 @@ class McpSession:
 
     def _text(self, result: Any) -> tuple[str, tuple[str, ...]]:
         parts = [_block_text(block) for block in result.content]
+        structured = result.structured_content
+        if structured is not None and not _is_said(structured, parts):
+            parts.append(json.dumps(structured, ensure_ascii=False))
         text = "\n".join(p for p in parts if p)
-        if not text and result.structured_content is not None:
-            text = json.dumps(result.structured_content)
         data = text.encode("utf-8", "replace")
         if len(data) <= self._max_bytes:
             return text, ()
@@ -218,6 +219,21 @@ class McpEnvironment(ReplayEnvironment):
         return self._declared.get(name) or self._marks.get(name, "irreversible")
 
 
+def _is_said(structured: Mapping[str, Any], parts: Sequence[str]) -> bool:
+    """Return whether the blocks say what the structured result says: as JSON, or its one value,
+    or the items of that, a block each."""
+    said = [_parsed(part) for part in parts]
+    values = [structured, *(structured.values() if len(structured) == 1 else ())]
+    return any(value == said or value in said for value in values)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
 def _block_text(block: Any) -> str:
     """Return what a model can read of one block of a result: text, a file's text, an address."""
     text = getattr(block, "text", None)
@@ -235,7 +251,11 @@ def _block_text(block: Any) -> str:
     return _named(str(getattr(block, "type", "block")), block, getattr(block, "data", None))
 
 
-_TEXT_TYPE = re.compile(r"text/|application/(?:\S+\+)?(?:json|xml|yaml|toml|javascript)\b", re.I)
+_TEXT_TYPE = re.compile(
+    r"text/|application/(?:\S+\+)?(?:x-)?(?:json|jsonl|ndjson|xml|yaml|toml|javascript|typescript"
+    r"|ecmascript|sql|graphql|sh|shellscript|python|tex|latex|x509-ca-cert|pem-file)\b",
+    re.IGNORECASE,
+)
 
 
 def _text_of(blob: Any, resource: Any) -> str:

@@ -249,3 +249,12 @@ def test_every_command_with_json_prints_an_object_where_it_fails(
     row = json.loads(ran.out)
     assert ran.code == code and row["verdict"] is None and row["error"]["message"]
     assert here(capsys, *arguments).out == ""
+
+
+@pytest.mark.parametrize("form", [["--format", "json"], ["-f", "json"], ["--format=json"]])
+def test_a_report_in_json_prints_an_object_where_there_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: list[str]
+) -> None:
+    ran = here(capsys, "report", str(tmp_path / "none"), *form)
+    row = json.loads(ran.out)
+    assert ran.code == 6 and row["verdict"] is None and row["error"]["message"]

@@ -119,3 +119,16 @@ def test_rows_of_the_wrong_form_are_named_with_their_line(
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises(ConfigError, match=named):
         read_tasks(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('[run]\nfolder = "a\\u0000b"\n', "run.folder"),
+        ('[policy.sampling]\nstop = ["x", "\\u0000"]\n', "policy.sampling.stop.1"),
+    ],
+)
+def test_a_nul_character_is_refused_with_its_key(tmp_path: Path, text: str, key: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"{key} holds a NUL"):
+        Config.from_toml(tmp_path / "c.toml")

@@ -135,6 +135,33 @@ def test_lessons_are_read_from_strings_objects_and_wrappers() -> None:
     assert read_lessons("[]") == read_lessons('{"lessons": []}') == ()
 
 
+@pytest.mark.parametrize(
+    ("reply", "lessons"),
+    [
+        ('As [RFC 2119] says, see a[i][j].\n["Quote the header."]', ["Quote the header."]),
+        ('Of ["A", "B", "C"] one holds: ["Read every option."]', ["Read every option."]),
+        ('["Sum first."] and {"lessons": [{"lesson": "Sum last."}]}', ["Sum last."]),
+        ('选项 ["甲", "乙"]，经验：["先检查所有的单位。"]', ["先检查所有的单位。"]),
+    ],
+)
+def test_brackets_beside_the_lessons_are_none(reply: str, lessons: list[str]) -> None:
+    assert [lesson.text for lesson in read_lessons(reply)] == lessons
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Index a[0], then a[i][j].",
+        "[Smith et al., 2020] and [Jones, 1999]",
+        'See ["Attention Is All You Need"](https://arxiv.org).',
+        "No lessons. [N/A]",
+    ],
+)
+def test_brackets_alone_are_no_lessons_and_are_asked_about_again(reply: str) -> None:
+    with pytest.raises(ReplyError):
+        read_lessons(reply)
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),

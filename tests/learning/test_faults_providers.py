@@ -10,7 +10,7 @@ import pytest
 from tests.learning.worlds import HELPFUL, World, settings
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.experience import Artefact, load_artefact
-from tfgrpo.learning.components import with_judge_role
+from tfgrpo.learning.components import configured_verifier, with_judge_role
 from tfgrpo.learning.evaluate import evaluate
 from tfgrpo.learning.learn import dry_run
 from tfgrpo.lm.scripted import Reply, ScriptedLM
@@ -201,6 +201,26 @@ def test_every_key_of_the_judges_role_reaches_its_calls(tmp_path: Path) -> None:
         assert (asked.sampling.temperature, asked.sampling.max_tokens) == (0.3, 77)
         assert asked.sampling.stop == ("#",) and asked.sampling.extra == {"k": 1}
         assert (asked.limits.timeout_s, asked.limits.first_token_s) == (7.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "role", "is_told"),
+    [
+        ({"kind": "exact"}, {"timeout_s": 7.0}, True),
+        ({"kind": "exact"}, {}, False),
+        ({"kind": "judge", "rubric": "r"}, {"timeout_s": 7.0}, False),
+    ],
+)
+def test_a_judges_role_that_nobody_asks_is_told(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    verifier: dict[str, Any],
+    role: dict[str, Any],
+    is_told: bool,
+) -> None:
+    config = settings(tmp_path, judge=role).model_copy(update={"verifier": verifier})
+    configured_verifier(config, lambda role: ScriptedLM("x"))
+    assert ("[judge] has no effect" in caplog.text) == is_told
 
 
 def test_what_the_verifier_says_itself_wins_over_the_role(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> dict
     return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}
 
 
-def piece(index: int | None, name: str = "", arguments: str = "", call_id: str = "") -> Any:
+def piece(index: int | str | None, name: str = "", arguments: str = "", call_id: str = "") -> Any:
     row: dict[str, Any] = {"function": {"arguments": arguments}}
     if index is not None:
         row["index"] = index
@@ -77,10 +77,12 @@ BOTH = [("get_weather", '{"city":"Oslo"}'), ("get_time", '{"tz":"CET"}')]
          piece(1, "get_time", '{"tz":', "x3"), piece(1, "", '"CET"}', "x4")],
         [piece(0, "get_weather", "", "a"), piece(1, "get_time", "", "b"),
          piece(0, "", BOTH[0][1]), piece(1, "", BOTH[1][1])],
+        [piece("0", "get_weather", "", "a"), piece("1", "get_time", "", "b"),
+         piece("0", "", BOTH[0][1]), piece("1", "", BOTH[1][1])],
         [piece(0, *BOTH[0], "a"), piece(0, *BOTH[1], "b"), piece(0, "", "", "b")],
     ],
     ids=["c01 one index", "one index in pieces", "one index, no ids", "no index, no ids", "right",
-         "an id a piece", "interleaved", "an id again"],
+         "an id a piece", "interleaved", "an index as text", "an id again"],
 )  # fmt: skip
 def test_parallel_calls_are_told_apart_whatever_index_the_server_writes(pieces: list[Any]) -> None:
     (reply,) = complete(events([*pieces, chunk({}, "tool_calls")]))

@@ -7,9 +7,11 @@ import gc
 import gzip
 import json
 import logging
+import os
 import shutil
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -158,6 +160,16 @@ async def test_a_certificate_file_that_is_absent_is_named(
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
     with pytest.raises(ConfigError, match="SSL_CERT_FILE"):
         await ask("https://model.invalid/v1#m")
+
+
+def test_a_key_log_that_cannot_be_written_is_named() -> None:
+    """In a process of its own: the HTTP library opens it while it is imported."""
+    code = "from tfgrpo.cli.main import main; main()"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, "models", "--check", "https://model.invalid/v1#m"],
+        env={**os.environ, "SSLKEYLOGFILE": "/nowhere/keys.log"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 2 and "SSLKEYLOGFILE='/nowhere/keys.log'" in ran.stderr
 
 
 # --- what is not done -----------------------------------------------------------------------------

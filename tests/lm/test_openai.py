@@ -368,6 +368,12 @@ async def test_odd_text_is_sent_and_read_back(text):
     assert reply.text == text.replace("\ud800", "\ufffd")
 
 
+async def test_two_halves_of_one_character_are_sent_as_it() -> None:
+    request = Request((Message("user", "\ud83d\ude00 and \ude00"),))
+    (reply,), _ = await ask(lambda call: say(call.text), request=request)
+    assert reply.text == "\U0001f600 and \ufffd"
+
+
 CANARY = "CANARY-7f3a9c51d2e84b60"
 
 

@@ -240,9 +240,37 @@ def test_learning_ends_and_never_touches_what_carries_meaning(
         "this model does not accept stop",
         "stop is not a valid parameter",
         "no such field: stop",
+        "参数stop不支持",
+        "Der Parameter stop wird nicht unterstützt.",
+        "Malformed input request: #: extraneous key [stop] is not what is asked for",
     ],
 )
 def test_more_wordings_of_a_refused_field_leave_it_out(text: str) -> None:
     request = Request((Message("user", "hi"),), sampling=Sampling(stop=("STOP",)))
     replies, server = ask(refuses("stop", text), request, times=1)
     assert [r.text for r in replies] == ["ab "] and server.call_count == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("temperature", "invalid temperature: only 1 is allowed for this model"),
+        ("temperature", "temperature must be 1 for reasoning models"),
+        ("reasoning_effort", "Model grok-4 does not support parameter reasoningEffort."),
+        ("top_p", "This model does not support topP."),
+    ],
+)
+def test_a_field_is_known_in_other_spellings_and_by_the_one_value_allowed(
+    name: str, text: str
+) -> None:
+    sampling = Sampling(temperature=0.5, top_p=0.9, reasoning_effort="low")
+    replies, server = ask(refuses(name, text), Request(ASK.messages, sampling=sampling), times=3)
+    assert len(replies) == 3 and server.call_count == 4 and name not in server.calls[-1].body
+
+
+@pytest.mark.parametrize(
+    "text", ["temperature must be 2 or less", "max_tokens must be 100 at most"]
+)
+def test_a_value_out_of_range_is_the_users_to_mend(text: str) -> None:
+    with pytest.raises(ProviderError):
+        ask(lambda call: refusal(text))

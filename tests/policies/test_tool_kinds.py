@@ -9,7 +9,7 @@ import fractions
 import json
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from tests.policies.test_tool_loop import calls, run
 from tfgrpo.policies.tool_loop import ToolLoop, _Run
-from tfgrpo.policies.tools import check_arguments, tool
-from tfgrpo.protocols import Completion, Request
+from tfgrpo.policies.tools import Tool, check_arguments, tool
+from tfgrpo.protocols import Completion, Request, ToolSpec
 from tfgrpo.rollout import Rollout
 from tfgrpo.runtime.canonical import canonical_json, shown_as_json
 from tfgrpo.runtime.json_schema import argument_defaults
@@ -98,13 +98,17 @@ RESULTS: list[tuple[Any, str]] = [
     (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
     (datetime.timedelta(seconds=90), '"0:01:30"'),
     ([fractions.Fraction(1, 2), 1j], '["1/2","1j"]'),
+    ({"a": 1, "b": 2}.values(), "[1,2]"),
+    (map(str, [1, 2]), '["1","2"]'),
 ]
 
 
 @pytest.mark.parametrize(("result", "text"), RESULTS, ids=[type(r).__name__ for r, _ in RESULTS])
 async def test_a_result_of_any_kind_is_shown(result: Any, text: str) -> None:
+    made = list(result) if isinstance(result, Iterator) else None
+
     def get() -> Any:
-        return result
+        return result if made is None else iter(made)
 
     done, _ = await run([calls(("get", "{}")), "ok"], [tool(get)])
     assert done.steps[0].observations[0].content == text
@@ -252,6 +256,32 @@ def test_schemas_put_together_from_others_are_checked_as_json_schema_has_it(
         assert check_arguments(schema, good) == ()
     if bad is not None:
         assert check_arguments(schema, bad) != ()
+
+
+DRAFT = "http://json-schema.org/draft-0{}/schema#"
+PAIR = {"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}
+ABOVE = {"type": "integer", "minimum": 0, "exclusiveMinimum": True}
+NEEDS = {"properties": {"a": {}}, "dependencies": {"a": BY_ID}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"properties": {"p": PAIR}}, {"p": [1, "a"]}, {"p": ["a", 1]}),
+        ({"$schema": DRAFT.format(7), **NEEDS}, {"a": 1, "id": "x"}, {"a": 1}),
+        ({"$schema": DRAFT.format(4), "properties": {"n": ABOVE}}, {"n": 5}, {"n": 0}),
+        ({"properties": {"n": ABOVE}}, {"n": 5}, {"n": 5.0}),
+        ({"properties": {"s": {"type": "string", "nullable": True}}}, {"s": None}, {"s": 1}),
+        ({"properties": {"s": {"type": "string", "nullable": False}}}, {"s": ""}, {"s": None}),
+    ],
+)
+async def test_schemas_of_older_drafts_and_of_openapi_are_checked_as_they_mean_it(
+    schema: dict[str, Any], good: Any, bad: Any
+) -> None:
+    assert check_arguments(schema, good) == () and check_arguments(schema, bad) != ()
+    given_tool = Tool(ToolSpec("f", "", schema), lambda **named: "ran")
+    done, _ = await run([calls(("f", json.dumps(good))), "ok"], [given_tool])
+    assert done.steps[0].observations[0].content == "ran"
 
 
 names = st.sampled_from(["a", "b", "c"])

@@ -223,6 +223,20 @@ def test_nothing_graded_stops_with_the_cause(tmp_path, verifier, cause) -> None:
     assert checkpoint.found(tmp_path / "checkpoints") == []
 
 
+def test_steps_that_move_nothing_are_told_at_the_fifth_and_each_doubling(tmp_path, caplog) -> None:
+    trainer = make(tiny_config(tmp_path), Equal())
+    with caplog.at_level("WARNING", "tfgrpo.rl.trainer"):
+        for _ in range(11):
+            trainer.step()
+    told = [r.getMessage() for r in caplog.records if "moved no weight" in r.getMessage()]
+    assert [t.partition(":")[0] for t in told] == ["step 5", "step 10"]
+    learning = make(tiny_config(tmp_path / "other"))
+    caplog.clear()
+    for _ in range(5):
+        learning.step()
+    assert "moved no weight" not in caplog.text
+
+
 def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
     trainer = make(tiny_config(tmp_path), Equal())
     before = fingerprint(trainer)

@@ -162,3 +162,39 @@ def test_model_files_hold_prices(tmp_path):
     path.write_text("{}")
     with pytest.raises(ConfigError, match="JSON list"):
         read_models(path)
+
+
+WIDE = "big,prompt,sample_id,eval_name,big|total_cost\n1,q,s1,e,0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("o.tsv", ("\ufeff" + WIDE.replace(",", "\t")).encode("utf-16-le")),
+        ("o.csv", ("\ufeff" + WIDE.replace(",", ";")).encode("utf-16-be")),
+        ("o.csv", ("\ufeffsep=;\n" + WIDE.replace(",", ";").replace("0.5", "0,5")).encode()),
+        ("o.csv", ("\ufeff\ufeff" + WIDE).encode()),
+        ("o.csv.gz", gzip.compress(("\ufeff" + WIDE).encode())),
+    ],
+)
+def test_a_table_as_spreadsheets_save_it_is_read(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    (row,) = read_outcomes(tmp_path / name)
+    assert (row.model, row.prompt_id, row.cost_usd) == ("big", "s1", 0.5)
+
+
+def test_a_decimal_comma_counts_in_numbers_beside_semicolons_alone(tmp_path):
+    path = tmp_path / "o.csv"
+    path.write_text("prompt;model;reward\n1,5;2,5;0,25\n")
+    (row,) = read_outcomes(path)
+    assert (row.prompt, row.model, row.successes) == ("1,5", "2,5", 0.25)
+    path.write_text("sep=;\nprompt;model;reward\na;m;x\n")
+    with pytest.raises(ConfigError, match=r"o\.csv:3: reward"):
+        read_outcomes(path)
+
+
+@pytest.mark.parametrize("name", ["o.csv.gz", "o.jsonl.gz"])
+def test_a_file_that_unpacks_to_far_more_than_it_holds_is_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"\n" * (80 << 20)))
+    with pytest.raises(ConfigError, match="unpacks to more than 64 MiB"):
+        read_outcomes(tmp_path / name)

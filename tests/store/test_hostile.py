@@ -262,6 +262,22 @@ def test_a_link_in_a_run_folder_is_refused_and_its_target_left_alone(
     assert target.exists() == exists and (not exists or target.read_text() == "mine")
 
 
+@pytest.mark.parametrize("name", ["lock", "reserve"])
+def test_a_file_with_a_second_name_is_not_emptied_and_the_run_can_be_read(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "run"
+    Journal.open(folder, create=True).close()
+    other = tmp_path / "other"
+    other.write_text("mine")
+    (folder / name).unlink(missing_ok=True)
+    os.link(other, folder / name)
+    with pytest.raises(StoreError, match="is a hard link"):
+        Journal.open(folder)
+    Journal.open(folder, readonly=True).close()
+    assert other.read_text() == "mine"
+
+
 def test_written_files_replace_a_link_and_are_their_owners_alone(tmp_path: Path) -> None:
     target = tmp_path / "precious"
     target.write_text("mine")

@@ -90,3 +90,28 @@ def test_a_json_list_is_what_json_lines_say(tmp_path: Path) -> None:
     rows = [{"task_id": f"t{i}", "prompt": "x" * (i + 1), "reference": i} for i in range(3)]
     lines = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)))
     assert read_tasks(lines) == read_tasks(written(tmp_path, "b.json", json.dumps(rows)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("t.csv", "prompt,answer\r\nå,1\r\n"), ("t.jsonl", '{"prompt": "å", "answer": "1"}\r\n')],
+)
+def test_files_with_a_byte_order_mark_are_read(
+    tmp_path: Path, name: str, text: str, encoding: str
+) -> None:
+    (tmp_path / name).write_bytes(text.encode(encoding))
+    (task,) = read_tasks(tmp_path / name)
+    assert (task.prompt, task.reference) == ("å", "1")
+
+
+def test_another_encoding_is_told_with_line_and_remedy(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n')
+    with pytest.raises(ConfigError, match="line 2: byte 0xe9 is not utf-8: save the file as UTF-8"):
+        read_tasks(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "a\0b", "none.jsonl"])
+def test_a_name_of_no_file_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="task file"):
+        read_tasks(tmp_path / name)

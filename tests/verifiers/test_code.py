@@ -392,6 +392,8 @@ FORMS = {
     "label": f"python\n{D}",
     "triple quotes": f"'''python\n{D}'''",
     "json": '{"code": "def f(x):\\n    return x * x\\n"}',
+    "in a document": f"````markdown\n# Answer\n```python\n{D}```\nDone.\n````",
+    "in a document with tildes": f"~~~md\n```py\n{D}```\n~~~",
     "left open, then prose": f"```python\n{D}\nThis squares.",
     "fence in a docstring": '```python\ndef f(x):\n    """\n    ```\n    f(2)\n    ```\n    """\n'
     "    return x * x\n```",

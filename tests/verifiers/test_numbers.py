@@ -95,6 +95,15 @@ def test_a_part_of_a_number_is_not_paid(answer, reference):
     assert reward(answer, reference) == 0.0
 
 
+@pytest.mark.parametrize(
+    "unit", [r" \text{ m}^2", r" \, \text{m}^{2}", r"\; \mathrm{m/s^2}", r"\quad\text{ m}"]
+)
+def test_a_unit_set_off_by_several_blanks_is_no_part_of_the_number(unit):
+    assert reward(rf"\boxed{{12{unit}}}", 12) == 1.0
+    assert reward(rf"\boxed{{12{unit}}}", 2) == 0.0
+    assert reward(r"\boxed{12 \, x^2}", 12) == 0.0
+
+
 def test_a_decimal_comma_groups_with_spaces_and_points():
     assert reward("1 234,56", 1234.56, decimal_comma=True) == 1.0
     assert reward("1.234.567,5", "1234567,5", decimal_comma=True) == 1.0

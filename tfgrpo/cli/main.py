@@ -18,6 +18,7 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -141,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _main(arguments: list[str]) -> None:
-    debug, as_json = "--debug" in arguments, "--json" in arguments
+    debug, as_json = "--debug" in arguments, _is_json_asked(arguments)
     try:
         # A crash would end with 1, which means "verdict not met", and print what may hold a key.
         with boundary(TfgrpoError, "a bug of ours, or of code that the settings name"):
@@ -161,8 +162,16 @@ def _main(arguments: list[str]) -> None:
         raise
 
 
+def _is_json_asked(arguments: list[str]) -> bool:
+    """Return whether a program reads what is printed: `--json`, or `--format json`."""
+    pairs = set(pairwise(arguments))
+    asked = {"--json", "--format=json", "-fjson"} & set(arguments)
+    return bool(asked or pairs & {("--format", "json"), ("-f", "json")})
+
+
 def _print_json_of(error: TfgrpoError) -> None:
-    """Print one JSON object where a command with `--json` fails: its reader never meets nothing."""
+    """Print one JSON object where a command that was asked for JSON fails: its reader never meets
+    nothing."""
     from tfgrpo.runtime.redaction import redact
 
     told = {"type": type(error).__name__, "message": redact(str(error))}

@@ -47,7 +47,19 @@ def load_toml(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]
         raise ConfigError(f"{str(path)!r} is not TOML: {exc}") from exc
     for override in overrides:
         apply_override(values, override)
+    if key := _key_with_nul(values):
+        raise ConfigError(f"{str(path)!r}: {key} holds a NUL character (\\u0000): take it out")
     return values
+
+
+def _key_with_nul(value: Any, key: str = "") -> str:
+    """Return where a text holds a NUL, which no path, key or request can carry; empty for none."""
+    if isinstance(value, str):
+        return key if "\0" in value else ""
+    inner = dict(enumerate(value)) if isinstance(value, list) else value
+    rows = inner.items() if isinstance(inner, dict) else ()
+    found = (_key_with_nul(item, f"{key}.{name}".lstrip(".")) for name, item in rows)
+    return next(filter(None, found), "")
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:

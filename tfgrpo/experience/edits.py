@@ -434,7 +434,8 @@ def _short(value: Any) -> str:
 def read_lessons(text: str) -> tuple[Lesson, ...]:
     """Read the lessons of a reply to the contrast prompt: strings, or objects with a text.
 
-    An empty list is an answer: nothing to learn.
+    An empty list is an answer: nothing to learn. Of several values in a reply those of the best
+    form count: objects with a text, then lists of sentences, then other lists.
 
     Raises:
         ReplyError: no JSON, or rows without any text.
@@ -443,8 +444,9 @@ def read_lessons(text: str) -> tuple[Lesson, ...]:
     (Lesson(text='Check units.', attempts=(1, 2)),)
     """
     values = json_values(text)
+    best = max(map(_lesson_form, values))
     lessons: dict[Lesson, None] = {}
-    rows = _rows(values)
+    rows = _rows(v for v in values if _lesson_form(v) == best)
     for row in rows:
         words = _text_of(row if isinstance(row, (str, dict)) else None)
         if words.casefold() in _EMPTY_TEXTS:
@@ -456,6 +458,19 @@ def read_lessons(text: str) -> tuple[Lesson, ...]:
     if rows and not lessons:
         raise ReplyError('no lesson in the reply: write {"lessons": [{"lesson": "..."}]}')
     return tuple(lessons)
+
+
+_LEAST_SENTENCE = 8
+"""Characters of a sentence in a script that writes several letters as one."""
+
+
+def _lesson_form(value: Any) -> int:
+    """Return how well a value has the form of lessons: 2 with an object, 1 with a sentence."""
+    rows = _unwrapped(value)
+    if any(isinstance(row, dict) and _text_of(row) for row in rows):
+        return 2
+    texts = [row.strip() for row in rows if isinstance(row, str)]
+    return int(any(" " in t or (len(t) >= _LEAST_SENTENCE and not t.isascii()) for t in texts))
 
 
 def numbered(edits: Iterable[Edit]) -> tuple[Edit, ...]:

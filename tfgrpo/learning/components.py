@@ -9,12 +9,13 @@ Does not know: the learning loop. Source: own.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from tfgrpo.config.learn import Config, PolicyConfig, RoleConfig, SamplingConfig
+from tfgrpo.config.learn import Config, JudgeConfig, PolicyConfig, RoleConfig, SamplingConfig
 from tfgrpo.errors import ConfigError
 from tfgrpo.lm import fleet_options, open_lm
 from tfgrpo.lm.limiter import AdaptiveLimiter
@@ -27,6 +28,8 @@ from tfgrpo.runtime.canonical import canonical_json, digest
 from tfgrpo.runtime.import_string import load_object
 from tfgrpo.store import Journal, JournaledLM
 from tfgrpo.verifiers import make_verifier
+
+log = logging.getLogger(__name__)
 
 OpenLM = Callable[..., LM]
 
@@ -124,13 +127,24 @@ def configured_verifier(config: Config, lm_of: Callable[[RoleConfig], LM]) -> Ve
         check_unverified(config.verifier)
         return None
 
+    asked = False
+
     def judge_lm(spec: str = "", **options: Any) -> LM:
+        nonlocal asked
+        asked = True
         judge = config.judge
         if spec:
             judge = judge.model_copy(update={"lm": spec, "options": options})
         return lm_of(judge)
 
-    return make_verifier(with_judge_role(config.verifier, config.judge), open_lm=judge_lm)
+    verifier = make_verifier(with_judge_role(config.verifier, config.judge), open_lm=judge_lm)
+    if config.judge != JudgeConfig() and not asked:
+        log.warning(
+            "[judge] has no effect: verifier.kind is %r, which asks no model; leave the section "
+            "out, or set verifier.kind = 'judge'",
+            config.verifier.get("kind"),
+        )
+    return verifier
 
 
 def check_unverified(verifier: Mapping[str, Any]) -> None:

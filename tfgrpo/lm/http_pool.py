@@ -128,6 +128,8 @@ class HttpPool:
             from yarl import URL
         except ImportError as exc:
             raise MissingExtraError(f"calls over HTTP need aiohttp: {exc}") from exc
+        except OSError as exc:  # it makes a TLS context while it is imported
+            raise _environment_problem(exc) from None
         redact_logs("aiohttp")
         try:
             url = URL(self._url)

@@ -38,13 +38,13 @@ from tfgrpo.lm.wire import (
 from tfgrpo.protocols import Completion, Limits, Request
 from tfgrpo.runtime.call_scope import calls_are_counted, count_extra_call
 from tfgrpo.runtime.redaction import Secret, redact, register_headers
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 
 logger = logging.getLogger(__name__)
 
 OFFICIAL_URL = "https://api.openai.com/v1"
 _ACCOUNT = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
 """Headers that api.openai.com alone gets, by their environment variable."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_LESSONS = 6
 """Refused fields that one call may learn of."""
 _PROBE_WAIT_S = 10.0
@@ -404,7 +404,8 @@ async def _deadline(limits: Limits, where: str) -> AsyncIterator[asyncio.Timeout
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
-    """Return a body as JSON; a lone surrogate, which no UTF-8 can carry, becomes U+FFFD.
+    """Return a body as JSON; a lone surrogate, which no UTF-8 can carry, becomes U+FFFD, and two
+    halves of one character become it.
 
     Raises:
         ProviderError: a value that JSON does not have.
@@ -420,7 +421,7 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        return _SURROGATE.sub("\ufffd", text).encode()
+        return str(without_surrogates(text)).encode()
 
 
 def _plain(value: Any) -> Any:

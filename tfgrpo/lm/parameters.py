@@ -40,7 +40,10 @@ _UNSUPPORTED = re.compile(
     r"|unknown (?:name|parameter|field|argument)"
     r"|unrecogni[sz]ed|unexpected|not permitted|not allowed|extra (?:fields|inputs)"
     r"|only the default|deprecated|not available|cannot be (?:used|specified)|not compatible"
-    r"|cannot both be|extra_forbidden|use '?\w+'? instead|must be verified to stream",
+    r"|cannot both be|extra_forbidden|use '?\w+'? instead|must be verified to stream"
+    r"|only \S{1,20} is allowed|(?:must|has to|can only) be (?:the default|1(?:\.0)?\b)|extraneous"
+    r"|不支持|不支援|サポートされ|지원하지|nicht unterst|non (?:pris|support)"
+    r"|no (?:es )?(?:compatible|soport)",
     re.IGNORECASE,
 )
 
@@ -109,10 +112,18 @@ class Parameters:
         if param in body:
             return None
         both = "both" in text and {"temperature", "top_p"} <= set(may_go)
-        places = {n: m.start() for n in may_go if (m := re.search(rf"\b{n}\b", text))}
+        places = {n: m.start() for n in may_go if (m := re.search(_spellings(n), text))}
         if both and "top_p" in places:
             return "top_p"
         return min(places, key=lambda n: places[n], default=None)
+
+
+def _spellings(name: str) -> str:
+    """Return a pattern for a field's name as servers write it: `top_p`, `topP`. Letters of other
+    scripts beside it are none of the name."""
+    first, *rest = name.split("_")
+    camel = first + "".join(part.capitalize() for part in rest)
+    return rf"(?<![A-Za-z0-9_])(?:{name}|{camel})(?![A-Za-z0-9_])"
 
 
 def _said(answer: bytes) -> tuple[str, str, str]:

@@ -203,9 +203,7 @@ class ChoiceParts:
         Servers repeat an index over parallel calls, or leave it out. A piece with a new id begins
         a new call; one without an id goes on with the newest call of its index.
         """
-        given, index = piece.get("id"), piece.get("index")
-        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-            index = None
+        given, index = piece.get("id"), _index(piece.get("index"))
         name = str(given) if given else ""
         is_named = bool(_function_of(piece).get("name"))
         if index is not None and name and self._id_at(index) == name:
@@ -295,6 +293,14 @@ class ChoiceParts:
     def _alternatives(self) -> tuple[Mapping[str, float], ...] | None:
         rows = [_alternatives(e.get("top_logprobs")) for e in self.logprobs]
         return tuple(rows) if any(rows) else None
+
+
+def _index(value: Any) -> int | None:
+    """A call's index, also where it is written as a text; None for anything else."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < 10:
+        return int(value)
+    is_index = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_index else None
 
 
 def _function_of(piece: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
 from decimal import Decimal
 from itertools import islice
 from typing import Any
@@ -118,7 +118,7 @@ def shown_as_json(value: Any, depth: int = 0) -> Any:
         return sorted((shown_as_json(v, depth + 1) for v in value), key=repr)
     if isinstance(value, tuple) and (named := getattr(value, "_asdict", None)) is not None:
         return shown_as_json(named(), depth + 1)
-    if isinstance(value, (Sequence, deque)):
+    if isinstance(value, (Sequence, deque, ValuesView)):
         return [shown_as_json(v, depth + 1) for v in islice(value, _MOST_ITEMS)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
@@ -142,6 +142,8 @@ def _object_shown(value: Any, depth: int) -> Any:
             except Exception as exc:  # foreign code: not the method that it looked like
                 log.debug("%s.%s: %s", type(value).__name__, name, type(exc).__name__)
     try:
+        if isinstance(value, Iterator):  # whose text is an address in memory
+            return [shown_as_json(v, depth + 1) for v in islice(value, _MOST_ITEMS)]
         return str(value)
     except Exception as exc:  # foreign code, too
         return f"<{type(value).__name__} without a text: {type(exc).__name__}: {exc}>"

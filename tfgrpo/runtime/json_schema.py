@@ -4,7 +4,9 @@
 where a number is asked for. Arguments that a schema does not name are errors unless it says
 `additionalProperties`.
 
-Does not know tools or rollouts. Source: JSON Schema 2020-12 by `jsonschema`, types narrowed here.
+A schema is read by the draft that it names, or else by the newest draft in which it is one.
+
+Does not know tools or rollouts. Source: JSON Schema by `jsonschema`, types narrowed here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from operator import itemgetter
 from typing import Any
 from urllib.parse import unquote
@@ -39,25 +41,55 @@ def _is_number(_checker: Any, value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-@cache
-def _strict() -> tuple[Any, Any]:
-    """Return the validator class, and the registry that references are never fetched through."""
-    from jsonschema import Draft202012Validator, validators
-    from referencing import Registry
+def _type(validator: Any, types: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    if not (value is None and schema.get("nullable") is True):  # as OpenAPI 3.0 writes it
+        yield from validator.BASE["type"](validator, types, value, schema)
 
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer)
-    return validators.extend(  # type: ignore[no-untyped-call]  # its stub lacks types
-        Draft202012Validator, type_checker=types.redefine("number", _is_number)
-    ), Registry()
+
+@cache
+def _drafts() -> tuple[Any, ...]:
+    """Return a strict validator class for each draft of JSON Schema, the newest first."""
+    import jsonschema
+
+    made = []
+    for name in ("Draft202012", "Draft201909", "Draft7", "Draft6", "Draft4"):
+        base = getattr(jsonschema, f"{name}Validator")
+        types = base.TYPE_CHECKER.redefine("integer", _is_integer).redefine("number", _is_number)
+        strict = jsonschema.validators.extend(base, {"type": _type}, type_checker=types)  # type: ignore[no-untyped-call]  # its stub lacks types
+        strict.BASE = base.VALIDATORS
+        made.append(strict)
+    return tuple(made)
+
+
+def _strict(schema: Mapping[str, Any]) -> Any:
+    """Return the validator class of the draft that a schema names, or else fits."""
+    return _drafts()[_draft_of(json.dumps(schema, default=repr))]
+
+
+@lru_cache(maxsize=1000)
+def _draft_of(text: str) -> int:
+    from jsonschema.exceptions import SchemaError
+
+    schema = json.loads(text)
+    named = str(schema.get("$schema", "")).rstrip("#")
+    ids = [str(d.META_SCHEMA.get("$id", d.META_SCHEMA.get("id"))).rstrip("#") for d in _drafts()]
+    if named in ids:
+        return ids.index(named)
+    for number, draft in enumerate(_drafts()):
+        try:
+            draft.check_schema(schema)
+        except SchemaError:
+            continue
+        return number
+    return 0
 
 
 def check_schema(schema: Mapping[str, Any], where: str = "schema") -> None:
     """Raise `ConfigError` where `schema` is not a JSON Schema or refers outside itself."""
-    from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
 
     try:
-        Draft202012Validator.check_schema(dict(schema))
+        _strict(schema).check_schema(dict(schema))
     except SchemaError as exc:
         raise ConfigError(
             f"{where} is not a JSON Schema, at {exc.json_path}: {exc.message}"
@@ -100,8 +132,10 @@ def field_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]]
 
 def _found(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str, Any]]:
     """Return path, message and error of `jsonschema`, None where the check itself failed."""
-    strict, no_remote = _strict()
-    errors = strict(dict(schema), registry=no_remote).iter_errors(value)
+    from referencing import Registry
+
+    # An empty registry: references are never fetched.
+    errors = _strict(schema)(dict(schema), registry=Registry()).iter_errors(value)
     try:
         return sorted(((e.json_path, e.message, e) for e in errors), key=itemgetter(0, 1))
     except RecursionError:
@@ -169,7 +203,8 @@ def _parts(
     yield schema
     inner = [s for key in _ALTERNATIVES for s in schema.get(key) or ()]
     inner += [schema[key] for key in _BRANCHES if key in schema]
-    inner += (schema.get("dependentSchemas") or {}).values()
+    for key in ("dependentSchemas", "dependencies"):
+        inner += (schema.get(key) or {}).values()
     for part in inner:
         yield from _parts(part, root, seen)
     reference = schema.get("$ref")

@@ -165,9 +165,10 @@ def _is_reference(text: str, value: Any, start: int, end: int) -> bool:
         return False
     if len(value) == 1 and isinstance(value[0], (int, float)):
         return True
-    # Bare words, which only a lenient reader takes for texts: `[Note]`, `[sic]`, `[Smith, Jones]`.
-    is_text = all(isinstance(item, str) for item in value)
-    return is_text and not _QUOTE.search(text, start, end)
+    # Bare words, which only a lenient reader takes for texts: `[Note]`, `[RFC 2119]`, `a[i]`.
+    has_words = any(isinstance(item, str) for item in value)
+    is_flat = all(isinstance(item, (str, int, float)) for item in value)
+    return has_words and is_flat and not _QUOTE.search(text, start, end)
 
 
 def best_json(

@@ -35,7 +35,8 @@ def json_values(text: str) -> list[Any]:
     """Return every top-level JSON object or array found in a reply, in order.
 
     A whole reply that is valid JSON gives that value alone, also a string or number. Otherwise
-    each `[` or `{` that opens a readable value gives one.
+    each `[` or `{` that opens a readable value gives one; what reads like a citation, a name, an
+    index or a link's text gives none.
 
     Raises:
         ReplyError: there is none; the message says what was seen.
@@ -47,7 +48,7 @@ def json_values(text: str) -> list[Any]:
     if not stripped:
         raise ReplyError("the reply is empty")
     found = json_in(stripped, read_lenient)
-    values = [f.value for f in found if not f.is_reference] or [f.value for f in found]
+    values = [f.value for f in found if not f.is_reference]
     useful = [v for v in values if v not in ([], {})] or values
     if not useful:
         raise ReplyError("no JSON could be read from the reply")

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from tfgrpo.errors import ConfigError
+from tfgrpo.errors import ConfigError, boundary
 from tfgrpo.messages import Message, Role
 from tfgrpo.rollout import Task
 from tfgrpo.runtime.canonical import integer_of
 from tfgrpo.runtime.json_text import shown
+from tfgrpo.runtime.texts.text_file import read_text_file
 
 PROMPT_KEYS = ("prompt", "messages", "question", "input")
 """Names under which a row may hold its prompt; the first that is there counts."""
@@ -99,15 +100,10 @@ def _turn(value: Any, where: str) -> Message:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"no task file {str(path)!r}") from None
-    except (UnicodeDecodeError, OSError) as exc:
-        raise ConfigError(
-            f"{str(path)!r} cannot be read as UTF-8 text: {exc}; give a file "
-            "of JSON lines or CSV, saved as UTF-8"
-        ) from exc
+    with boundary(ConfigError, f"task file {str(path)!r}"):  # a name may be none for a file
+        if not path.exists():
+            raise ConfigError(f"no task file {str(path)!r}")
+    text = read_text_file(path).replace("\r\n", "\n").replace("\r", "\n")
     if path.suffix.lower() == ".csv":
         yield from _csv_rows(text, path)
         return

@@ -49,7 +49,9 @@ _SCALE = Scale()
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _LABEL = (
     r"(?:(?:(?:the |my )?(?:final |overall |total )?"
-    r"(?:score|grade|rating|mark|points|verdict|judge?ment|overall|total)"
+    r"(?:score|grade|rating|mark|points|verdict|judge?ment|overall|total|note|punktzahl|bewertung"
+    r"|punkte|puntuaci[oó]n|calificaci[oó]n|nota|pontua[cç][aã]o|punteggio|voto|оценка|балл"
+    r"|评分|得分|分数|評分|分數|スコア|点数|評価|점수|평점)"
     r"(?P<range>\s*[(\[][^()\[\]]{1,30}[)\]])?\s*(?:[:=]|is|[-\u2013\u2014](?=\s))\s*)"
     r"|I(?:'d| would)? (?:give|assign)\b[^0-9.:;\n]{0,60}\b(?:score|grade|rating) of\s+)?"
 )
@@ -64,6 +66,8 @@ _SET_OFF = (
     re.compile(r"^\[\[()([^\[\]]{1,60})\]\]$"),
 )
 """A score set off by marks, as in `[[85]]`; the marks say nothing."""
+_END_MARK = re.compile(r"<\|[a-z_]{1,30}\|>|</s>|<end_of_turn>|<eos>", re.IGNORECASE)
+"""What ends a turn in a model's own alphabet, where a server lets it through."""
 _NAMES = ("score", "grade", "rating")
 _BARE = re.compile(rf"{_LABEL}{_NUMBER}{_END}", re.IGNORECASE)
 _OUT_OF = re.compile(
@@ -86,6 +90,7 @@ def read_score(reply: str, scale: Scale) -> tuple[float | None, str]:
     >>> read_score("0.8", Scale())[0]
     """
     reply = without_thinking(reply).replace("\uff1a", ":")  # a wide colon
+    reply = _END_MARK.sub("", reply)
     lines = [line.strip() for line in reply.split("\n") if line.strip()]
     if not lines:
         return None, "the reply is empty"

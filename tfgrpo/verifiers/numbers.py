@@ -84,6 +84,9 @@ _PI_MARK = re.compile(r"\s?\\?\*?\s?(?:\\pi(?![A-Za-z])|π)")
 _MIXED_GAP = re.compile(r"(?: and | |\\[,;: ]|(?=\\[dtc]?frac|[¼-¾⅐-⅞]))")
 _VULGAR = re.compile(r"[¼-¾⅐-⅞↉]")
 _UNIT = re.compile(r"[ \u00a0]?([A-Za-zµμΩ°%€$£][A-Za-z0-9µμΩ°%²³/·^]*)?", re.ASCII)
+_WHOLE_UNIT = re.compile(
+    r"[ \u00a0]{0,4}([A-Za-zµμΩ°%€$£][A-Za-z0-9µμΩ°%²³/·^{}-]*)?\.?"  # blanks: ` \, \text{ m}`
+)
 _START = {
     mark: re.compile(
         rf"(?<![\w{mark}^\\])(?:(?<![\w)\]}}])(?P<sign>[-+\u2013]))?[$€£¥]?\s?"
@@ -175,7 +178,7 @@ def number_of(text: str, *, decimal_mark: str = ".") -> tuple[Decimal, str] | No
     value, end = reader.expression(0, 0)
     if value is None:
         return None
-    unit = re.fullmatch(r"[ \u00a0]?([A-Za-zµμΩ°%€$£][A-Za-z0-9µμΩ°%²³/·^{}-]*)?\.?", plain[end:])
+    unit = _WHOLE_UNIT.fullmatch(plain[end:])
     return None if unit is None else (value, unit[1] or "")
 
 

@@ -79,6 +79,23 @@ def test_turns_that_a_template_refuses_or_drops_are_folded(template, messages, t
     assert rendered(template, *messages) == text
 
 
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{% endfor %}"
+)
+
+
+def test_a_template_that_takes_lists_of_parts_alone_gets_them():
+    assert rendered(PARTS, SYSTEM, USER) == "<system>be brief<user>hi"
+    folding = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + PARTS
+    assert rendered(folding, SYSTEM, USER) == "<user>be brief\n\nhi"
+
+
+def test_a_template_that_changes_texts_keeps_them_texts():
+    upper = "{% for m in messages %}<{{ m.role }}>{{ m.content.upper() }}{% endfor %}"
+    assert rendered(upper, USER) == "<user>HI"
+
+
 def test_the_folding_is_told_once(caplog):
     chat = ChatFormat(Tokenizer(GEMMA), ())
     with caplog.at_level(logging.WARNING):

@@ -136,7 +136,7 @@ def block(kind: str, **fields: Any) -> Any:
         (
             [
                 block("resource", resource=block("r", uri="x:y", mime_type=kind, blob="aMOpbGxv"))
-                for kind in ("text/csv", "application/json", "application/ld+json")
+                for kind in ("text/csv", "application/sql", "application/ld+json")
             ],
             "héllo\nhéllo\nhéllo",
         ),
@@ -157,6 +157,24 @@ def test_every_block_of_a_result_is_told(blocks: list[Any], text: str) -> None:
     session = McpSession(None, timeout_s=1.0, max_observation_bytes=1000)
     result = SimpleNamespace(content=blocks, structured_content=None if blocks else {"a": 1})
     assert session._text(result)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (["ok"], {"value": "Zürich"}, 'ok\n{"value": "Zürich"}'),
+        (['{"value": 42}'], {"value": 42}, '{"value": 42}'),
+        (["42"], {"result": 42}, "42"),
+        (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
+    ],
+)
+def test_a_structured_result_is_told_where_no_block_says_it(
+    texts: list[str], structured: dict[str, Any], shown: str
+) -> None:
+    session = McpSession(None, timeout_s=1.0, max_observation_bytes=1000)
+    blocks = [block("text", text=text) for text in texts]
+    result = SimpleNamespace(content=blocks, structured_content=structured)
+    assert session._text(result)[0] == shown
 
 
 @given(st.lists(st.tuples(st.sampled_from(["text", "resource"]), st.text(max_size=9)), min_size=1))

@@ -172,7 +172,7 @@ def render_turns(
     for form in (list, _system_folded, _alternating):
         turns = form(given)
         try:
-            text = str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+            text = _applied(tokenizer, turns, options)
             if form is not _alternating and _drops_system(tokenizer, turns, options):
                 continue
         except (jinja2.TemplateError, ValueError, TypeError) as exc:
@@ -185,6 +185,28 @@ def render_turns(
     raise ProviderError(
         f"the model's chat template refuses these turns: {refusal!s:.200}", kind="bad_request"
     ) from refusal
+
+
+def _applied(tokenizer: Any, turns: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> str:
+    """Return what a template makes of turns; where it leaves out their last text, as those of
+    models for pictures do with anything but lists of parts, it gets such lists."""
+    import jinja2
+
+    text = str(tokenizer.apply_chat_template(turns, tokenize=False, **options))
+    said = [t["content"].strip() for t in turns if isinstance(t.get("content"), str)]
+    if not said or said[-1] in text:
+        return text
+    parted = [
+        {**t, "content": [{"type": "text", "text": t["content"]}]}
+        if isinstance(t.get("content"), str)
+        else t
+        for t in turns
+    ]
+    try:
+        again = str(tokenizer.apply_chat_template(parted, tokenize=False, **options))
+    except (jinja2.TemplateError, ValueError, TypeError):  # it takes texts, and changes them
+        return text
+    return again if said[-1] in again else text
 
 
 def _drops_system(
@@ -200,7 +222,7 @@ def _drops_system(
     if not marks:
         return False
     marked = [{**t, "content": marks[i]} if i in marks else t for i, t in enumerate(turns)]
-    text = str(tokenizer.apply_chat_template(marked, tokenize=False, **options))
+    text = _applied(tokenizer, marked, options)
     return not all(mark in text for mark in marks.values())
 
 

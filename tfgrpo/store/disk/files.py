@@ -10,7 +10,7 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -281,8 +281,13 @@ def read_at(handle: int, size: int, at: int) -> bytes:
     return os.read(handle, size)
 
 
-def refuse_links(folder: Path, *names: str) -> None:
+def refuse_links(folder: Path, *names: str, overwritten: Sequence[str] = ()) -> None:
     """Refuse a run folder whose files are links, or that belongs to somebody else.
+
+    Args:
+        folder: the run's.
+        names: files that may be no symbolic links.
+        overwritten: files that may have no second name either: they would be emptied under it, too.
 
     Raises:
         StoreError: naming the link, or the owner.
@@ -292,6 +297,12 @@ def refuse_links(folder: Path, *names: str) -> None:
             raise StoreError(
                 f"{str(folder / name)!r} is a link; a run's files are never links. Remove it, or "
                 "choose another folder"
+            )
+    for name in overwritten:
+        if (folder / name).is_file() and (folder / name).stat().st_nlink > 1:
+            raise StoreError(
+                f"{str(folder / name)!r} is a hard link: writing to it would change the same file "
+                "under its other name. Copy the folder (cp -r) and use the copy, or choose another"
             )
     if hasattr(os, "getuid") and os.getuid() and folder.stat().st_uid not in (os.getuid(), 0):
         raise StoreError(

@@ -60,7 +60,7 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
         if not folder.exists():
             folder.mkdir(parents=True, mode=0o700)
         refuse_network_disk(folder)
-        refuse_links(folder, *_FILES)
+        refuse_links(folder, *_FILES, overwritten=("lock", "reserve"))
         lock = RunLock(folder / "lock")
     try:
         existed = file.exists()

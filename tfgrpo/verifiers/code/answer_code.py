@@ -24,6 +24,7 @@ __all__ = ["code_in", "parse_code"]
 SOLUTION = "Solution"
 """The class whose methods count as functions, as on LeetCode."""
 _LANGUAGES = re.compile(r"(?:(?:i|c)?py(?:thon)?[\d.]*|pycon|python-repl|ipython|jupyter|pyodide)?")
+_DOCUMENTS = ("md", "markdown", "mdx", "quarto", "rmd")
 _LONG_NUMBER = re.compile(r"\b\d{1000,}\b")
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0|/dev/stdin|fileinput")
 _PRINTS = re.compile(r"\bprint\s*\(|\bstdout\b")
@@ -56,6 +57,8 @@ def code_in(answer: str, wanted: Collection[str] = (), *, is_program: bool = Fal
     """
     text = answer.replace("\r\n", "\n").lstrip("\ufeff")
     fenced = [b for b in fenced_blocks(_unquoted(text)) if b[1].strip()]
+    if inner := [b for lang, body, _ in fenced if lang in _DOCUMENTS for b in fenced_blocks(body)]:
+        fenced = inner  # the answer as a whole is one block
     blocks = [(lang, body) for lang, body, _ in fenced if _LANGUAGES.fullmatch(lang)]
     if not blocks:
         bare = _bare(text) if not fenced else []
