@@ -28,6 +28,7 @@ NEEDS = (
     "behaviour",
     "next_gap",
     "ratio",
+    "own_start",
     "width",
     "parts",
     "logp",
@@ -45,7 +46,8 @@ NEEDS = (
 `group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
 `losses.regression.rover`), `ratio` (its gradient depends on log π_old, so that old rollouts may be
-used, and one update per batch leaves the ratio at 1); it may use `width` (it widens its clip by
+used, and one update per batch leaves the ratio at 1), `own_start` (with the ratio at 1 its gradient
+is still its own, not that of `reinforce`); it may use `width` (it widens its clip by
 `TokenBatch.columns["width"]`). A loss with `columns`, an advantage, a reward or a credit: the
 optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 

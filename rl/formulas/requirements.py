@@ -25,6 +25,7 @@ from tfgrpo.rl.formulas.rewards import REWARDS
 
 _ALWAYS = (
     *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
+    "own_start",
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers", "width"),
     "extra:prompt_confidence_R",
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
@@ -191,7 +192,7 @@ def remarks(choice: FormulaChoice) -> list[str]:
     """Return, a line each, what of the choice has no effect in this run."""
     found = []
     entry = lookup(LOSSES, "loss", choice.loss)
-    has_ratio = "ratio" in entry.needs and "behaviour" not in entry.needs
+    has_ratio = "ratio" in entry.needs and not {"behaviour", "own_start"} & set(entry.needs)
     if choice.names_loss and has_ratio and not choice.is_reused:
         found.append(
             f"loss {choice.loss!r}: with one update per batch and no replay the ratio of trained "

@@ -123,6 +123,9 @@ BUILT: Mapping[str, tuple[str, tuple[Part, ...]]] = {
     "GTPO (trajectory)": ("conflict tokens left out", (Part("credit:gtpo_trajectory"),)),
     "LLDS": ("no fall of likely right answers", (Part("loss:llds"),)),
     "LUSPO": ("sequence loss without length bias", (Part("loss:luspo"),)),
+    "INPO": ("pairs pull towards the game's Nash policy", (Part("loss:inpo"),)),
+    "RPO (regularised preference)": ("DPO and the likelihood of the better row", (
+        Part("loss:rpo"),)),
     "P3O": ("pairwise policy gradient", (Part("loss:p3o"),)),
     "R2VPO": ("variance of the ratio as a penalty", (Part("loss:r2vpo"),)),
     "ROVER": ("values of a random policy", (Part("loss:rover"),)),
@@ -177,10 +180,10 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
         "Missing old logits / PPO-EWMA", "ECHO", "R3 (replay-reflect-rank)", "RoRecomp", "SCOPE",
         "T-PPO", "DRPO (decoupled reward)", "Dynamic reward weighting", "DR-IRL / GRPO-S",
         "Information-consistent GRPO", "VSPO", "HiPER", "InfoPO", "SeeUPO", "TAPO", "THOR",
-        "CRAFT (multi-hop QA)", "Agent-BRACE", "GRAO", "INPO", "Nash-MP", "ArCHer",
+        "CRAFT (multi-hop QA)", "Agent-BRACE", "GRAO", "Nash-MP", "ArCHer",
     ),
     "learns offline from pairs that people judged, which no group holds": (
-        "POWER-DL", "RPO (regularised preference)",
+        "POWER-DL",
     ),
     "a scheduler of generation; ours batches continuously and reads a shared prompt once": (
         "APRIL", "ARRoL", "Prefix Grouper",

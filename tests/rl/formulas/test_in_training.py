@@ -94,7 +94,11 @@ def test_a_loss_brings_its_own_aggregation_unless_one_is_set(
     assert aggregation_of(plain.formulas) == "token_sum"
 
 
-RATIO = sorted(n for n, e in LOSSES.items() if "ratio" in e.needs and "behaviour" not in e.needs)
+RATIO = sorted(
+    n
+    for n, e in LOSSES.items()
+    if "ratio" in e.needs and not {"behaviour", "own_start"} & set(e.needs)
+)
 
 
 def on_policy_slope(name: str) -> list[float]:
@@ -133,6 +137,7 @@ def test_a_loss_with_a_ratio_is_reinforce_under_one_update_and_the_run_says_so(
         {"loss": {"name": "etr"}, "optimiser": {"updates_per_epoch": 2}},
         {"loss": {"name": "etr"}, "curriculum": {"replay": 1}},
         {"loss": {"name": "decoupled_clip"}},
+        {"loss": {"name": "inpo"}},
     ],
 )
 def test_no_remark_where_a_ratio_moves_or_none_is_there(
@@ -268,7 +273,7 @@ def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> Non
 def alternatives(default: Any) -> list[Any]:
     """Other values of an option."""
     if isinstance(default, str):
-        return ["std", "share", "batch", "mix", "row", "turn", "log"]
+        return ["std", "share", "batch", "mix", "row", "turn", "log", "all"]
     if default is None:
         return [0.5, 2.0]
     return [x for x in (0.0, 0.25, 0.5 * default, 1.0, 1.5 * default, 2.0, 3.0) if x != default]
@@ -294,6 +299,7 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
                 old=[(-draw.exponential(1.0, size=k) - 0.01).tolist() for k in lengths],
                 entropy_D=torch.as_tensor(draw.exponential(size=n)),
                 behaviour_logp_D=torch.as_tensor(-draw.exponential(1.0, size=n)),
+                ref_logp_D=torch.as_tensor(-draw.exponential(1.0, size=n)),
                 group_R=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
                 reward_R=torch.as_tensor(draw.random(8)),
                 columns={

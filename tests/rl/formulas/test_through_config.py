@@ -239,7 +239,7 @@ def test_losses_without_a_ratio_are_those_that_replay_refuses() -> None:
             row_D=torch.tensor([0, 0, 1, 1]),
             n_rows=2,
             entropy_D=torch.ones(4, dtype=torch.float64),
-            ref_logp_D=logp_D.detach(),
+            ref_logp_D=logp_D.detach() - torch.tensor([0.1, 0.2, 0.0, 0.3]),
             behaviour_logp_D=logp_D.detach(),
             group_R=torch.tensor([0, 0]),
             reward_R=torch.tensor([1.0, 0.0], dtype=torch.float64),

@@ -11,7 +11,9 @@ from tests.rl.formulas.batches import slopes, tokens
 from tfgrpo.rl.formulas.losses import LOSSES
 
 POLICY_GRADIENT = sorted(
-    set(LOSSES) - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
+    set(LOSSES)
+    - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
+    - {"rpo", "inpo"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 
