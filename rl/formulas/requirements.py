@@ -159,7 +159,7 @@ def check(choice: FormulaChoice) -> None:
         check_options(entry, kind, options, _FILLED)
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
-    check_options(entry, "loss", choice.loss_options)
+    check_options(entry, "loss", choice.loss_options, _FILLED)
     _check_spans(choice, have)
     k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
     if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):

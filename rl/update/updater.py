@@ -22,7 +22,7 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.inputs import RatioFacts
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
-from tfgrpo.rl.formulas.requirements import aggregation_of
+from tfgrpo.rl.formulas.requirements import aggregation_of, filled
 from tfgrpo.rl.model.decoder import Decoder, hf_views
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.optim.lora import TARGETS, LoraWeights
@@ -81,6 +81,7 @@ class Updater:
         self._rank, self._world = distributed.world()
         self._score_seconds = 0.0
         self._kl = config.loss.kl
+        self._number = 0
         self.model = self._trained_model()
         self.weights = self._make_weights()
         o = config.optimiser
@@ -115,7 +116,7 @@ class Updater:
         Raises:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
-        self._kl = self._kl_at(number)
+        self._kl, self._number = self._kl_at(number), number
         o, settings = self._config.optimiser, self.settings
         self._score_seconds = 0.0
         self.weights.clear()  # a sampler may have used the memory
@@ -215,12 +216,13 @@ class Updater:
     @property
     def settings(self) -> UpdateSettings:
         """What an optimiser batch minimises."""
-        loss, o = self._config.loss, self._config.optimiser
+        loss, o, choice = self._config.loss, self._config.optimiser, self._config.formulas
+        own = filled(self._loss, loss.options, choice, self._number)
         carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
         return UpdateSettings(
             loss=loss.name,
-            options={**loss.options, **self._state.options(self._loss), **carried},
-            aggregation=aggregation_of(self._config.formulas),
+            options={**own, **self._state.options(self._loss), **carried},
+            aggregation=aggregation_of(choice),
             kl=self._kl,
             entropy=loss.entropy if self._wants_entropy else 0.0,
             log_entropy=loss.log_entropy or loss.entropy_target is not None,

@@ -158,6 +158,32 @@ async def test_win_rates_of_a_group_sum_to_half_its_size_and_follow_the_judge() 
     assert (await rates.score(said("7"), task(None))).reward == 0.5
 
 
+def test_training_regresses_log_ratios_to_what_a_judge_says_of_pairs(tmp_path: Path) -> None:
+    """SPPO's target: the rate less one half, which is what `dr_grpo` makes of rates."""
+
+    def longer(request: Request, seed: int) -> str:
+        first, second = re.findall(
+            r"Answer [AB]:\n<<<\w+>>>\n(.*?)\n<<<end", request.messages[0].content, re.DOTALL
+        )
+        return f"Better: {'A' if first >= second else 'B'}"
+
+    config = tiny_config(
+        tmp_path,
+        verifier={"kind": "win_rate"},
+        loss={"name": "sppo_square", "advantage": "dr_grpo", "options": {"eta": 10.0}},
+        optimiser={"epochs_per_batch": 2},
+    )
+    verifier = WinRate(ScriptedLM(longer), "The later in the alphabet.")
+    trainer = Trainer(config, tiny_parts(), tiny_tasks(), verifier)
+    groups = trainer._roller.roll(0).groups
+    rows, _ = trainer._row_maker.rows(groups, 0)
+    for number, group in enumerate(groups):
+        mine = [r for r in rows if r.group == number]
+        assert [r.advantage for r in mine] == pytest.approx([x - 0.5 for x in group.rewards_G])
+        assert sum(group.rewards_G) == pytest.approx(len(mine) / 2)
+    assert trainer.step().figures["grad_norm"] > 0
+
+
 async def test_a_judge_that_always_favours_a_side_makes_ties() -> None:
     rates = WinRate(ScriptedLM(lambda request, seed: "Better: A"), "Anything.")
     assert [s.reward for s in await rates.score_group(answers("1", "2", "3"), task(None))] == [

@@ -252,6 +252,17 @@ def test_the_weight_of_kl_falls_in_a_line_and_at_zero_no_reference_is_scored(
     assert seen == {0: (0.1, 1), 5: (pytest.approx(0.05), 1), 10: (pytest.approx(0.0), 0)}
 
 
+def test_a_loss_is_given_the_runs_longest_reply_unless_one_is_set(tmp_path: Path) -> None:
+    def longest(**options: float) -> Any:
+        loss = {"name": "drpo", "options": options}
+        config = tiny_config(tmp_path, loss=loss, rollout={"max_tokens": 7})
+        trainer = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens())
+        return trainer.updater.settings.options["max_tokens"]
+
+    assert longest() == 7
+    assert longest(max_tokens=90.0) == 90
+
+
 def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> None:
     """The first batch is under any target, since nothing was seen yet; later ones are over 1e-9."""
 
@@ -357,6 +368,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("length_outlier", "right"): {"k": 1.0},
     ("d3s_dual", "keep_end"): {"progress": 0.5},
     ("d3s_dual", "share_end"): {"progress": 0.5},
+    **{("drpo", name): {"right": 0.5} for name in ("lam", "tau", "max_tokens")},
 }
 """What an option needs beside it to count, as its docstring says."""
 FILLED = {"max_tokens": 8, "buffer": 4, "step": 3, "steps": 10}

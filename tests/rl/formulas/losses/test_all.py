@@ -13,7 +13,7 @@ from tfgrpo.rl.formulas.losses import LOSSES
 POLICY_GRADIENT = sorted(
     set(LOSSES)
     - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
-    - {"rpo", "inpo"}
+    - {"rpo", "inpo", "reg_grpo", "drpo"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 

@@ -1,0 +1,98 @@
+"""Losses on whole groups against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.rl.formulas.batches import slopes, tokens, values
+from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.losses.groups import drpo, length_weights, reg_grpo
+
+
+def group(
+    gaps: list[list[float]], advantage: list[float], reward: list[float] | None = None
+) -> TokenBatch:
+    """One group of rows."""
+    return tokens(
+        gaps,
+        advantage,
+        group_R=torch.zeros(len(gaps), dtype=torch.int64),
+        reward_R=torch.tensor(reward or advantage, dtype=torch.float64),
+    )
+
+
+def test_reg_grpo_rests_where_the_implied_advantage_is_the_advantage() -> None:
+    """Log-ratios in proportion to the advantages, whatever the factor; nothing is clipped."""
+    advantage = [1.5, -0.5, -0.5, -0.5]  # of rewards 1, 0, 0, 0
+    for factor in (0.01, 1.0, 7.0):
+        gaps = [[factor * a / 2] * 2 for a in advantage]
+        rest = group(gaps, advantage)
+        assert values(reg_grpo, rest, eps=1e-12) == pytest.approx([0.0] * 8, abs=1e-12)
+        assert slopes(reg_grpo, rest, eps=1e-12) == pytest.approx([0.0] * 8, abs=1e-6)
+    # rows of log-ratio 1 and 0: implied +-0.7071 (sample deviation), wanted the other way round
+    off = group([[1.0], [0.0]], [-0.7071068, 0.7071068])
+    assert values(reg_grpo, off, eps=1e-12) == pytest.approx([2.0, 2.0], abs=1e-5)
+
+
+def test_reg_grpo_begins_as_policy_gradient() -> None:
+    """At ratio 1: -2 A / eps a row, since the implied advantage is its centred log-ratio / eps."""
+    start = group([[0.0], [0.0]], [0.7, -0.7])
+    assert slopes(reg_grpo, start, eps=0.1) == pytest.approx([-14.0, 14.0])
+    alone = tokens(
+        [[0.4]], [0.0], group_R=torch.tensor([3]), reward_R=torch.ones(1, dtype=torch.float64)
+    )
+    assert values(reg_grpo, alone) == [0.0]
+
+
+def test_drpo_weighs_right_answers_by_length_against_the_hardest_wrong_ones() -> None:
+    """Rewards of length 0.75 and 0.5 at lambda 0.1: 0.9241 and 0.0759."""
+    # of 8 tokens at most: two rows right of 2 and 4 tokens, two wrong of one token
+    batch = group([[0.0] * 2, [0.0] * 4, [0.0], [0.0]], [0.0] * 4, [1.0, 1.0, 0.0, 0.5])
+    batch.logp_D.data[6:] = torch.tensor([-1.0, -3.0], dtype=torch.float64)
+    options = {"max_tokens": 8, "tau": 2.0}
+    hard = 2 * math.log((math.exp(-0.5) + math.exp(-1.5)) / 2)
+    value = values(drpo, batch, lam=0.1, **options, delta=9.0)
+    assert value[0] == pytest.approx(4 * 0.9241 * (hard + 1), abs=1e-3)
+    assert value[2] == pytest.approx(4 * 0.0759 * (hard + 1), abs=1e-3)
+    assert value[6:] == [0.0, 0.0]
+    row_mean = torch.tensor([1 / 2] * 2 + [1 / 4] * 4 + [1.0] * 2, dtype=torch.float64) / 4
+    (slope,) = torch.autograd.grad(
+        (drpo(batch, lam=0.1, **options, delta=9.0) * row_mean).sum(), batch.logp_D
+    )
+    # right rows by weight, wrong ones by softmax of score / tau: 1 / (1 + e^-1) = 0.7311
+    by_row = [float(slope[a:b].sum()) for a, b in ((0, 2), (2, 6), (6, 7), (7, 8))]
+    assert by_row == pytest.approx([-0.9241, -0.0759, 0.7311, 0.2689], abs=1e-4)
+
+
+def test_drpo_never_pushes_a_right_answer_down_and_large_lambda_is_uniform() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = draw.integers(1, 9, size=6)
+        right = (draw.random(6) < 0.5).astype(float)
+        batch = group([[0.0] * n for n in lengths], [0.0] * 6, right.tolist())
+        slope = slopes(drpo, batch, max_tokens=8, lam=float(draw.uniform(0.01, 1)))
+        first = np.cumsum([0, *lengths[:-1]])
+        assert all(slope[f] <= 0 for f, is_right in zip(first, right, strict=True) if is_right)
+        if right.all() or not right.any():
+            assert not any(slope)
+    is_right = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    one = torch.ones(4, 4)
+    even = length_weights(is_right, torch.tensor([1.0, 900.0, 5.0, 3.0]), one, 1e9)
+    assert even.tolist() == pytest.approx([1 / 3, 1 / 3, 0.0, 1 / 3], abs=1e-5)
+
+
+def test_drpo_holds_a_group_near_its_start_beyond_the_free_kl() -> None:
+    """r = e^0.1: k3 is 0.0051709; beta 2 over delta 0.001 weighs it 2 * 0.0041709."""
+    batch = group([[0.1], [0.1]], [0.0, 0.0], [1.0, 1.0])
+    weight = 2 * 0.0041709
+    assert values(drpo, batch, beta=2.0, delta=0.001) == pytest.approx(
+        [weight * 0.0051709] * 2, rel=1e-3
+    )
+    assert slopes(drpo, batch, beta=2.0, delta=0.001) == pytest.approx(
+        [weight * (math.exp(0.1) - 1)] * 2, rel=1e-3
+    )
+    assert values(drpo, batch, beta=2.0, delta=0.01) == [0.0, 0.0]
