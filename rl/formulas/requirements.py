@@ -102,6 +102,8 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found.add("extra:context_R")
     else:
         found.add("baseline")
+    if not (choice.is_multi_turn or choice.hints or choice.segments):
+        found.add("given")
     if choice.has_phrases:
         found |= {"extra:planning_D", "extra:reasoning_D"}
     if choice.has_separator:
@@ -129,6 +131,11 @@ def advice(need: str) -> str:
         return "set rollout.temperature = 1: samplers tell log-probs at temperature 1 only"
     if need == "baseline":
         return "leave [hints] out: the greedy rollout is asked without hints"
+    if need == "given":
+        return (
+            "leave [multi_turn], tasks.groups, [hints] and strategies of segments out: a reference "
+            "is one reply to the bare prompt"
+        )
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"
     if need == "extra:round_R":

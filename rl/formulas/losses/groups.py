@@ -132,3 +132,40 @@ def _kl_barrier(
     count_R = batch.row_sum(torch.ones_like(kl_D.detach()))
     mean_R = same_RR @ batch.row_sum(kl_D.detach()) / (same_RR @ count_R).clamp_min(1)
     return (beta * (mean_R - delta)).clamp_min(0.0)[batch.row_D] * kl_D
+
+
+@register(
+    GROUP_LOSSES,
+    "grao",
+    source="GRAO (arXiv 2508.07750), equation 3",
+    formula="-mean over i of A_i J_i + beta A_y J_y + lam A_i (J_i - J_y), J = mean log pi of a row",
+    certainty="paper",
+    checked=(
+        "no released code was found; beta 0.5 and lam 0.6 are the paper's; its reference is judged "
+        "by a reward model, here it has the verifier's best reward"
+    ),
+    test=TESTS + "test_grao_imitates_explores_and_compares",
+    needs=("group", "sequence", "given"),
+    aggregation="row_mean",
+)
+def grao(batch: TokenBatch, *, beta: float = 0.5, lam: float = 0.6) -> torch.Tensor:
+    """Return the policy gradient with the reference answer y as a row of its group: D.
+
+    `columns["given"]` is 1 on the reference's tokens, which are the group's only row that the
+    policy did not draw; without one this is (1 + `lam`) times `reinforce`. The mean is over the
+    drawn rows.
+
+    Args:
+        batch: whole groups, advantages taken over drawn rows and reference together.
+        beta: >= 0, weight of imitation.
+        lam: >= 0, weight of the pairs (drawn, reference).
+    """
+    same_RR = siblings(batch, "grao")
+    given_D = batch.columns.get("given", torch.zeros_like(batch.advantage_D))
+    advantage_R = batch.row_mean(batch.advantage_D)
+    drawn_RR = same_RR * (1 - batch.row_mean(given_D))[None, :]
+    n_drawn_R = drawn_RR.sum(1).clamp_min(1)
+    pull_R = n_drawn_R * beta * advantage_R - lam * (drawn_RR @ advantage_R)
+    weight_D = torch.where(given_D > 0, pull_R[batch.row_D], (1 + lam) * batch.advantage_D)
+    scale_R = same_RR.sum(1) / n_drawn_R  # the aggregation counts the reference as a row
+    return -scale_R[batch.row_D] * weight_D * batch.logp_D

@@ -45,6 +45,7 @@ model is loaded:
 | `extra:round_R` | a verifier of kind `arena` |
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
+| `given` (losses) | one turn, no `[hints]`; tasks with a reference or `metadata.solution` |
 | `extra:planning_D` | `credit.phrases` |
 | any other column `NAME_R` | `features.NAME_R`, a source as below |
 

@@ -315,6 +315,7 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
                 reward_R=torch.as_tensor(draw.random(8)),
                 columns={
                     "heat": torch.as_tensor(draw.uniform(-1, 1, size=n)),
+                    "given": torch.as_tensor(np.repeat([0.0] * 7 + [1.0], lengths)),
                     "segment": torch.as_tensor(
                         np.concatenate([np.arange(k) // 3 for k in lengths]).astype(float)
                     ),

@@ -111,7 +111,12 @@ def settings(kind: str, entry: Entry, folder: Path) -> dict[str, dict[str, Any]]
 
 def tasks() -> list[Task]:
     return [
-        Task(f"t{i}", f"task {chr(97 + i)}", metadata={"hops": i % 2, "target": 3 + i})
+        Task(
+            f"t{i}",
+            f"task {chr(97 + i)}",
+            reference="ab",
+            metadata={"hops": i % 2, "target": 3 + i},
+        )
         for i in range(4)
     ]
 

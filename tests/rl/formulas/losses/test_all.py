@@ -13,7 +13,7 @@ from tfgrpo.rl.formulas.losses import LOSSES
 POLICY_GRADIENT = sorted(
     set(LOSSES)
     - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
-    - {"rpo", "inpo", "reg_grpo", "drpo"}
+    - {"rpo", "inpo", "reg_grpo", "drpo", "grao"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 
@@ -32,7 +32,10 @@ def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
         entropy_D=torch.full((n_tokens,), 0.5, dtype=torch.float64),
         group_R=torch.arange(n_rows) // 2,
         reward_R=torch.arange(n_rows, dtype=torch.float64) % 2,
-        columns={"heat": torch.zeros(n_tokens, dtype=torch.float64)},
+        columns={
+            "heat": torch.zeros(n_tokens, dtype=torch.float64),
+            "given": (torch.arange(n_tokens) == n_tokens - 1).double(),
+        },
         vocabulary=8,
     )
 

@@ -10,7 +10,7 @@ import torch
 
 from tests.rl.formulas.batches import slopes, tokens, values
 from tfgrpo.rl.formulas.inputs import TokenBatch
-from tfgrpo.rl.formulas.losses.groups import drpo, length_weights, reg_grpo
+from tfgrpo.rl.formulas.losses.groups import drpo, grao, length_weights, reg_grpo
 
 
 def group(
@@ -96,3 +96,36 @@ def test_drpo_holds_a_group_near_its_start_beyond_the_free_kl() -> None:
         [weight * (math.exp(0.1) - 1)] * 2, rel=1e-3
     )
     assert values(drpo, batch, beta=2.0, delta=0.01) == [0.0, 0.0]
+
+
+def with_reference(advantage: list[float]) -> TokenBatch:
+    """A group of two drawn rows and the reference of two tokens, and a group without one."""
+    return tokens(
+        [[0.0], [0.0] * 2, [0.0] * 2, [0.0]],
+        [*advantage, 3.0],
+        group_R=torch.tensor([0, 0, 0, 1]),
+        columns={"given": torch.tensor([0, 0, 0, 1, 1, 0], dtype=torch.float64)},
+    )
+
+
+def pull(batch: TokenBatch, **options: float) -> list[float]:
+    """∂ loss / ∂ log π of each token by row_mean over the first group's three rows."""
+    share = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.5, 0.0], dtype=torch.float64) / 3
+    (slope,) = torch.autograd.grad((grao(batch, **options) * share).sum(), batch.logp_D)
+    return slope.tolist()
+
+
+def test_grao_imitates_explores_and_compares() -> None:
+    """Two drawn rows, A = 0.5 and -1.1, the reference's 0.6; beta 0.5, lam 0.6."""
+    batch = with_reference([0.5, -1.1, 0.6])
+    assert pull(batch, beta=0.5, lam=0.6) == pytest.approx(
+        # drawn: -1.6 A / 2 by row; reference: -0.5 * 0.6 + 0.6 * (0.5 - 1.1) / 2
+        [-0.4, 0.44, 0.44, -0.24, -0.24, 0.0]
+    )
+    assert slopes(grao, batch, beta=0.5, lam=0.6)[5] == pytest.approx(-1.6 * 3)
+
+
+def test_grao_without_its_weights_is_reinforce_on_the_drawn_rows() -> None:
+    batch = with_reference([0.5, -1.1, 0.6])
+    drawn = [-0.5 / 2, 1.1 / 4, 1.1 / 4]  # reinforce by row_mean over two rows
+    assert pull(batch, beta=0.0, lam=0.0) == pytest.approx([*drawn, 0.0, 0.0, 0.0])
