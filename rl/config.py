@@ -116,6 +116,7 @@ class TrainConfig(Section):
             credit_options=self.credit.options,
             columns=self.features,
             verifier=str(self.verifier.get("kind", "")),
+            has_verdicts=bool(self.verifier.get("verdicts")),
             temperature=self.rollout.temperature,
             is_multi_turn=played.is_on or bool(self.tasks.groups),
             has_environment=bool(played.environment),

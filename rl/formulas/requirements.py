@@ -59,6 +59,8 @@ class FormulaChoice:
     """Column to its source."""
     verifier: str = ""
     """Kind of the verifier."""
+    has_verdicts: bool = False
+    """The verifier keeps its verdict of each pair."""
     temperature: float = 1.0
     is_multi_turn: bool = False
     has_environment: bool = False
@@ -104,6 +106,10 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found.add("baseline")
     if not (choice.is_multi_turn or choice.hints or choice.segments):
         found.add("given")
+    if choice.has_verdicts or kind == "function":
+        found.add("verdicts")
+    if not choice.is_reused:
+        found.add("half_step")
     if choice.has_phrases:
         found |= {"extra:planning_D", "extra:reasoning_D"}
     if choice.has_separator:
@@ -135,6 +141,13 @@ def advice(need: str) -> str:
         return (
             "leave [multi_turn], tasks.groups, [hints] and strategies of segments out: a reference "
             "is one reply to the bare prompt"
+        )
+    if need == "verdicts":
+        return "use a verifier of kind 'win_rate' with verdicts = true"
+    if need == "half_step":
+        return (
+            "set optimiser.epochs_per_batch and optimiser.updates_per_epoch to 1 and leave past "
+            "groups out, since both of its steps start from the weights that sampled"
         )
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"

@@ -42,6 +42,7 @@ from tfgrpo.rl.update.logprob_mismatch import (
     check_mismatch,
     measure_mismatch,
 )
+from tfgrpo.rl.update.lookahead import Kept, with_half_gap
 from tfgrpo.rl.update.token_stats import Tokens, measure_rows
 
 
@@ -134,6 +135,8 @@ class Updater:
             part = parts[turn % len(parts)]
             if gaps is not None:
                 part = gaps.added(part)
+            if "half_step" in self._loss_needs:
+                part = self._against_half_step(part, lr, number)
             settings = self.settings
             result = accumulate(self.model, part, settings, self._token_weights(part, settings))
             if self._loss.after_step is not None:
@@ -195,7 +198,24 @@ class Updater:
         if tokens:
             self._state.mean_entropy = sum(h for h, _ in both) / tokens
 
+    def _against_half_step(
+        self, part: Sequence[TrainRow], lr: float, number: int
+    ) -> list[TrainRow]:
+        """Return the rows with what a step on them does to their log-probs; it is taken back."""
+        kept, settings = Kept(self.optimiser), self.settings
+        half = accumulate(self.model, part, settings, self._token_weights(part, settings))
+        if distributed.most_over_ranks(half.trained_tokens):
+            self._step(lr, number)
+        after = self.score(part)
+        kept.restore()
+        return with_half_gap(part, half.logp, after)
+
     def _move(self, lr: float, number: int) -> float:
+        norm = self._step(lr, number)
+        self.sync()
+        return norm
+
+    def _step(self, lr: float, number: int) -> float:
         norm = self.optimiser.step(lr)
         if not norm < float("inf"):
             raise ConfigError(
@@ -205,7 +225,6 @@ class Updater:
             )
         if self.model is not self._decoder:
             distributed.refresh(self._decoder, self.model)
-        self.sync()
         return norm
 
     def sync(self) -> None:

@@ -128,6 +128,7 @@ BUILT: Mapping[str, tuple[str, tuple[Part, ...]]] = {
     "Reg-GRPO (DeepVideo-R1)": ("regression to the advantage that log-ratios imply", (
         Part("loss:reg_grpo"),)),
     "GRAO": ("imitates the reference, explores, compares both", (Part("loss:grao"),)),
+    "Nash-MP": ("win rate against the policy half a step ahead", (Part("loss:nash_mp"),)),
     "INPO": ("pairs pull towards the game's Nash policy", (Part("loss:inpo"),)),
     "RPO (regularised preference)": ("DPO and the likelihood of the better row", (
         Part("loss:rpo"),)),
@@ -187,7 +188,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
         "Missing old logits / PPO-EWMA", "ECHO", "R3 (replay-reflect-rank)", "RoRecomp", "SCOPE",
         "T-PPO", "Dynamic reward weighting", "DR-IRL / GRPO-S",
         "Information-consistent GRPO", "VSPO", "HiPER", "InfoPO", "SeeUPO", "TAPO", "THOR",
-        "CRAFT (multi-hop QA)", "Agent-BRACE", "Nash-MP", "ArCHer",
+        "CRAFT (multi-hop QA)", "Agent-BRACE", "ArCHer",
     ),
     "learns offline from pairs that people judged, which no group holds": (
         "POWER-DL",

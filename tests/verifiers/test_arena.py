@@ -158,6 +158,21 @@ async def test_win_rates_of_a_group_sum_to_half_its_size_and_follow_the_judge() 
     assert (await rates.score(said("7"), task(None))).reward == 0.5
 
 
+async def test_verdicts_of_pairs_are_kept_where_asked_for() -> None:
+    lm = ScriptedLM(bigger_number)
+    made = await WinRate(lm, "Larger.", verdicts=True).score_group(answers(*"3351"), task(None))
+    assert [dict(s.parts) for s in made] == [
+        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"beats_0": 1.0, "beats_1": 1.0, "beats_2": 0.5, "beats_3": 1.0},
+        {"beats_0": 0.0, "beats_1": 0.0, "beats_2": 0.0, "beats_3": 0.5},
+    ]
+    assert [s.reward for s in made] == [0.5, 0.5, 0.875, 0.125]
+    plain = WinRate(lm, "Larger.")
+    assert not any(s.parts for s in await plain.score_group(answers(*"33"), task(None)))
+    assert plain.verifier_id != WinRate(lm, "Larger.", verdicts=True).verifier_id
+
+
 def test_training_regresses_log_ratios_to_what_a_judge_says_of_pairs(tmp_path: Path) -> None:
     """SPPO's target: the rate less one half, which is what `dr_grpo` makes of rates."""
 
@@ -200,5 +215,8 @@ def test_win_rates_are_made_from_settings() -> None:
         open_lm=lambda **options: ScriptedLM(bigger_number),
     )
     assert isinstance(made, WinRate) and isinstance(made, GroupVerifier)
+    settings = {"kind": "win_rate", "rubric": "Short.", "verdicts": "yes"}
+    with pytest.raises(ConfigError, match="verdicts is 'yes'; give true or false"):
+        make_verifier(settings, open_lm=lambda **options: ScriptedLM(bigger_number))
     with pytest.raises(ConfigError, match="rubric"):
         make_verifier({"kind": "win_rate"}, open_lm=lambda **options: ScriptedLM(bigger_number))

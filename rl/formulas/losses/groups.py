@@ -6,9 +6,14 @@ aggregation. Sources: named at each entry.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 import torch
 
-from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.errors import ConfigError
+from tfgrpo.rl.formulas.inputs import Floats, RewardBatch, TokenBatch
 from tfgrpo.rl.formulas.losses.clip import log_ratio
 from tfgrpo.rl.formulas.registry import Entry, register, required
 
@@ -138,7 +143,7 @@ def _kl_barrier(
     GROUP_LOSSES,
     "grao",
     source="GRAO (arXiv 2508.07750), equation 3",
-    formula="-mean over i of A_i J_i + beta A_y J_y + lam A_i (J_i - J_y), J = mean log pi of a row",
+    formula="-mean over i of A_i J_i + beta A_y J_y + lam A_i (J_i - J_y), J: row mean of log pi",
     certainty="paper",
     checked=(
         "no released code was found; beta 0.5 and lam 0.6 are the paper's; its reference is judged "
@@ -169,3 +174,71 @@ def grao(batch: TokenBatch, *, beta: float = 0.5, lam: float = 0.6) -> torch.Ten
     weight_D = torch.where(given_D > 0, pull_R[batch.row_D], (1 + lam) * batch.advantage_D)
     scale_R = same_RR.sum(1) / n_drawn_R  # the aggregation counts the reference as a row
     return -scale_R[batch.row_D] * weight_D * batch.logp_D
+
+
+VERDICT = "beats_"
+"""Begins the score's parts and the loss's columns with a row's verdicts against its siblings."""
+
+
+def verdict_columns(batch: RewardBatch, options: Mapping[str, Any]) -> dict[str, Floats]:
+    """Return each row's `place` in its group and its verdicts against each place: D each.
+
+    Raises:
+        ConfigError: the scores have no verdicts.
+    """
+    names = {n: i for i, n in enumerate(batch.part_names) if n.startswith(VERDICT)}
+    if batch.part_RM is None or not names:
+        raise ConfigError(
+            "loss 'nash_mp': the scores have no parts beats_0, beats_1, …: set verifier.verdicts = "
+            "true for kind 'win_rate', or let a function that scores a group give them"
+        )
+    place_R = np.zeros(len(batch.reward_R))
+    for rows in batch.groups():
+        place_R[rows] = np.arange(len(rows))
+    found_R = {"place": place_R} | {n: batch.part_RM[:, i] for n, i in names.items()}
+    return {name: np.repeat(value_R, batch.length_R) for name, value_R in found_R.items()}
+
+
+def rates(verdict_RR: torch.Tensor, weight_RR: torch.Tensor) -> torch.Tensor:
+    """Return how often each row wins against opponents of these weights: R."""
+    return (verdict_RR * weight_RR).sum(1) / weight_RR.sum(1).clamp_min(1e-30)
+
+
+@register(
+    GROUP_LOSSES,
+    "nash_mp",
+    source="Nash-MP (arXiv 2505.19731), abstract",
+    formula="-(P(y beats pi') - 1/2) log pi; pi' = pi_k in a step that is undone, then its result",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone",
+    test=TESTS + "test_nash_mp_settles_rock_paper_scissors_where_one_step_does_not",
+    needs=("sequence", "group", "verdicts", "half_step"),
+    aggregation="row_sum",
+    columns=verdict_columns,
+)
+def nash_mp(batch: TokenBatch) -> torch.Tensor:
+    """Return the policy gradient of a group's win rate against the policy half a step ahead: D.
+
+    The update takes a step against the group itself, measures what it did (`columns["half_gap"]`,
+    log π_(k+½) − log π_k a token), takes it back and steps again from the same weights: opponents
+    count by exp of their row's gap, normalised in the group. `loss.kl` is the game's KL to the
+    start. Verdicts stand in `columns["beats_J"]`, J a sibling's `columns["place"]`. Advantages are
+    not used.
+
+    Approximation: one optimiser step takes the place of each proximal step, and opponents are the
+    group's own members, reweighted.
+    """
+    same_RR = siblings(batch, "nash_mp")
+    names = sorted((n for n in batch.columns if n.startswith(VERDICT)), key=_place_of)
+    if not names:  # an empty turn of a process that keeps the others company
+        return 0.0 * batch.logp_D
+    verdict_RG = torch.stack([batch.row_mean(batch.columns[n]) for n in names], 1)
+    place_R = batch.row_mean(batch.columns["place"]).round().long()
+    gap_D = batch.columns.get("half_gap", torch.zeros_like(batch.advantage_D))
+    weight_R = batch.row_sum(gap_D).clamp(-20.0, 20.0).exp()
+    rate_R = rates(verdict_RG[:, place_R], same_RR * weight_R[None, :])
+    return -(rate_R - 0.5)[batch.row_D] * batch.logp_D
+
+
+def _place_of(name: str) -> int:
+    return int(name.removeprefix(VERDICT))

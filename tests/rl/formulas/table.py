@@ -46,6 +46,8 @@ model is loaded:
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
 | `given` (losses) | one turn, no `[hints]`; tasks with a reference or `metadata.solution` |
+| `verdicts` (losses) | a verifier of kind `win_rate` with `verdicts = true` |
+| `half_step` (losses) | `epochs_per_batch` and `updates_per_epoch` 1, no replay |
 | `extra:planning_D` | `credit.phrases` |
 | any other column `NAME_R` | `features.NAME_R`, a source as below |
 

@@ -13,7 +13,7 @@ from tfgrpo.rl.formulas.losses import LOSSES
 POLICY_GRADIENT = sorted(
     set(LOSSES)
     - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
-    - {"rpo", "inpo", "reg_grpo", "drpo", "grao"}
+    - {"rpo", "inpo", "reg_grpo", "drpo", "grao", "nash_mp"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 
@@ -24,6 +24,7 @@ OUTSIDE = {"rover"}
 def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
     n_tokens = sum(len(r) for r in log_ratio)
     n_rows = len(log_ratio)
+    place = torch.arange(n_rows, dtype=torch.float64) % 2
     return tokens(
         log_ratio,
         advantage,
@@ -34,6 +35,9 @@ def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
         reward_R=torch.arange(n_rows, dtype=torch.float64) % 2,
         columns={
             "heat": torch.zeros(n_tokens, dtype=torch.float64),
+            "place": torch.repeat_interleave(place, torch.tensor([len(r) for r in log_ratio])),
+            "beats_0": torch.linspace(0.5, 1.0, n_tokens, dtype=torch.float64),
+            "beats_1": torch.full((n_tokens,), 0.5, dtype=torch.float64),
             "given": (torch.arange(n_tokens) == n_tokens - 1).double(),
         },
         vocabulary=8,

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from tests.rl.formulas.batches import slopes, tokens, values
+from tests.rl.formulas.batches import rewards, slopes, tokens, values
+from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import TokenBatch
-from tfgrpo.rl.formulas.losses.groups import drpo, grao, length_weights, reg_grpo
+from tfgrpo.rl.formulas.losses.groups import (
+    drpo,
+    grao,
+    length_weights,
+    nash_mp,
+    reg_grpo,
+    verdict_columns,
+)
 
 
 def group(
@@ -129,3 +138,103 @@ def test_grao_without_its_weights_is_reinforce_on_the_drawn_rows() -> None:
     batch = with_reference([0.5, -1.1, 0.6])
     drawn = [-0.5 / 2, 1.1 / 4, 1.1 / 4]  # reinforce by row_mean over two rows
     assert pull(batch, beta=0.0, lam=0.0) == pytest.approx([*drawn, 0.0, 0.0, 0.0])
+
+
+BEATS = [[0.5, 0.0, 1.0], [1.0, 0.5, 0.0], [0.0, 1.0, 0.5]]
+"""Rock, paper, scissors: row against column."""
+
+
+Loss = Callable[[TokenBatch], torch.Tensor]
+
+
+def round_of(loss: Loss, logits: torch.Tensor, opponent: list[float]) -> torch.Tensor:
+    """A slope of the logits, each move weighed by its probability.
+
+    Moves stand in the group once each, so an opponent's weight is its probability times three.
+    """
+    leaf = logits.clone().requires_grad_()
+    logp = leaf.log_softmax(-1)
+    batch = TokenBatch(
+        logp_D=logp,
+        old_logp_D=logp.detach(),
+        advantage_D=torch.zeros(3, dtype=torch.float64),
+        row_D=torch.arange(3),
+        n_rows=3,
+        group_R=torch.zeros(3, dtype=torch.int64),
+        columns={
+            "place": torch.arange(3, dtype=torch.float64),
+            "half_gap": torch.tensor([math.log(3 * p) for p in opponent], dtype=torch.float64),
+            **{
+                f"beats_{j}": torch.tensor([row[j] for row in BEATS], dtype=torch.float64)
+                for j in range(3)
+            },
+        },
+    )
+    drawn = logp.detach().exp()
+    kl = (logp.exp() * (logp + math.log(3))).sum()
+    (slope,) = torch.autograd.grad((drawn * loss(batch)).sum() + 0.001 * kl, leaf)
+    return slope
+
+
+def to_uniform(probabilities: list[float]) -> float:
+    """KL to the game's equilibrium."""
+    return sum(p * math.log(3 * p) for p in probabilities)
+
+
+def play(loss: Loss, rounds: int, *, looks_ahead: bool, rate: float = 7.0) -> list[float]:
+    """KL to the equilibrium after each round."""
+    logits = torch.tensor([1.0, 0.0, -0.5], dtype=torch.float64)
+    found = []
+    for _ in range(rounds):
+        opponent = logits.softmax(-1).tolist()
+        if looks_ahead:
+            half = logits - rate * round_of(loss, logits, opponent)
+            opponent = half.softmax(-1).tolist()
+        logits = logits - rate * round_of(loss, logits, opponent)
+        found.append(to_uniform(logits.softmax(-1).tolist()))
+    return found
+
+
+def test_nash_mp_settles_rock_paper_scissors_where_one_step_does_not() -> None:
+    settled = play(nash_mp, 200, looks_ahead=True)
+    assert settled[-1] < 1e-3
+    cycling = play(nash_mp, 200, looks_ahead=False)
+    assert min(cycling[50:]) > 0.1
+
+
+def test_nash_mp_counts_opponents_by_what_the_half_step_made_of_them() -> None:
+    """Rock against itself, paper and scissors at weights 1, e, 1: (.5 + 0 + 1) / (2 + e)."""
+    rows = tokens(
+        [[0.0], [0.0, 0.0], [0.0]],
+        [0.0] * 3,
+        group_R=torch.zeros(3, dtype=torch.int64),
+        columns={
+            "place": torch.tensor([0.0, 1.0, 1.0, 2.0], dtype=torch.float64),
+            "half_gap": torch.tensor([0.0, 0.4, 0.6, 0.0], dtype=torch.float64),
+            "beats_0": torch.tensor([0.5, 1.0, 1.0, 0.0], dtype=torch.float64),
+            "beats_1": torch.tensor([0.0, 0.5, 0.5, 1.0], dtype=torch.float64),
+            "beats_2": torch.tensor([1.0, 0.0, 0.0, 0.5], dtype=torch.float64),
+        },
+    )
+    e = math.e
+    rate = [1.5 / (2 + e), (1 + 0.5 * e) / (2 + e), (e + 0.5) / (2 + e)]
+    expected = [0.5 - rate[0], 0.5 - rate[1], 0.5 - rate[1], 0.5 - rate[2]]
+    assert slopes(nash_mp, rows) == pytest.approx(expected)
+
+
+def test_verdicts_reach_the_loss_by_place_and_are_asked_for_where_missing() -> None:
+    batch = rewards(
+        [0.5, 0.5],
+        [1.0],
+        lengths=[1, 2, 1],
+        part_RM=np.array([[0.3, 0.5, 1.0], [0.1, 0.0, 0.5], [0.9, 0.5, 0.0]]),
+        part_names=("quick", "beats_0", "beats_1"),
+    )
+    found = {name: value.tolist() for name, value in verdict_columns(batch, {}).items()}
+    assert found == {
+        "place": [0, 1, 1, 0],
+        "beats_0": [0.5, 0.0, 0.0, 0.5],
+        "beats_1": [1.0, 0.5, 0.5, 0.0],
+    }
+    with pytest.raises(ConfigError, match=r"set verifier\.verdicts = true"):
+        verdict_columns(rewards([0.5, 0.5]), {})

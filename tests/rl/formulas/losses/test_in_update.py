@@ -44,7 +44,11 @@ def rows(decoder: Decoder) -> list[TrainRow]:
                 old_logp=old,
                 ref_logp=tuple(p + 0.2 * other.normal() for p in old),
                 engine_logp=tuple(p + 0.1 * noise.normal() for p in old),
-                columns={"heat": tuple(noise.uniform(-1, 1, len(old)).tolist())},
+                columns={
+                    "heat": tuple(noise.uniform(-1, 1, len(old)).tolist()),
+                    "place": (row.index % 3.0,) * len(old),
+                    **{f"beats_{j}": (float(row.index % 3 > j),) * len(old) for j in range(3)},
+                },
             )
         )
     return made
