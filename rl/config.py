@@ -127,6 +127,7 @@ class TrainConfig(Section):
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
+            passes=o.epochs_per_batch,
             is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.reuses,
         )
 

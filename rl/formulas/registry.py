@@ -32,6 +32,7 @@ NEEDS = (
     "given",
     "verdicts",
     "half_step",
+    "passes",
     "width",
     "parts",
     "logp",
@@ -64,6 +65,9 @@ an advantage, a reward or a credit, and `RatioFacts` for a loss."""
 Columns = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 """(`RewardBatch`, options) to further facts a token (D) that the loss is given by name, see
 `TokenBatch.columns`."""
+Carry = Callable[..., Mapping[str, Any]]
+"""(`TokenBatch`, the loss's options) to what each row carries to the next pass over its batch, by
+column: R."""
 
 
 class FormulaSource(TypedDict):
@@ -101,6 +105,8 @@ class Entry:
     """For a function with state between steps, which it gets as options."""
     columns: Columns | None = None
     """For a loss, or a credit that says more to the loss than advantages."""
+    carry: Carry | None = None
+    """For a loss whose rows keep facts from pass to pass; it gets them as `TokenBatch.columns`."""
 
     @property
     def is_approximation(self) -> bool:
@@ -120,6 +126,7 @@ def register(
     aggregation: str = "",
     after_step: AfterStep | None = None,
     columns: Columns | None = None,
+    carry: Carry | None = None,
     **texts: Unpack[FormulaSource],
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
@@ -149,6 +156,7 @@ def register(
             aggregation=aggregation,
             after_step=after_step,
             columns=columns,
+            carry=carry,
             **texts,
         )
         return fn

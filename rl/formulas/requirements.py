@@ -75,6 +75,8 @@ class FormulaChoice:
     steps: int = 1
     max_tokens: int = 1
     """Of a rollout."""
+    passes: int = 1
+    """Over each batch."""
     is_reused: bool = False
     """A batch serves several optimiser updates, or past groups are used again: the ratio of the
     weights that are trained to those that sampled moves away from 1."""
@@ -110,6 +112,8 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found.add("verdicts")
     if not choice.is_reused:
         found.add("half_step")
+    if choice.passes > 1:
+        found.add("passes")
     if choice.has_phrases:
         found |= {"extra:planning_D", "extra:reasoning_D"}
     if choice.has_separator:
@@ -144,6 +148,11 @@ def advice(need: str) -> str:
         )
     if need == "verdicts":
         return "use a verifier of kind 'win_rate' with verdicts = true"
+    if need == "passes":
+        return (
+            "set optimiser.epochs_per_batch to 2 or more, since labels move from one pass over a "
+            "batch to the next"
+        )
     if need == "half_step":
         return (
             "set optimiser.epochs_per_batch and optimiser.updates_per_epoch to 1 and leave past "

@@ -144,6 +144,8 @@ class Updater:
             if turn == 0 and settings.temperature == 1.0:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
+            if result.carried:
+                parts[turn % len(parts)] = _carried(parts[turn % len(parts)], result)
             done.results.append(result)
             self._note_entropy(result)
             if distributed.most_over_ranks(result.trained_tokens):
@@ -371,6 +373,15 @@ class _Gaps:
         own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
         gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
         return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
+
+
+def _carried(part: Sequence[TrainRow], result: UpdateResult) -> list[TrainRow]:
+    """Return the rows with what a pass over them left for the next."""
+    spread = {
+        i: {name: (value,) * len(result.logp[i]) for name, value in values.items()}
+        for i, values in result.carried.items()
+    }
+    return [replace(r, columns={**r.columns, **spread.get(r.row.index, {})}) for r in part]
 
 
 def ratio_facts(part: Sequence[TrainRow], result: UpdateResult) -> RatioFacts:

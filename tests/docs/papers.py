@@ -129,6 +129,7 @@ BUILT: Mapping[str, tuple[str, tuple[Part, ...]]] = {
         Part("loss:reg_grpo"),)),
     "GRAO": ("imitates the reference, explores, compares both", (Part("loss:grao"),)),
     "Nash-MP": ("win rate against the policy half a step ahead", (Part("loss:nash_mp"),)),
+    "POWER-DL": ("labels of pairs move to where they have no slope", (Part("loss:power_dl"),)),
     "INPO": ("pairs pull towards the game's Nash policy", (Part("loss:inpo"),)),
     "RPO (regularised preference)": ("DPO and the likelihood of the better row", (
         Part("loss:rpo"),)),
@@ -189,9 +190,6 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
         "T-PPO", "Dynamic reward weighting", "DR-IRL / GRPO-S",
         "Information-consistent GRPO", "VSPO", "HiPER", "InfoPO", "SeeUPO", "TAPO", "THOR",
         "CRAFT (multi-hop QA)", "Agent-BRACE", "ArCHer",
-    ),
-    "learns offline from pairs that people judged, which no group holds": (
-        "POWER-DL",
     ),
     "a scheduler of generation; ours batches continuously and reads a shared prompt once": (
         "APRIL", "ARRoL", "Prefix Grouper",

@@ -137,3 +137,65 @@ def inpo(
     h_RR = differences(batch.row_sum(batch.logp_D - anchor_D))
     loss_RR = (h_RR - 1 / (2 * eta)) ** 2
     return on_rows(loss_RR, pair_shares(batch, "inpo", pairs))[batch.row_D]
+
+
+def _power_margins(batch: TokenBatch, beta: float) -> torch.Tensor:
+    """beta (w log π + w), better less worse, w the inverse length: R × R."""
+    count_R = batch.row_sum(torch.ones_like(batch.logp_D.detach())).clamp_min(1)
+    return beta * differences(batch.row_mean(batch.logp_D) + 1 / count_R)
+
+
+def _labels(batch: TokenBatch) -> torch.Tensor:
+    """How sure it is that a row's pair is the right way round: R, 1 before any pass."""
+    return batch.row_mean(batch.columns.get("label", torch.ones_like(batch.advantage_D)))
+
+
+def moved_labels(
+    batch: TokenBatch, *, beta: float = 2.0, eta: float = 0.01, gamma: float = 0.1
+) -> dict[str, torch.Tensor]:
+    """Return labels a step nearer to where their pair has no slope, sigmoid(margin): R."""
+    del eta  # of `power_dl`
+    with torch.no_grad():
+        label_R = _labels(batch)
+        margin_RR = _power_margins(batch, beta)
+        next_RR = label_R[:, None] + gamma * (margin_RR.sigmoid() - label_R[:, None])
+        pair_RR = (pair_shares(batch, "power_dl") > 0).to(next_RR.dtype)
+        in_pair_R = pair_RR.sum(1) + pair_RR.sum(0)
+        return {"label": torch.where(in_pair_R > 0, on_rows(next_RR, pair_RR), label_R)}
+
+
+@register(
+    PAIR_LOSSES,
+    "power_dl",
+    source="POWER-DL (arXiv 2412.09544), abstract; formula recalled",
+    formula="-l log sig(m) - (1-l) log sig(-m) - eta beta w log pi, m = beta d(w log pi + w)",
+    certainty="approximation",
+    checked="no released code was found; the abstract alone; constants are ours",
+    test=TESTS + "test_power_dl_lets_go_of_a_pair_that_the_policy_holds_for_wrong",
+    needs=("sequence", "group", "passes"),
+    aggregation="row_mean",
+    carry=moved_labels,
+)
+def power_dl(
+    batch: TokenBatch, *, beta: float = 2.0, eta: float = 0.01, gamma: float = 0.1
+) -> torch.Tensor:
+    """Return the loss of each group's best row against its worst under a moving label, by row: D.
+
+    `columns["label"]` is l, 1 at first; after each pass over the batch it goes the share `gamma` of
+    the way to sigmoid(m), where the pair has no slope. w is the inverse of a row's length.
+
+    Approximation: the weighted entropy and the label's rule are recalled. Labels live as long as
+    their batch (`optimiser.epochs_per_batch` passes): offline pairs are given as `tasks.groups`.
+
+    Args:
+        batch: whole groups.
+        beta: > 0, scales the margin.
+        eta: >= 0, weight of the better row's likelihood, the robust term.
+        gamma: 0 to 1; 0 keeps every label.
+    """
+    del gamma  # of `moved_labels`
+    label_RR = _labels(batch)[:, None]
+    margin_RR = _power_margins(batch, beta)
+    loss_RR = label_RR * softplus(-margin_RR) + (1 - label_RR) * softplus(margin_RR)
+    loss_RR = loss_RR - eta * beta * batch.row_mean(batch.logp_D)[:, None]
+    return on_rows(loss_RR, pair_shares(batch, "power_dl"))[batch.row_D]

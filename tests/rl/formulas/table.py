@@ -47,6 +47,7 @@ model is loaded:
 | `extra:context_R` | `[hints]` |
 | `given` (losses) | one turn, no `[hints]`; tasks with a reference or `metadata.solution` |
 | `verdicts` (losses) | a verifier of kind `win_rate` with `verdicts = true` |
+| `passes` (losses) | `epochs_per_batch` 2 or more |
 | `half_step` (losses) | `epochs_per_batch` and `updates_per_epoch` 1, no replay |
 | `extra:planning_D` | `credit.phrases` |
 | any other column `NAME_R` | `features.NAME_R`, a source as below |

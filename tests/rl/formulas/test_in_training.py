@@ -416,6 +416,14 @@ def moves_columns(entry: Entry, batch: Any, options: dict[str, Any]) -> bool:
     return plain.keys() != other.keys() or any((plain[n] != other[n]).any() for n in plain)
 
 
+def moves_carry(entry: Entry, batch: Any, options: dict[str, Any]) -> bool:
+    """Does the option change what rows carry to the next pass?"""
+    if entry.carry is None:
+        return False
+    plain, other = entry.carry(batch), entry.carry(batch, **options)
+    return any(not torch.equal(plain[n], other[n]) for n in plain)
+
+
 def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
     """Does some other value of the option change a gradient, a value, or the entry's state?"""
     name = parameter.name
@@ -427,6 +435,8 @@ def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
             for other in alternatives(base):
                 changed = result(kind, entry, batch, **beside, **{name: other})
                 if isinstance(changed, list) and changed != plain:
+                    return True
+                if kind == "losses" and moves_carry(entry, batch, {name: other}):
                     return True
                 tells = kind == "credit" and entry.columns is not None
                 if tells and moves_columns(entry, batch, {name: other}):

@@ -237,6 +237,10 @@ def test_the_refused_are_few_and_are_entries() -> None:
             "needs half_step, .*set optimiser.epochs_per_batch and .* to 1 and leave past",
         ),
         (
+            {"loss": {"name": "power_dl"}},
+            "needs passes, .*set optimiser.epochs_per_batch to 2 or more",
+        ),
+        (
             {"loss": {"advantage": "remax"}, "hints": {"name": "sage"}},
             "the greedy rollout is asked without hints",
         ),

@@ -13,7 +13,7 @@ from tfgrpo.rl.formulas.losses import LOSSES
 POLICY_GRADIENT = sorted(
     set(LOSSES)
     - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
-    - {"rpo", "inpo", "reg_grpo", "drpo", "grao", "nash_mp"}
+    - {"rpo", "inpo", "reg_grpo", "drpo", "grao", "nash_mp", "power_dl"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 

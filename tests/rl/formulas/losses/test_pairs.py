@@ -10,7 +10,14 @@ import torch
 from tests.rl.formulas.batches import flat, slopes, tokens, values
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import TokenBatch
-from tfgrpo.rl.formulas.losses.pairs import inpo, on_rows, pair_shares, rpo
+from tfgrpo.rl.formulas.losses.pairs import (
+    inpo,
+    moved_labels,
+    on_rows,
+    pair_shares,
+    power_dl,
+    rpo,
+)
 
 
 def pair(
@@ -54,7 +61,7 @@ def test_a_groups_pairs_are_its_ends_or_all_that_differ() -> None:
         pair_shares(batch, "rpo", "some")
 
 
-@pytest.mark.parametrize("loss", [rpo, inpo])
+@pytest.mark.parametrize("loss", [rpo, inpo, power_dl])
 def test_a_group_of_equal_rewards_has_no_pair_and_no_loss(loss: Any) -> None:
     batch = grouped([0.3, 0.3, 0.3], [0, 0, 0])
     assert values(loss, batch) == [0.0] * 3
@@ -92,3 +99,50 @@ def test_inpo_matches_the_hand_value_and_a_swapped_pair_flips_h() -> None:
     for eta, tau in ((0.0, 0.0), (1.0, 2.0), (1.0, -0.1)):
         with pytest.raises(ConfigError, match=r"tau .* from 0 to eta"):
             inpo(batch, eta=eta, tau=tau)
+
+
+def against(label: float) -> TokenBatch:
+    """The policy gives the better row of two tokens −4 a token, the worse of four tokens −1."""
+    return tokens(
+        [[-3.0] * 2, [0.0] * 4],
+        [0.0] * 2,
+        group_R=torch.zeros(2, dtype=torch.int64),
+        reward_R=torch.tensor([1.0, 0.0], dtype=torch.float64),
+        columns={"label": torch.full((6,), label, dtype=torch.float64)},
+    )
+
+
+def test_power_dl_matches_the_hand_value() -> None:
+    """m = 2 (-4 + 1/2 + 1 - 1/4) = -5.5: softplus(5.5) = 5.504078; a label of 1/2 halves both."""
+    assert values(power_dl, against(1.0), eta=0.0)[0] == pytest.approx(5.504078, abs=1e-6)
+    half = (5.504078 + 0.004078) / 2
+    assert values(power_dl, against(0.5), eta=0.0)[0] == pytest.approx(half, abs=1e-6)
+    # eta beta times the better row's mean, -4
+    assert values(power_dl, against(0.5), eta=0.1)[0] == pytest.approx(half + 0.8, abs=1e-6)
+
+
+def test_power_dl_lets_go_of_a_pair_that_the_policy_holds_for_wrong() -> None:
+    """Its slope, (1 - sigmoid(m)) beta = 1.9919 a row at first, is under 1e-3 after 100 passes."""
+
+    def felt(label: float, **options: float) -> float:
+        """∂ loss / ∂ mean log π of the better row, both rows' shares summed as row_mean does."""
+        batch = against(label)
+        loss = power_dl(batch, eta=0.0, **options)
+        share = torch.tensor([1 / 2] * 2 + [1 / 4] * 4, dtype=torch.float64) / 2
+        (slope,) = torch.autograd.grad((loss * share).sum(), batch.logp_D)
+        return abs(float(slope[:2].sum()))
+
+    assert felt(1.0) == pytest.approx(1.9919, abs=1e-3)
+    label = 1.0
+    for _ in range(100):
+        label = float(moved_labels(against(label))["label"][0])
+    assert felt(label) < 1e-3
+    assert label == pytest.approx(0.0040701 + 0.9959299 * 0.9**100, abs=1e-6)
+    kept = moved_labels(against(0.7), gamma=0.0)["label"]
+    assert kept.tolist() == pytest.approx([0.7, 0.7])
+
+
+def test_labels_of_rows_outside_a_pair_stay() -> None:
+    batch = grouped([1.0, 0.5, 0.0, 0.2, 0.2], [0, 0, 0, 1, 1])
+    label = moved_labels(batch, gamma=0.5)["label"].tolist()
+    assert label == pytest.approx([0.75, 1.0, 0.75, 1.0, 1.0])  # margin 0: half-way to 1/2
