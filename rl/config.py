@@ -110,6 +110,7 @@ class TrainConfig(Section):
             aggregation=self.loss.aggregation,
             advantage=self.loss.advantage,
             advantage_options=self.loss.advantage_options,
+            names_advantage=bool(self.loss.model_fields_set & {"advantage", "advantage_options"}),
             rewards=self.rewards.names,
             reward_options=self.rewards.options,
             credit=self.credit.name,

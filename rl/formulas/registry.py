@@ -29,6 +29,7 @@ NEEDS = (
     "next_gap",
     "ratio",
     "own_start",
+    "rewards",
     "given",
     "verdicts",
     "half_step",
@@ -51,10 +52,11 @@ NEEDS = (
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
 `losses.regression.rover`), `ratio` (its gradient depends on log π_old, so that old rollouts may be
 used, and one update per batch leaves the ratio at 1), `own_start` (with the ratio at 1 its gradient
-is still its own, not that of `reinforce`), `given` (each group has its task's reference as a
-further row, see `update.given_rows`), `verdicts` (parts `beats_J` of the score, a row's verdict
-against each sibling), `half_step` (see `losses.groups.nash_mp`), `passes` (a batch is used more
-than once, and its rows carry facts from pass to pass); it may use `width` (it widens its clip by
+is still its own, not that of `reinforce`), `rewards` (it goes by rewards or verdicts, and
+advantages have no effect), `given` (each group has its task's reference as a further row, see
+`update.given_rows`), `verdicts` (parts `beats_J` of the score, a row's verdict against each
+sibling), `half_step` (see `losses.groups.nash_mp`), `passes` (a batch is used more than once, and
+its rows carry facts from pass to pass); it may use `width` (it widens its clip by
 `TokenBatch.columns["width"]`). A loss with `columns`, an advantage, a reward or a credit: the
 optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 

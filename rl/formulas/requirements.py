@@ -25,7 +25,7 @@ from tfgrpo.rl.formulas.rewards import REWARDS
 
 _ALWAYS = (
     *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
-    "own_start",
+    *("own_start", "rewards"),
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers", "width"),
     "extra:prompt_confidence_R",
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
@@ -49,6 +49,8 @@ class FormulaChoice:
     """Empty takes the loss's own."""
     advantage: str = "grpo"
     advantage_options: Mapping[str, Any] = field(default_factory=dict)
+    names_advantage: bool = False
+    """The advantage was chosen, not left at the default."""
     rewards: tuple[str, ...] = ()
     """Applied in this order."""
     reward_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -189,6 +191,11 @@ def check(choice: FormulaChoice) -> None:
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
     check_options(entry, "loss", choice.loss_options, _FILLED)
+    if {"sequence", "group"} <= set(entry.needs) and choice.group_size < 2:
+        raise ConfigError(
+            f"loss {choice.loss!r} compares the rollouts of a group, and rollout.group_size is "
+            f"{choice.group_size}: use 2 or more"
+        )
     _check_spans(choice, have)
     k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
     if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
@@ -228,6 +235,12 @@ def remarks(choice: FormulaChoice) -> list[str]:
             "to sampling weights is 1 throughout, so its clips, caps and gates do nothing and the "
             "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
             "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
+        )
+    if "rewards" in entry.needs and (choice.names_advantage or choice.credit):
+        made = f"credit.name {choice.credit!r}" if choice.credit else "loss.advantage"
+        found.append(
+            f"loss {choice.loss!r} goes by rewards, not by advantages: {made} has no effect; leave "
+            "it out, or shape rewards with [rewards]"
         )
     names = [e.name for _, e, _ in chosen(choice)]
     found += [_PARTIAL[n] for n in names if n in _PARTIAL and n != choice.hints]

@@ -35,6 +35,7 @@ from tfgrpo.rl.update.accumulate import (
     score_rows,
     token_weights,
 )
+from tfgrpo.rl.update.between_passes import Gaps, Kept, carried_on, with_half_gap
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.logprob_mismatch import (
     Mismatch,
@@ -42,7 +43,6 @@ from tfgrpo.rl.update.logprob_mismatch import (
     check_mismatch,
     measure_mismatch,
 )
-from tfgrpo.rl.update.lookahead import Kept, with_half_gap
 from tfgrpo.rl.update.token_stats import Tokens, measure_rows
 
 
@@ -128,7 +128,7 @@ class Updater:
             # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
             done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
         parts = _split(rows, o.updates_per_epoch)
-        gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
+        gaps = Gaps(self.mean_logp, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
         lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
@@ -145,7 +145,7 @@ class Updater:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
             if result.carried:
-                parts[turn % len(parts)] = _carried(parts[turn % len(parts)], result)
+                parts[turn % len(parts)] = carried_on(parts[turn % len(parts)], result)
             done.results.append(result)
             self._note_entropy(result)
             if distributed.most_over_ranks(result.trained_tokens):
@@ -239,7 +239,7 @@ class Updater:
         """What an optimiser batch minimises."""
         loss, o, choice = self._config.loss, self._config.optimiser, self._config.formulas
         own = filled(self._loss, loss.options, choice, self._number)
-        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
+        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see Gaps
         return UpdateSettings(
             loss=loss.name,
             options={**own, **self._state.options(self._loss), **carried},
@@ -350,38 +350,6 @@ class Updater:
             targets=m.lora_targets or TARGETS,
             seed=self._config.run.seed,
         )
-
-
-class _Gaps:
-    """For losses that regress to the next position's mean of log π − log π_old (`next_gap`).
-
-    The target is advantage + gap, so the gap travels inside the advantage and the loss itself is
-    given 0. Both means are measured where the next loss-bearing token is predicted.
-    """
-
-    def __init__(self, updater: Updater, rows: Sequence[TrainRow]) -> None:
-        self._updater = updater
-        self._before = updater.mean_logp(rows)
-
-    def added(self, part: Sequence[TrainRow]) -> list[TrainRow]:
-        """Return the rows with the gap as it is now."""
-        now = self._updater.mean_logp(part)
-        return [replace(r, advantage=self._of(r, now[r.row.index])) for r in part]
-
-    def _of(self, r: TrainRow, now_T: tuple[float, ...]) -> tuple[float, ...]:
-        a = r.advantage
-        own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
-        gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
-        return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
-
-
-def _carried(part: Sequence[TrainRow], result: UpdateResult) -> list[TrainRow]:
-    """Return the rows with what a pass over them left for the next."""
-    spread = {
-        i: {name: (value,) * len(result.logp[i]) for name, value in values.items()}
-        for i, values in result.carried.items()
-    }
-    return [replace(r, columns={**r.columns, **spread.get(r.row.index, {})}) for r in part]
 
 
 def ratio_facts(part: Sequence[TrainRow], result: UpdateResult) -> RatioFacts:

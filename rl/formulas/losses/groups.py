@@ -85,7 +85,7 @@ def length_weights(
         "the micro-batch's tokens, ours of the group's; its right is reward 1, wrong reward 0"
     ),
     test=TESTS + "test_drpo_weighs_right_answers_by_length_against_the_hardest_wrong_ones",
-    needs=("sequence", "group", "ratio", "own_start"),
+    needs=("sequence", "group", "ratio", "own_start", "rewards"),
     aggregation="row_mean",
 )
 def drpo(
@@ -212,7 +212,7 @@ def rates(verdict_RR: torch.Tensor, weight_RR: torch.Tensor) -> torch.Tensor:
     certainty="approximation",
     checked="no released code was found; the abstract alone",
     test=TESTS + "test_nash_mp_settles_rock_paper_scissors_where_one_step_does_not",
-    needs=("sequence", "group", "verdicts", "half_step"),
+    needs=("sequence", "group", "verdicts", "half_step", "rewards"),
     aggregation="row_sum",
     columns=verdict_columns,
 )

@@ -81,7 +81,7 @@ def differences(value_R: torch.Tensor) -> torch.Tensor:
         "dpo_trainer.py: mean over tokens, then rows, beta 0.5, eta 0.2; pairs are people's there"
     ),
     test=TESTS + "test_rpo_is_dpo_with_the_better_rows_likelihood",
-    needs=("sequence", "group", "reference"),
+    needs=("sequence", "group", "reference", "rewards"),
     aggregation="row_mean",
 )
 def rpo(
@@ -110,7 +110,7 @@ def rpo(
     certainty="approximation",
     checked="no released code of its authors was found; others' implementations have this formula",
     test=TESTS + "test_inpo_matches_the_hand_value_and_a_swapped_pair_flips_h",
-    needs=("sequence", "group", "reference", "ratio", "own_start"),
+    needs=("sequence", "group", "reference", "ratio", "own_start", "rewards"),
     aggregation="row_mean",
 )
 def inpo(
@@ -172,7 +172,7 @@ def moved_labels(
     certainty="approximation",
     checked="no released code was found; the abstract alone; constants are ours",
     test=TESTS + "test_power_dl_lets_go_of_a_pair_that_the_policy_holds_for_wrong",
-    needs=("sequence", "group", "passes"),
+    needs=("sequence", "group", "passes", "rewards"),
     aggregation="row_mean",
     carry=moved_labels,
 )

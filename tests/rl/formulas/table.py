@@ -38,6 +38,7 @@ model is loaded:
 | need | set |
 |---|---|
 | `ratio` (losses) | nothing; under one update per batch it is 1, and the run says so |
+| `rewards` (losses) | nothing; advantages have no effect, and the run says so where one is set |
 | `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[multi_turn]`: several turns |
 | `step_rewards` | `multi_turn.environment`, or a verifier function with parts `step_0`, … |
 | `parts` | a verifier of kind `weighted` or `function` |

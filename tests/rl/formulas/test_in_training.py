@@ -156,6 +156,30 @@ def test_entries_of_which_a_run_has_a_part_say_what_is_missing(tmp_path: Path) -
     assert remarks(tiny_config(tmp_path).formulas) == []
 
 
+@pytest.mark.parametrize(
+    ("sections", "what"),
+    [
+        ({"loss": {"name": "rpo", "advantage": "rloo"}}, "loss.advantage has no effect"),
+        (
+            {"loss": {"name": "inpo"}, "credit": {"name": "top_entropy"}},
+            "credit.name 'top_entropy'",
+        ),
+    ],
+)
+def test_an_advantage_that_a_loss_by_rewards_ignores_is_told(
+    sections: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    (told,) = remarks(tiny_config(tmp_path, **sections).formulas)
+    assert what in told and "goes by rewards" in told
+    assert remarks(tiny_config(tmp_path, loss={"name": "rpo"}).formulas) == []
+
+
+def test_a_loss_on_groups_refuses_groups_of_one(tmp_path: Path) -> None:
+    loss = {"name": "rpo", "advantage": "dr_grpo"}
+    with pytest.raises(ConfigError, match="loss 'rpo' compares the rollouts of a group"):
+        tiny_config(tmp_path, loss=loss, rollout={"group_size": 1})
+
+
 def test_an_outlier_that_no_group_can_have_is_refused(tmp_path: Path) -> None:
     """Of G lengths none lies √(G − 1) population deviations above the mean: 1.73 for 4."""
     with pytest.raises(ConfigError, match=r"k = 2 and rollout.group_size 4: .* the most is 1.73"):

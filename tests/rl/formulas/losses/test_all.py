@@ -81,6 +81,14 @@ def test_a_loss_depends_on_no_more_than_it_declares(name: str) -> None:
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OUTSIDE))
+def test_advantages_have_an_effect_unless_it_is_declared_that_rewards_have(name: str) -> None:
+    log_ratio = [[0.3, -0.2], [0.1], [-0.4, 0.2], [0.2]]
+    one, other = (full_batch(log_ratio, a) for a in ([1.0, -1.0, 0.5, 0.2], [-0.3, 0.8, 1.0, 0.4]))
+    equal = slopes(LOSSES[name].fn, one) == slopes(LOSSES[name].fn, other)
+    assert equal == ("rewards" in LOSSES[name].needs)
+
+
 def cut_out(batch: Any, part: slice, needs: set[str]) -> Any:
     """As the update cuts: token chunks keep all rows' numbers, micro-batches renumber theirs."""
     row_D = batch.row_D[part]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,9 @@ def test_inpo_matches_the_hand_value_and_a_swapped_pair_flips_h() -> None:
     # without tau the reference has no say
     far = pair(rows[0], [[-9.0], [-1.0]], rows[2], reward=[1.0, 0.0])
     assert values(inpo, far, eta=2.0, tau=0.0) == pytest.approx([0.0225] * 2)  # (.4 - .25)^2
+    bare = grouped([0.0, 1.0], [0, 0])
+    with pytest.raises(ConfigError, match="'inpo' needs ref_logp_D"):
+        inpo(replace(bare, ref_logp_D=None))
     for eta, tau in ((0.0, 0.0), (1.0, 2.0), (1.0, -0.1)):
         with pytest.raises(ConfigError, match=r"tau .* from 0 to eta"):
             inpo(batch, eta=eta, tau=tau)

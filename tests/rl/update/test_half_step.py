@@ -12,7 +12,7 @@ from tests.rl.formulas.test_through_config import Duels, tasks
 from tests.rl.tiny import tiny_config, tiny_parts
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rl.update import updater as module
-from tfgrpo.rl.update.lookahead import Kept
+from tfgrpo.rl.update.between_passes import Kept
 
 
 def trainer(folder: Path, **model: Any) -> Trainer:
