@@ -45,8 +45,9 @@ def _standardised(value_R: torch.Tensor, same_RR: torch.Tensor, eps: float) -> t
     formula="(z - A)^2, z: row sum of log r standardised in its group, A: the group's advantage",
     certainty="paper",
     checked=(
-        "no released code was to be had; its eps is not told, it is that of advantage 'grpo' here; "
-        "its KL term is loss.kl; its augmentation of data by difficulty is not here"
+        "no released code was to be had; the paper's words say what is standardised and regressed, "
+        "its displayed equations could not be read: the square and eps (that of advantage 'grpo') "
+        "are taken from a summary; its KL term is loss.kl; its data augmentation is not here"
     ),
     test=TESTS + "test_reg_grpo_rests_where_the_implied_advantage_is_the_advantage",
     needs=("sequence", "group", "every_row", "ratio"),
