@@ -110,12 +110,14 @@ class TrainConfig(Section):
             aggregation=self.loss.aggregation,
             advantage=self.loss.advantage,
             advantage_options=self.loss.advantage_options,
+            names_advantage=bool(self.loss.model_fields_set & {"advantage", "advantage_options"}),
             rewards=self.rewards.names,
             reward_options=self.rewards.options,
             credit=self.credit.name,
             credit_options=self.credit.options,
             columns=self.features,
             verifier=str(self.verifier.get("kind", "")),
+            has_verdicts=bool(self.verifier.get("verdicts")),
             temperature=self.rollout.temperature,
             is_multi_turn=played.is_on or bool(self.tasks.groups),
             has_environment=bool(played.environment),
@@ -126,6 +128,7 @@ class TrainConfig(Section):
             group_size=self.rollout.group_size,
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
+            passes=o.epochs_per_batch,
             is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.reuses,
         )
 

@@ -14,7 +14,9 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Allocator, GroupVerifier, GrowingAllocator, HintScheduler, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.strategy_options import TURNS, refuse_beside
+from tfgrpo.rl.update.given_rows import reference_text
 from tfgrpo.rollout import Task
 
 
@@ -69,6 +71,9 @@ def check_tasks(
         raise ConfigError(f"{world} processes need at least as many tasks a step")
     for task in (*tasks, *held_out):
         verifier.check_task(task)
+    if "given" in LOSSES[config.loss.name].needs:
+        for task in tasks:
+            reference_text(task)
 
 
 def check_parts(

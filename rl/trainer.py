@@ -28,6 +28,7 @@ from tfgrpo.rl import distributed, run_state
 from tfgrpo.rl.checkpoints.hub import Origin, origin_of
 from tfgrpo.rl.checkpoints.loaded_model import LoadedModel, check_asked, load_parts, write_model
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.requirements import needs_of, remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.guards import Determinism, check_parts, check_tasks, explain_out_of_memory
@@ -58,6 +59,7 @@ from tfgrpo.rl.strategies.settings import makers_of, turns_of
 from tfgrpo.rl.strategy_options import strategy_options
 from tfgrpo.rl.update.accumulate import TrainRow
 from tfgrpo.rl.update.formula_state import FormulaState
+from tfgrpo.rl.update.given_rows import References
 from tfgrpo.rl.update.hint_reliance import hint_reliance
 from tfgrpo.rl.update.train_rows import RowMaker
 from tfgrpo.rl.update.updater import Updater, UpdateReport
@@ -179,7 +181,12 @@ class Trainer:
         self._reward_range = verifier.reward_range
         self._maker = maker_of(config, model, verifier, self._counted, parts.generator)
         self._prompter = prompter_of(config, model)
-        self._row_maker = RowMaker(config, model.decoder, model.text_of, self._state)
+        read, window = self._prompter.prefix_ids, self._prompter.context_tokens
+        given = References(read, model.eos_ids[:1], self._reward_range[1], window)
+        imitates = "given" in LOSSES[config.loss.name].needs
+        self._row_maker = RowMaker(
+            config, model.decoder, model.text_of, self._state, given if imitates else None
+        )
         grower, partial = makers_of(
             options, self._maker, self._sight(), is_foreign=parts.generator is not None
         )

@@ -28,6 +28,12 @@ NEEDS = (
     "behaviour",
     "next_gap",
     "ratio",
+    "own_start",
+    "rewards",
+    "given",
+    "verdicts",
+    "half_step",
+    "passes",
     "width",
     "parts",
     "logp",
@@ -45,7 +51,12 @@ NEEDS = (
 `group` (on its whole group), `every_row` (a row of advantage 0 still has a gradient), `entropy`,
 `reference` (log-probs of a reference), `behaviour` (the engine's own log-probs), `next_gap` (see
 `losses.regression.rover`), `ratio` (its gradient depends on log π_old, so that old rollouts may be
-used, and one update per batch leaves the ratio at 1); it may use `width` (it widens its clip by
+used, and one update per batch leaves the ratio at 1), `own_start` (with the ratio at 1 its gradient
+is still its own, not that of `reinforce`), `rewards` (it goes by rewards or verdicts, and
+advantages have no effect), `given` (each group has its task's reference as a further row, see
+`update.given_rows`), `verdicts` (parts `beats_J` of the score, a row's verdict against each
+sibling), `half_step` (see `losses.groups.nash_mp`), `passes` (a batch is used more than once, and
+its rows carry facts from pass to pass); it may use `width` (it widens its clip by
 `TokenBatch.columns["width"]`). A loss with `columns`, an advantage, a reward or a credit: the
 optional fields of `RewardBatch`, and `extra:NAME` for a column of `RewardBatch.extra`."""
 
@@ -56,6 +67,9 @@ an advantage, a reward or a credit, and `RatioFacts` for a loss."""
 Columns = Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
 """(`RewardBatch`, options) to further facts a token (D) that the loss is given by name, see
 `TokenBatch.columns`."""
+Carry = Callable[..., Mapping[str, Any]]
+"""(`TokenBatch`, the loss's options) to what each row carries to the next pass over its batch, by
+column: R."""
 
 
 class FormulaSource(TypedDict):
@@ -93,6 +107,8 @@ class Entry:
     """For a function with state between steps, which it gets as options."""
     columns: Columns | None = None
     """For a loss, or a credit that says more to the loss than advantages."""
+    carry: Carry | None = None
+    """For a loss whose rows keep facts from pass to pass; it gets them as `TokenBatch.columns`."""
 
     @property
     def is_approximation(self) -> bool:
@@ -112,6 +128,7 @@ def register(
     aggregation: str = "",
     after_step: AfterStep | None = None,
     columns: Columns | None = None,
+    carry: Carry | None = None,
     **texts: Unpack[FormulaSource],
 ) -> Callable[[Fn], Fn]:
     """Return a decorator that files a function in `registry` under `name`.
@@ -141,6 +158,7 @@ def register(
             aggregation=aggregation,
             after_step=after_step,
             columns=columns,
+            carry=carry,
             **texts,
         )
         return fn

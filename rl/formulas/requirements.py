@@ -25,6 +25,7 @@ from tfgrpo.rl.formulas.rewards import REWARDS
 
 _ALWAYS = (
     *("sequence", "group", "every_row", "entropy", "reference", "next_gap", "ratio"),
+    *("own_start", "rewards"),
     *("logp", "logp_tokens", "entropy_tokens", "token_ids", "answers", "width"),
     "extra:prompt_confidence_R",
     *("extra:sum_square_D", "extra:tempered_logp_D", "extra:score_norm_R"),
@@ -48,6 +49,8 @@ class FormulaChoice:
     """Empty takes the loss's own."""
     advantage: str = "grpo"
     advantage_options: Mapping[str, Any] = field(default_factory=dict)
+    names_advantage: bool = False
+    """The advantage was chosen, not left at the default."""
     rewards: tuple[str, ...] = ()
     """Applied in this order."""
     reward_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -58,6 +61,8 @@ class FormulaChoice:
     """Column to its source."""
     verifier: str = ""
     """Kind of the verifier."""
+    has_verdicts: bool = False
+    """The verifier keeps its verdict of each pair."""
     temperature: float = 1.0
     is_multi_turn: bool = False
     has_environment: bool = False
@@ -72,6 +77,8 @@ class FormulaChoice:
     steps: int = 1
     max_tokens: int = 1
     """Of a rollout."""
+    passes: int = 1
+    """Over each batch."""
     is_reused: bool = False
     """A batch serves several optimiser updates, or past groups are used again: the ratio of the
     weights that are trained to those that sampled moves away from 1."""
@@ -101,6 +108,14 @@ def supplied(choice: FormulaChoice) -> set[str]:
         found.add("extra:context_R")
     else:
         found.add("baseline")
+    if not (choice.is_multi_turn or choice.hints or choice.segments):
+        found.add("given")
+    if choice.has_verdicts or kind == "function":
+        found.add("verdicts")
+    if not choice.is_reused:
+        found.add("half_step")
+    if choice.passes > 1:
+        found.add("passes")
     if choice.has_phrases:
         found |= {"extra:planning_D", "extra:reasoning_D"}
     if choice.has_separator:
@@ -128,6 +143,23 @@ def advice(need: str) -> str:
         return "set rollout.temperature = 1: samplers tell log-probs at temperature 1 only"
     if need == "baseline":
         return "leave [hints] out: the greedy rollout is asked without hints"
+    if need == "given":
+        return (
+            "leave [multi_turn], tasks.groups, [hints] and strategies of segments out: a reference "
+            "is one reply to the bare prompt"
+        )
+    if need == "verdicts":
+        return "use a verifier of kind 'win_rate' with verdicts = true"
+    if need == "passes":
+        return (
+            "set optimiser.epochs_per_batch to 2 or more, since labels move from one pass over a "
+            "batch to the next"
+        )
+    if need == "half_step":
+        return (
+            "set optimiser.epochs_per_batch and optimiser.updates_per_epoch to 1 and leave past "
+            "groups out, since both of its steps start from the weights that sampled"
+        )
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"
     if need == "extra:round_R":
@@ -158,7 +190,12 @@ def check(choice: FormulaChoice) -> None:
         check_options(entry, kind, options, _FILLED)
     entry = lookup(LOSSES, "loss", choice.loss)
     check_needs(entry, "loss", have, advice)
-    check_options(entry, "loss", choice.loss_options)
+    check_options(entry, "loss", choice.loss_options, _FILLED)
+    if {"sequence", "group"} <= set(entry.needs) and choice.group_size < 2:
+        raise ConfigError(
+            f"loss {choice.loss!r} compares the rollouts of a group, and rollout.group_size is "
+            f"{choice.group_size}: use 2 or more"
+        )
     _check_spans(choice, have)
     k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
     if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
@@ -191,13 +228,19 @@ def remarks(choice: FormulaChoice) -> list[str]:
     """Return, a line each, what of the choice has no effect in this run."""
     found = []
     entry = lookup(LOSSES, "loss", choice.loss)
-    has_ratio = "ratio" in entry.needs and "behaviour" not in entry.needs
+    has_ratio = "ratio" in entry.needs and not {"behaviour", "own_start"} & set(entry.needs)
     if choice.names_loss and has_ratio and not choice.is_reused:
         found.append(
             f"loss {choice.loss!r}: with one update per batch and no replay the ratio of trained "
             "to sampling weights is 1 throughout, so its clips, caps and gates do nothing and the "
             "gradient is that of 'reinforce'; set optimiser.epochs_per_batch or "
             "optimiser.updates_per_epoch to 2 or more to have what tells it apart"
+        )
+    if "rewards" in entry.needs and (choice.names_advantage or choice.credit):
+        made = f"credit.name {choice.credit!r}" if choice.credit else "loss.advantage"
+        found.append(
+            f"loss {choice.loss!r} goes by rewards, not by advantages: {made} has no effect; leave "
+            "it out, or shape rewards with [rewards]"
         )
     names = [e.name for _, e, _ in chosen(choice)]
     found += [_PARTIAL[n] for n in names if n in _PARTIAL and n != choice.hints]

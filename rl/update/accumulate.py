@@ -94,6 +94,8 @@ class UpdateResult:
     """Loss-bearing tokens forwarded."""
     input_tokens: int = 0
     skipped_tokens: int = 0
+    carried: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Per row index: columns for the next pass over the batch, where the loss keeps some."""
     prompt_tokens_saved: int = 0
     """Prompt tokens that sharing did not repeat."""
 
@@ -131,7 +133,7 @@ def accumulate(
     kept = [r for r in rows if not (may_skip and r.is_zero)]
     result.skipped_tokens = sum(r.row.n_loss for r in rows) - sum(r.row.n_loss for r in kept)
     whole = "group" in entry.needs
-    seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None]] = []
+    seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]] = []
     cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole)
     # asked before the first forward, while all are in step
     most = most_over_ranks(len(cut)) if is_sharded(decoder) else len(cut)
@@ -155,14 +157,15 @@ def _micro_batch(
     packed: Packed,
     by_index: Mapping[int, tuple[TrainRow, float]],
     settings: UpdateSettings,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Forward and backward of one micro-batch."""
+) -> tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]:
+    """Forward and backward of one micro-batch: loss, log-probs, entropies, what rows carry on."""
     entry = lookup(LOSSES, "loss", settings.loss)
     with_entropy = settings.log_entropy or settings.entropy != 0.0 or "entropy" in entry.needs
     hidden_D = decoder(packed)[packed.head_D]
     head = decoder.head_weight
     tokens = _tokens(packed, by_index, hidden_D, entry.needs, len(decoder.embed))
     closure = _closure(tokens, settings)
+    carried: Mapping[str, Tensor] = {}
     if {"sequence", "group"} & set(entry.needs):
         scored = score_tokens(
             hidden_D.detach(),
@@ -176,6 +179,9 @@ def _micro_batch(
         _, d_logp_D, d_entropy_D = closure(whole, scored.logp_D, scored.entropy_D)
         total = _value(tokens, settings, whole, scored.logp_D, scored.entropy_D)
         share = total / max(1, len(packed.target_D))
+        if entry.carry is not None:
+            batch = _token_batch(tokens, whole, scored.logp_D, scored.entropy_D)
+            carried = entry.carry(batch, **settings.options)
 
         def known(
             part: slice, logp: Tensor, entropy: Tensor | None
@@ -194,7 +200,7 @@ def _micro_batch(
         chunk=settings.chunk,
     )
     loss.backward()
-    return loss.detach(), scored.logp_D, scored.entropy_D
+    return loss.detach(), scored.logp_D, scored.entropy_D, carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,19 +269,16 @@ def _tokens(
     )
 
 
-ABSENT = {"width": 1.0}
+ABSENT = {"width": 1.0, "label": 1.0}
 """Value of a column on rows that do not have it; 0 for the others."""
 
 
-def _loss_D(
-    tokens: _Tokens, settings: UpdateSettings, part: slice, logp: Tensor, entropy: Tensor | None
-) -> Tensor:
+def _token_batch(tokens: _Tokens, part: slice, logp: Tensor, entropy: Tensor | None) -> TokenBatch:
     def cut(value: Tensor | None) -> Tensor | None:
         return None if value is None else value[part]
 
-    entry = lookup(LOSSES, "loss", settings.loss)
     old = cut(tokens.old_D)
-    batch = TokenBatch(
+    return TokenBatch(
         logp_D=logp,
         old_logp_D=logp.detach() if old is None else old,
         advantage_D=tokens.advantage_D[part],
@@ -289,6 +292,13 @@ def _loss_D(
         columns={name: value_D[part] for name, value_D in tokens.columns.items()},
         vocabulary=tokens.vocabulary,
     )
+
+
+def _loss_D(
+    tokens: _Tokens, settings: UpdateSettings, part: slice, logp: Tensor, entropy: Tensor | None
+) -> Tensor:
+    entry = lookup(LOSSES, "loss", settings.loss)
+    batch = _token_batch(tokens, part, logp, entropy)
     loss_D: Tensor = entry.fn(batch, **settings.options)
     if tokens.shaping_D is not None:
         gamma_D = tokens.shaping_D[part]
@@ -332,16 +342,21 @@ def _closure(tokens: _Tokens, settings: UpdateSettings) -> Closure:
 
 
 def _note(
-    result: UpdateResult, seen: Sequence[tuple[list[Row], Tensor, Tensor, Tensor | None]]
+    result: UpdateResult,
+    seen: Sequence[tuple[list[Row], Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]],
 ) -> None:
     """Keep the figures of all micro-batches, read from the device in one go."""
     if not seen:
         return
-    result.logp = by_row([(part, logp_D) for part, _, logp_D, _ in seen])
+    result.logp = by_row([(part, logp_D) for part, _, logp_D, _, _ in seen])
     result.trained_tokens = sum(map(len, result.logp.values()))
-    result.loss = float(torch.stack([loss for _, loss, _, _ in seen]).sum())
-    entropies = [entropy_D.sum() for *_, entropy_D in seen if entropy_D is not None]
+    result.loss = float(torch.stack([loss for _, loss, *_ in seen]).sum())
+    entropies = [entropy_D.sum() for *_, entropy_D, _ in seen if entropy_D is not None]
     result.entropy_sum = float(torch.stack(entropies).sum()) if entropies else 0.0
+    for part, *_, carried in seen:
+        for name, value_R in carried.items():
+            for row, value in zip(part, value_R.tolist(), strict=True):
+                result.carried.setdefault(row.index, {})[name] = value
 
 
 def score_rows(

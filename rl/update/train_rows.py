@@ -24,6 +24,7 @@ from tfgrpo.rl.model.decoder import Decoder
 from tfgrpo.rl.model.packing import Row
 from tfgrpo.rl.update.accumulate import TrainRow, score_rows
 from tfgrpo.rl.update.formula_state import FormulaState
+from tfgrpo.rl.update.given_rows import IS_GIVEN, References
 from tfgrpo.rl.update.hint_shaping import distilled, shaped
 from tfgrpo.rl.update.rollout_rows import row_of
 from tfgrpo.rl.update.row_features import (
@@ -70,6 +71,7 @@ class RowMaker:
         decoder: the weights that sampled, for log-probs and entropies where an entry needs them.
         text_of: token ids to text.
         state: of the formulas; None starts one.
+        references: what adds each task's reference as a row; None adds none.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class RowMaker:
         decoder: Decoder,
         text_of: TextOf,
         state: FormulaState | None = None,
+        references: References | None = None,
     ) -> None:
         self._state = state or FormulaState()
+        self._references = references
         self._config = config
         self._decoder = decoder
         self._text_of = text_of
@@ -103,6 +107,8 @@ class RowMaker:
             replayed: ids of rollouts that older weights sampled.
         """
         groups = by_baseline(groups)
+        if self._references is not None:
+            groups = self._references.added(groups)
         graded = graded_of(groups)
         facts = collect(graded, self._sources(graded, baselines or {}))
         everyone = distributed.gather_objects((facts, len(groups)))
@@ -121,6 +127,12 @@ class RowMaker:
             if g.row.n_loss
         ]
         rollouts = {g.row.index: g.rollout for g in graded}
+        rows = [
+            replace(r, columns={**r.columns, "given": (1.0,) * r.row.n_loss})
+            if IS_GIVEN in rollouts[r.row.index].metadata
+            else r
+            for r in rows
+        ]
         rows = shaped(rows, rollouts, self._entropy)
         rows += distilled(rows, rollouts)
         stale = frozenset(

@@ -22,7 +22,7 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.inputs import RatioFacts
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import lookup
-from tfgrpo.rl.formulas.requirements import aggregation_of
+from tfgrpo.rl.formulas.requirements import aggregation_of, filled
 from tfgrpo.rl.model.decoder import Decoder, hf_views
 from tfgrpo.rl.optim.adamw import AdamSettings, AdamW, learning_rate
 from tfgrpo.rl.optim.lora import TARGETS, LoraWeights
@@ -35,6 +35,7 @@ from tfgrpo.rl.update.accumulate import (
     score_rows,
     token_weights,
 )
+from tfgrpo.rl.update.between_passes import Gaps, Kept, carried_on, with_half_gap
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.logprob_mismatch import (
     Mismatch,
@@ -81,6 +82,7 @@ class Updater:
         self._rank, self._world = distributed.world()
         self._score_seconds = 0.0
         self._kl = config.loss.kl
+        self._number = 0
         self.model = self._trained_model()
         self.weights = self._make_weights()
         o = config.optimiser
@@ -115,7 +117,7 @@ class Updater:
         Raises:
             ConfigError: the engine's log-probs differ, or the gradient is not finite.
         """
-        self._kl = self._kl_at(number)
+        self._kl, self._number = self._kl_at(number), number
         o, settings = self._config.optimiser, self.settings
         self._score_seconds = 0.0
         self.weights.clear()  # a sampler may have used the memory
@@ -126,13 +128,15 @@ class Updater:
             # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
             done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
         parts = _split(rows, o.updates_per_epoch)
-        gaps = _Gaps(self, rows) if "next_gap" in self._loss_needs else None
+        gaps = Gaps(self.mean_logp, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
         lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
             if gaps is not None:
                 part = gaps.added(part)
+            if "half_step" in self._loss_needs:
+                part = self._against_half_step(part, lr, number)
             settings = self.settings
             result = accumulate(self.model, part, settings, self._token_weights(part, settings))
             if self._loss.after_step is not None:
@@ -140,6 +144,8 @@ class Updater:
             if turn == 0 and settings.temperature == 1.0:
                 fresh = [r for r in part if r.row.index not in stale]
                 done.mismatch = self._gate(fresh, result.logp, number)
+            if result.carried:
+                parts[turn % len(parts)] = carried_on(parts[turn % len(parts)], result)
             done.results.append(result)
             self._note_entropy(result)
             if distributed.most_over_ranks(result.trained_tokens):
@@ -194,7 +200,24 @@ class Updater:
         if tokens:
             self._state.mean_entropy = sum(h for h, _ in both) / tokens
 
+    def _against_half_step(
+        self, part: Sequence[TrainRow], lr: float, number: int
+    ) -> list[TrainRow]:
+        """Return the rows with what a step on them does to their log-probs; it is taken back."""
+        kept, settings = Kept(self.optimiser), self.settings
+        half = accumulate(self.model, part, settings, self._token_weights(part, settings))
+        if distributed.most_over_ranks(half.trained_tokens):
+            self._step(lr, number)
+        after = self.score(part)
+        kept.restore()
+        return with_half_gap(part, half.logp, after)
+
     def _move(self, lr: float, number: int) -> float:
+        norm = self._step(lr, number)
+        self.sync()
+        return norm
+
+    def _step(self, lr: float, number: int) -> float:
         if not self.weights.is_sharded:
             self.weights.average()
         norm = self.optimiser.step(lr)
@@ -206,7 +229,6 @@ class Updater:
             )
         if self.model is not self._decoder:
             distributed.refresh(self._decoder, self.model)
-        self.sync()
         return norm
 
     def sync(self) -> None:
@@ -217,12 +239,13 @@ class Updater:
     @property
     def settings(self) -> UpdateSettings:
         """What an optimiser batch minimises."""
-        loss, o = self._config.loss, self._config.optimiser
-        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see _Gaps
+        loss, o, choice = self._config.loss, self._config.optimiser, self._config.formulas
+        own = filled(self._loss, loss.options, choice, self._number)
+        carried = {"next_gap_D": 0.0} if "next_gap" in self._loss_needs else {}  # see Gaps
         return UpdateSettings(
             loss=loss.name,
-            options={**loss.options, **self._state.options(self._loss), **carried},
-            aggregation=aggregation_of(self._config.formulas),
+            options={**own, **self._state.options(self._loss), **carried},
+            aggregation=aggregation_of(choice),
             kl=self._kl,
             entropy=loss.entropy if self._wants_entropy else 0.0,
             log_entropy=loss.log_entropy or loss.entropy_target is not None,
@@ -332,29 +355,6 @@ class Updater:
             targets=m.lora_targets or TARGETS,
             seed=self._config.run.seed,
         )
-
-
-class _Gaps:
-    """For losses that regress to the next position's mean of log π − log π_old (`next_gap`).
-
-    The target is advantage + gap, so the gap travels inside the advantage and the loss itself is
-    given 0. Both means are measured where the next loss-bearing token is predicted.
-    """
-
-    def __init__(self, updater: Updater, rows: Sequence[TrainRow]) -> None:
-        self._updater = updater
-        self._before = updater.mean_logp(rows)
-
-    def added(self, part: Sequence[TrainRow]) -> list[TrainRow]:
-        """Return the rows with the gap as it is now."""
-        now = self._updater.mean_logp(part)
-        return [replace(r, advantage=self._of(r, now[r.row.index])) for r in part]
-
-    def _of(self, r: TrainRow, now_T: tuple[float, ...]) -> tuple[float, ...]:
-        a = r.advantage
-        own_T = a if isinstance(a, tuple) else (a,) * len(now_T)
-        gap_T = [n - b for n, b in zip(now_T, self._before[r.row.index], strict=True)]
-        return tuple(x + g for x, g in zip(own_T, [*gap_T[1:], 0.0], strict=True))
 
 
 def ratio_facts(part: Sequence[TrainRow], result: UpdateResult) -> RatioFacts:

@@ -123,11 +123,23 @@ BUILT: Mapping[str, tuple[str, tuple[Part, ...]]] = {
     "GTPO (trajectory)": ("conflict tokens left out", (Part("credit:gtpo_trajectory"),)),
     "LLDS": ("no fall of likely right answers", (Part("loss:llds"),)),
     "LUSPO": ("sequence loss without length bias", (Part("loss:luspo"),)),
+    "DRPO (decoupled reward)": ("lengths compared among right answers only", (
+        Part("loss:drpo"),)),
+    "Reg-GRPO (DeepVideo-R1)": ("regression to the advantage that log-ratios imply", (
+        Part("loss:reg_grpo"),)),
+    "GRAO": ("imitates the reference, explores, compares both", (Part("loss:grao"),)),
+    "Nash-MP": ("win rate against the policy half a step ahead", (Part("loss:nash_mp"),)),
+    "POWER-DL": ("labels of pairs move to where they have no slope", (Part("loss:power_dl"),)),
+    "INPO": ("pairs pull towards the game's Nash policy", (Part("loss:inpo"),)),
+    "RPO (regularised preference)": ("DPO and the likelihood of the better row", (
+        Part("loss:rpo"),)),
     "P3O": ("pairwise policy gradient", (Part("loss:p3o"),)),
     "R2VPO": ("variance of the ratio as a penalty", (Part("loss:r2vpo"),)),
     "ROVER": ("values of a random policy", (Part("loss:rover"),)),
     "SPPO (self-play)": ("regression to win rates", (
-        Part("loss:sppo_square"), Part("advantage:win_rate"))),
+        Part("loss:sppo_square"), Part("advantage:win_rate"),
+        at("tfgrpo/verifiers/arena.py",
+           '`verifier.kind = "win_rate"` with `loss.advantage = "dr_grpo"`', "own"))),
     "MinPRO": ("smallest prefix ratio", (Part("loss:minpro"),)),
     "REC family": ("off-policy REINFORCE: OPMD, AsymRE, rings", (
         Part("loss:opmd"), Part("loss:asymre"), Part("loss:rec_one_side"),
@@ -175,12 +187,9 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
         "ProGRPO", "Rank-GRPO", "VPO (vector)", "CAPO (curvature-aware)", "HAPO",
         "PIPO (policy improvement RL)", "PreRL / DSRL", "NPO / AutoNPO", "ReMix",
         "Missing old logits / PPO-EWMA", "ECHO", "R3 (replay-reflect-rank)", "RoRecomp", "SCOPE",
-        "T-PPO", "DRPO (decoupled reward)", "Dynamic reward weighting", "DR-IRL / GRPO-S",
+        "T-PPO", "Dynamic reward weighting", "DR-IRL / GRPO-S",
         "Information-consistent GRPO", "VSPO", "HiPER", "InfoPO", "SeeUPO", "TAPO", "THOR",
-        "CRAFT (multi-hop QA)", "Agent-BRACE", "GRAO", "INPO", "Nash-MP", "ArCHer",
-    ),
-    "learns offline from pairs that people judged, which no group holds": (
-        "POWER-DL", "RPO (regularised preference)",
+        "CRAFT (multi-hop QA)", "Agent-BRACE", "ArCHer",
     ),
     "a scheduler of generation; ours batches continuously and reads a shared prompt once": (
         "APRIL", "ARRoL", "Prefix Grouper",

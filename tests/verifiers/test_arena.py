@@ -158,6 +158,47 @@ async def test_win_rates_of_a_group_sum_to_half_its_size_and_follow_the_judge() 
     assert (await rates.score(said("7"), task(None))).reward == 0.5
 
 
+async def test_verdicts_of_pairs_are_kept_where_asked_for() -> None:
+    lm = ScriptedLM(bigger_number)
+    made = await WinRate(lm, "Larger.", verdicts=True).score_group(answers(*"3351"), task(None))
+    assert [dict(s.parts) for s in made] == [
+        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"beats_0": 1.0, "beats_1": 1.0, "beats_2": 0.5, "beats_3": 1.0},
+        {"beats_0": 0.0, "beats_1": 0.0, "beats_2": 0.0, "beats_3": 0.5},
+    ]
+    assert [s.reward for s in made] == [0.5, 0.5, 0.875, 0.125]
+    plain = WinRate(lm, "Larger.")
+    assert not any(s.parts for s in await plain.score_group(answers(*"33"), task(None)))
+    assert plain.verifier_id != WinRate(lm, "Larger.", verdicts=True).verifier_id
+
+
+def test_training_regresses_log_ratios_to_what_a_judge_says_of_pairs(tmp_path: Path) -> None:
+    """SPPO's target: the rate less one half, which is what `dr_grpo` makes of rates."""
+
+    def longer(request: Request, seed: int) -> str:
+        first, second = re.findall(
+            r"Answer [AB]:\n<<<\w+>>>\n(.*?)\n<<<end", request.messages[0].content, re.DOTALL
+        )
+        return f"Better: {'A' if first >= second else 'B'}"
+
+    config = tiny_config(
+        tmp_path,
+        verifier={"kind": "win_rate"},
+        loss={"name": "sppo_square", "advantage": "dr_grpo", "options": {"eta": 10.0}},
+        optimiser={"epochs_per_batch": 2},
+    )
+    verifier = WinRate(ScriptedLM(longer), "The later in the alphabet.")
+    trainer = Trainer(config, tiny_parts(), tiny_tasks(), verifier)
+    groups = trainer._roller.roll(0).groups
+    rows, _ = trainer._row_maker.rows(groups, 0)
+    for number, group in enumerate(groups):
+        mine = [r for r in rows if r.group == number]
+        assert [r.advantage for r in mine] == pytest.approx([x - 0.5 for x in group.rewards_G])
+        assert sum(group.rewards_G) == pytest.approx(len(mine) / 2)
+    assert trainer.step().figures["grad_norm"] > 0
+
+
 async def test_a_judge_that_always_favours_a_side_makes_ties() -> None:
     rates = WinRate(ScriptedLM(lambda request, seed: "Better: A"), "Anything.")
     assert [s.reward for s in await rates.score_group(answers("1", "2", "3"), task(None))] == [
@@ -174,5 +215,8 @@ def test_win_rates_are_made_from_settings() -> None:
         open_lm=lambda **options: ScriptedLM(bigger_number),
     )
     assert isinstance(made, WinRate) and isinstance(made, GroupVerifier)
+    settings = {"kind": "win_rate", "rubric": "Short.", "verdicts": "yes"}
+    with pytest.raises(ConfigError, match="verdicts is 'yes'; give true or false"):
+        make_verifier(settings, open_lm=lambda **options: ScriptedLM(bigger_number))
     with pytest.raises(ConfigError, match="rubric"):
         make_verifier({"kind": "win_rate"}, open_lm=lambda **options: ScriptedLM(bigger_number))

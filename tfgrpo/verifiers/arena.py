@@ -192,12 +192,16 @@ class WinRate(UnitVerifier):
     Args:
         lm: what compares two answers, asked G (G − 1) times for a group of G.
         rubric: what is good and what is bad, in words.
+        verdicts: keep what each pair gave, as part `beats_J` for the J-th answer of the group: 1,
+            0, or one half for a tie.
         options: of the `PairJudge`.
     """
 
-    def __init__(self, lm: LM, rubric: str, **options: Any) -> None:
+    def __init__(self, lm: LM, rubric: str, *, verdicts: bool = False, **options: Any) -> None:
         self._judge = PairJudge(lm, rubric, **options)
-        super().__init__("win_rate", {"of": self._judge.settings, "prompt": load("arena")})
+        self._verdicts = verdicts
+        fixed = {"of": self._judge.settings, "prompt": load("arena")}
+        super().__init__("win_rate", fixed | ({"verdicts": True} if verdicts else {}))
 
     def check_task(self, task: Task) -> None:
         """Every task will do."""
@@ -216,9 +220,14 @@ class WinRate(UnitVerifier):
         found = await asyncio.gather(
             *(self._judge.both_orders(task, rollouts[i], rollouts[j]) for i, j in pairs)
         )
-        wins = [0.5] * len(rollouts)
+        beats = [[0.5] * len(rollouts) for _ in rollouts]
         for (i, j), both in zip(pairs, found, strict=True):
             share = 1.0 if both == (True, False) else 0.0 if both == (False, True) else 0.5
-            wins[i] += share
-            wins[j] += 1 - share
-        return [Score(w / len(rollouts)) for w in wins]
+            beats[i][j], beats[j][i] = share, 1 - share
+        return [
+            Score(
+                sum(row) / len(row),
+                parts={f"beats_{j}": x for j, x in enumerate(row)} if self._verdicts else {},
+            )
+            for row in beats
+        ]

@@ -59,7 +59,7 @@ def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = N
     * `tool_calls`: `tools` = a list of "module:name".
     * `arena`: `base` = the settings of a verifier, and those of a judge; compares the answers of a
       whole group in pairs.
-    * `win_rate`: those of a judge; the share of its group that an answer beats.
+    * `win_rate`: those of a judge, and `verdicts`; the share of its group that an answer beats.
     * `weighted`: `parts` = name to the settings of a verifier, each with a `weight` (default 1),
       and `gate` = names of parts that must be full before the others are asked.
 
@@ -89,8 +89,11 @@ def make_verifier(config: Mapping[str, Any] | str, *, open_lm: OpenLM | None = N
     if kind == "arena":
         return _arena(settings, open_lm)
     if kind == "win_rate":
+        keeps = settings.pop("verdicts", False)
+        if not isinstance(keeps, bool):
+            raise ConfigError(f"verifier 'win_rate': verdicts is {keeps!r:.80}; give true or false")
         lm, checked = _asking(PairJudge, "win_rate", settings, open_lm)
-        return WinRate(lm, **checked)
+        return WinRate(lm, verdicts=keeps, **checked)
     raise ConfigError(f"verifier.kind is {kind!r}; allowed are {', '.join(_KINDS)}")
 
 

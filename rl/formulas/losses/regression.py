@@ -141,10 +141,13 @@ def rover(
 @register(
     REGRESSION_LOSSES,
     "sppo_square",
-    source="SPPO (Self-Play Preference Optimization), abstract; formula recalled",
-    formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2 (advantage win_rate)",
-    certainty="approximation",
-    checked="no released code was found; the abstract alone",
+    source="SPPO (Self-Play Preference Optimization, arXiv 2405.00675), released code uclaml/SPPO",
+    formula="(row sum of log r - eta A)^2 / row length, A = win rate - 1/2",
+    certainty="code",
+    checked=(
+        "read in uclaml/SPPO sppo/trainer.py: eta 1000, for the best and the worst of five rows "
+        "there, for every row here; the weights at the step's start are the earlier iterate"
+    ),
     test=TESTS + "test_sppo_square_rests_at_the_scaled_win_rate",
     needs=("sequence", "every_row", "ratio"),
     aggregation="row_sum",
@@ -152,8 +155,9 @@ def rover(
 def sppo_square(batch: TokenBatch, *, eta: float = 1.0) -> torch.Tensor:
     """Return the squared error of a row's log-ratio against its win rate, spread on its tokens: D.
 
-    Approximation: recalled. Divided by the length, so that `row_sum` gives the mean over rows of
-    the squared error.
+    Divided by the length, so that `row_sum` gives the mean over rows of the squared error. With a
+    judge of pairs: verifier `win_rate` and advantage `dr_grpo`, since the rates of a group have the
+    mean one half; without one, advantage `win_rate` reads the wins off the rewards. `eta` > 0.
     """
     gap_R = batch.row_sum(log_ratio(batch))
     advantage_R = batch.row_mean(batch.advantage_D)

@@ -137,7 +137,7 @@ def vespo(
     certainty="approximation",
     checked="no released code was found; the abstract alone",
     test=TESTS + "test_p3o_matches_the_sum_over_pairs_and_ignores_a_reward_shift",
-    needs=("sequence", "group", "every_row", "ratio"),
+    needs=("sequence", "group", "every_row", "ratio", "rewards"),
     aggregation="row_mean",
 )
 def p3o(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:

@@ -1,9 +1,11 @@
 """Every entry of the registries against plain GRPO at equal rollouts, on the toy.
 
 Each entry stands where what it does can matter: losses train a batch twice, in two parts, so that
-ratios leave 1; credit by step plays a turn a token, with rewards and states a step; credit by tree
-grows trees; entries that need parts, answers or classes get those of the toy. The base is the same
-setting with `clip` and `grpo`. Long replies are cut and fail, so that rewards of length have a use.
+ratios leave 1; a loss of win rates is judged in pairs, and one of references is shown right ones,
+which its base is not; credit by step plays a turn a token, with rewards and states a step; credit
+by tree grows trees; entries that need parts, answers or classes get those of the toy. The base is
+the same setting with `clip` and `grpo`. Long replies are cut and fail, so that rewards of length
+have a use.
 
     python -m tests.benchmarks.rl.rl_entries --out rows.jsonl   (--device cuda: larger)
     python -m tests.benchmarks.rl.rl_entries --collect rows.jsonl
@@ -25,6 +27,7 @@ from tfgrpo.rl.formulas.rewards import REWARDS
 
 Sections = dict[str, dict[str, Any]]
 REUSED = {"epochs_per_batch": 2, "updates_per_epoch": 2}
+PAIRS = {"kind": "win_rate", "verdicts": True}
 OPTIONS: Mapping[str, dict[str, float]] = {
     "d3s": {"keep": 4.0},
     "overlong_soft": {"buffer": 8.0},
@@ -60,8 +63,13 @@ def arm(kind: str, entry: Entry) -> Arm:
         task = "letters, " + ", ".join(columns.values())
     if kind == "loss":
         sections["loss"] = {"name": entry.name, "options": options}
+        if "verdicts" in entry.needs:
+            sections["verifier"] = dict(PAIRS)
+        if "half_step" in entry.needs:
+            return Arm(sections, task=f"{task}, judged in pairs")
         sections["optimiser"] = dict(REUSED)
-        return Arm(sections, base="grpo_reused", task=TWICE)
+        shown = ", with references" if "given" in entry.needs else ""
+        return Arm(sections, base="grpo_reused", task=TWICE + shown)
     if kind == "advantage":
         named = {"advantage": entry.name, "advantage_options": options}
         sections["loss"] = sections.get("loss", {}) | named

@@ -38,6 +38,7 @@ model is loaded:
 | need | set |
 |---|---|
 | `ratio` (losses) | nothing; under one update per batch it is 1, and the run says so |
+| `rewards` (losses) | nothing; advantages have no effect, and the run says so where one is set |
 | `steps`, `states`, `extra:tool_calls_R`, `extra:invalid_R` | `[multi_turn]`: several turns |
 | `step_rewards` | `multi_turn.environment`, or a verifier function with parts `step_0`, … |
 | `parts` | a verifier of kind `weighted` or `function` |
@@ -45,6 +46,10 @@ model is loaded:
 | `extra:round_R` | a verifier of kind `arena` |
 | `baseline` | no `[hints]`: one greedy rollout a task is added |
 | `extra:context_R` | `[hints]` |
+| `given` (losses) | one turn, no `[hints]`; tasks with a reference or `metadata.solution` |
+| `verdicts` (losses) | a verifier of kind `win_rate` with `verdicts = true` |
+| `passes` (losses) | `epochs_per_batch` 2 or more |
+| `half_step` (losses) | `epochs_per_batch` and `updates_per_epoch` 1, no replay |
 | `extra:planning_D` | `credit.phrases` |
 | any other column `NAME_R` | `features.NAME_R`, a source as below |
 

@@ -94,7 +94,11 @@ def test_a_loss_brings_its_own_aggregation_unless_one_is_set(
     assert aggregation_of(plain.formulas) == "token_sum"
 
 
-RATIO = sorted(n for n, e in LOSSES.items() if "ratio" in e.needs and "behaviour" not in e.needs)
+RATIO = sorted(
+    n
+    for n, e in LOSSES.items()
+    if "ratio" in e.needs and not {"behaviour", "own_start"} & set(e.needs)
+)
 
 
 def on_policy_slope(name: str) -> list[float]:
@@ -133,6 +137,7 @@ def test_a_loss_with_a_ratio_is_reinforce_under_one_update_and_the_run_says_so(
         {"loss": {"name": "etr"}, "optimiser": {"updates_per_epoch": 2}},
         {"loss": {"name": "etr"}, "curriculum": {"replay": 1}},
         {"loss": {"name": "decoupled_clip"}},
+        {"loss": {"name": "inpo"}},
     ],
 )
 def test_no_remark_where_a_ratio_moves_or_none_is_there(
@@ -149,6 +154,30 @@ def test_entries_of_which_a_run_has_a_part_say_what_is_missing(tmp_path: Path) -
     (told,) = remarks(tiny_config(tmp_path, credit={"name": "a2tgpo"}, multi_turn=steps).formulas)
     assert "the verifier's reward has no effect" in told
     assert remarks(tiny_config(tmp_path).formulas) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "what"),
+    [
+        ({"loss": {"name": "rpo", "advantage": "rloo"}}, "loss.advantage has no effect"),
+        (
+            {"loss": {"name": "inpo"}, "credit": {"name": "top_entropy"}},
+            "credit.name 'top_entropy'",
+        ),
+    ],
+)
+def test_an_advantage_that_a_loss_by_rewards_ignores_is_told(
+    sections: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    (told,) = remarks(tiny_config(tmp_path, **sections).formulas)
+    assert what in told and "goes by rewards" in told
+    assert remarks(tiny_config(tmp_path, loss={"name": "rpo"}).formulas) == []
+
+
+def test_a_loss_on_groups_refuses_groups_of_one(tmp_path: Path) -> None:
+    loss = {"name": "rpo", "advantage": "dr_grpo"}
+    with pytest.raises(ConfigError, match="loss 'rpo' compares the rollouts of a group"):
+        tiny_config(tmp_path, loss=loss, rollout={"group_size": 1})
 
 
 def test_an_outlier_that_no_group_can_have_is_refused(tmp_path: Path) -> None:
@@ -247,6 +276,17 @@ def test_the_weight_of_kl_falls_in_a_line_and_at_zero_no_reference_is_scored(
     assert seen == {0: (0.1, 1), 5: (pytest.approx(0.05), 1), 10: (pytest.approx(0.0), 0)}
 
 
+def test_a_loss_is_given_the_runs_longest_reply_unless_one_is_set(tmp_path: Path) -> None:
+    def longest(**options: float) -> Any:
+        loss = {"name": "drpo", "options": options}
+        config = tiny_config(tmp_path, loss=loss, rollout={"max_tokens": 7})
+        trainer = Trainer(config, tiny_parts(), tiny_tasks(), EvenTokens())
+        return trainer.updater.settings.options["max_tokens"]
+
+    assert longest() == 7
+    assert longest(max_tokens=90.0) == 90
+
+
 def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> None:
     """The first batch is under any target, since nothing was seen yet; later ones are over 1e-9."""
 
@@ -268,7 +308,7 @@ def test_an_entropy_bonus_above_its_target_changes_no_bit(tmp_path: Path) -> Non
 def alternatives(default: Any) -> list[Any]:
     """Other values of an option."""
     if isinstance(default, str):
-        return ["std", "share", "batch", "mix", "row", "turn", "log"]
+        return ["std", "share", "batch", "mix", "row", "turn", "log", "all"]
     if default is None:
         return [0.5, 2.0]
     return [x for x in (0.0, 0.25, 0.5 * default, 1.0, 1.5 * default, 2.0, 3.0) if x != default]
@@ -294,10 +334,12 @@ def random_batches(kind: str, seed: int) -> Iterator[Any]:
                 old=[(-draw.exponential(1.0, size=k) - 0.01).tolist() for k in lengths],
                 entropy_D=torch.as_tensor(draw.exponential(size=n)),
                 behaviour_logp_D=torch.as_tensor(-draw.exponential(1.0, size=n)),
+                ref_logp_D=torch.as_tensor(-draw.exponential(1.0, size=n)),
                 group_R=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
                 reward_R=torch.as_tensor(draw.random(8)),
                 columns={
                     "heat": torch.as_tensor(draw.uniform(-1, 1, size=n)),
+                    "given": torch.as_tensor(np.repeat([0.0] * 7 + [1.0], lengths)),
                     "segment": torch.as_tensor(
                         np.concatenate([np.arange(k) // 3 for k in lengths]).astype(float)
                     ),
@@ -351,6 +393,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("length_outlier", "right"): {"k": 1.0},
     ("d3s_dual", "keep_end"): {"progress": 0.5},
     ("d3s_dual", "share_end"): {"progress": 0.5},
+    **{("drpo", name): {"right": 0.5} for name in ("lam", "tau", "max_tokens")},
 }
 """What an option needs beside it to count, as its docstring says."""
 FILLED = {"max_tokens": 8, "buffer": 4, "step": 3, "steps": 10}
@@ -397,6 +440,14 @@ def moves_columns(entry: Entry, batch: Any, options: dict[str, Any]) -> bool:
     return plain.keys() != other.keys() or any((plain[n] != other[n]).any() for n in plain)
 
 
+def moves_carry(entry: Entry, batch: Any, options: dict[str, Any]) -> bool:
+    """Does the option change what rows carry to the next pass?"""
+    if entry.carry is None:
+        return False
+    plain, other = entry.carry(batch), entry.carry(batch, **options)
+    return any(not torch.equal(plain[n], other[n]) for n in plain)
+
+
 def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
     """Does some other value of the option change a gradient, a value, or the entry's state?"""
     name = parameter.name
@@ -408,6 +459,8 @@ def has_effect(kind: str, entry: Entry, parameter: inspect.Parameter) -> bool:
             for other in alternatives(base):
                 changed = result(kind, entry, batch, **beside, **{name: other})
                 if isinstance(changed, list) and changed != plain:
+                    return True
+                if kind == "losses" and moves_carry(entry, batch, {name: other}):
                     return True
                 tells = kind == "credit" and entry.columns is not None
                 if tells and moves_columns(entry, batch, {name: other}):

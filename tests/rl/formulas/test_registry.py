@@ -135,9 +135,9 @@ def test_a_wrong_name_suggests_the_nearest() -> None:
 
 def test_what_a_caller_cannot_supply_is_refused_before_anything_is_sampled() -> None:
     check_needs(LOSSES["reinforce"], "loss", ())
-    check_needs(LOSSES["p3o"], "loss", ("sequence", "group", "every_row", "ratio"))
+    check_needs(LOSSES["p3o"], "loss", LOSSES["p3o"].needs)
     with pytest.raises(
-        ConfigError, match=r"loss 'p3o' needs group, every_row, ratio.* choose another"
+        ConfigError, match=r"loss 'p3o' needs group, every_row, ratio, rewards.* choose another"
     ):
         check_needs(LOSSES["p3o"], "loss", ("sequence",))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,19 @@ class Judge:
         even = sum(t % 2 == 0 for t in ids) / len(ids)
         parts = {"structure": float(ids[0] % 3 == 0), "content": even}
         return Score(1.0 if even >= 0.6 else 0.05 * (ids[0] % 5), parts=parts)
+
+
+class Duels(Judge):
+    """The same, and each pair's verdict by the first token's remainder, as in a game of three."""
+
+    async def score_group(self, rollouts: Sequence[Rollout], task: Task) -> list[Score]:
+        firsts = [(r.steps[0].token_ids or (0,))[0] % 3 for r in rollouts]
+        found = []
+        for rollout, mine in zip(rollouts, firsts, strict=True):
+            beats = {f"beats_{j}": (0.5, 1.0, 0.0)[(mine - x) % 3] for j, x in enumerate(firsts)}
+            score = await self.score(rollout, task)
+            found.append(Score(sum(beats.values()) / len(beats), parts={**score.parts, **beats}))
+        return found
 
 
 class Room:
@@ -91,7 +105,9 @@ def settings(kind: str, entry: Entry, folder: Path) -> dict[str, dict[str, Any]]
     }
     if kind == "losses":
         sections["loss"] = {"name": name}
-        sections["optimiser"]["epochs_per_batch"] = 2
+        sections["optimiser"]["epochs_per_batch"] = 1 if "half_step" in entry.needs else 2
+        if "verdicts" in entry.needs:
+            sections["verifier"] = {"kind": "win_rate", "verdicts": True}
     elif kind == "aggregations":
         sections["loss"] = {"aggregation": name}
     elif kind == "advantages":
@@ -111,7 +127,12 @@ def settings(kind: str, entry: Entry, folder: Path) -> dict[str, dict[str, Any]]
 
 def tasks() -> list[Task]:
     return [
-        Task(f"t{i}", f"task {chr(97 + i)}", metadata={"hops": i % 2, "target": 3 + i})
+        Task(
+            f"t{i}",
+            f"task {chr(97 + i)}",
+            reference="ab",
+            metadata={"hops": i % 2, "target": 3 + i},
+        )
         for i in range(4)
     ]
 
@@ -127,7 +148,8 @@ def test_every_entry_trains_a_step_or_is_refused_with_its_cause(
         assert "\n" not in str(told.value)
         return
     config = tiny_config(tmp_path, **sections)
-    trainer = Trainer(config, tiny_parts(), tasks(), Judge())
+    judge = Duels() if "verdicts" in entry.needs else Judge()
+    trainer = Trainer(config, tiny_parts(), tasks(), judge)
     norms: list[float] = []
     while len(norms) < 2 or (len(norms) < 8 and not any(norms)):
         figures = trainer.step().figures
@@ -147,7 +169,8 @@ def test_a_need_without_its_setting_is_refused_in_one_line(
     sections["verifier"] = {"kind": "exact"}
     if kind == "credit":
         sections["credit"].pop("phrases")
-    asks = {n for n in entry.needs if n.startswith("extra:")} | {"parts", "steps", "step_rewards"}
+    asks = {n for n in entry.needs if n.startswith("extra:")}
+    asks |= {"parts", "steps", "step_rewards", "verdicts"}
     unmet = asks & set(entry.needs) - ALWAYS
     if not unmet:
         assert tiny_config(tmp_path, **sections).loss.name
@@ -202,6 +225,22 @@ def test_the_refused_are_few_and_are_entries() -> None:
             "samplers tell log-probs at temperature 1",
         ),
         (
+            {"loss": {"name": "nash_mp"}, "verifier": {"kind": "win_rate"}},
+            "use a verifier of kind 'win_rate' with verdicts = true",
+        ),
+        (
+            {
+                "loss": {"name": "nash_mp"},
+                "verifier": {"kind": "win_rate", "verdicts": True},
+                "optimiser": {"epochs_per_batch": 2},
+            },
+            "needs half_step, .*set optimiser.epochs_per_batch and .* to 1 and leave past",
+        ),
+        (
+            {"loss": {"name": "power_dl"}},
+            "needs passes, .*set optimiser.epochs_per_batch to 2 or more",
+        ),
+        (
             {"loss": {"advantage": "remax"}, "hints": {"name": "sage"}},
             "the greedy rollout is asked without hints",
         ),
@@ -239,7 +278,7 @@ def test_losses_without_a_ratio_are_those_that_replay_refuses() -> None:
             row_D=torch.tensor([0, 0, 1, 1]),
             n_rows=2,
             entropy_D=torch.ones(4, dtype=torch.float64),
-            ref_logp_D=logp_D.detach(),
+            ref_logp_D=logp_D.detach() - torch.tensor([0.1, 0.2, 0.0, 0.3]),
             behaviour_logp_D=logp_D.detach(),
             group_R=torch.tensor([0, 0]),
             reward_R=torch.tensor([1.0, 0.0], dtype=torch.float64),

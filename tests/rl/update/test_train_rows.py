@@ -16,6 +16,7 @@ from tfgrpo.rl.formulas.credit import CREDIT, rows_of
 from tfgrpo.rl.formulas.inputs import RewardBatch
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rl.update.between_passes import Gaps
 from tfgrpo.rl.update.row_features import (
     collect,
     planning,
@@ -25,7 +26,6 @@ from tfgrpo.rl.update.row_features import (
 )
 from tfgrpo.rl.update.token_stats import measure_rows
 from tfgrpo.rl.update.train_rows import RowMaker, graded_of
-from tfgrpo.rl.update.updater import _Gaps
 from tfgrpo.rollout import Rollout, RolloutGroup, Score, Step, Task
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz </>"
@@ -220,7 +220,7 @@ def test_a_loss_that_regresses_to_the_next_position_gets_its_gap(tmp_path: Path)
         EvenTokens(),
     )
     rows, _ = trainer._row_maker.rows(trainer._roller.roll(0).groups, 0)
-    gaps = _Gaps(trainer.updater, rows)
+    gaps = Gaps(trainer.updater.mean_logp, rows)
     at_start = gaps.added(rows)
     for row, changed in zip(rows, at_start, strict=True):
         assert changed.advantage == pytest.approx((row.advantage,) * row.row.n_loss, abs=1e-7)

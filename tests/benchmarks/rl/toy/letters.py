@@ -51,10 +51,16 @@ def tasks(n: int, seed: int, length: tuple[int, int], turns: bool = False) -> li
     return [_task(f"{seed}-{i}", text) for i, text in enumerate(texts[:n])]
 
 
+def right_reply(text: str) -> str:
+    """Return a reply that is right: as often as asked for, a letter whose id three divides."""
+    letter = next(c for i, c in enumerate(KNOWN) if i % 3 == 0 and i not in ENDS and c.isalpha())
+    return letter * int(text[1])
+
+
 def _task(task_id: str, text: str) -> Task:
     n = int(text[1])
     metadata = {"strategies": list(FIRST), "hops": n - 1, "target": n + 1}
-    return Task(task_id, text, reference=text[:2], metadata=metadata)
+    return Task(task_id, text, reference=right_reply(text), metadata=metadata)
 
 
 def wanted(text: str) -> list[int]:
@@ -90,6 +96,19 @@ class Right:
         share = share_right(task.text, ids)
         parts = {"content": share, "structure": float(not rollout.is_truncated)}
         return Score(float(share == 1.0), parts=parts)
+
+
+class Duels(Right):
+    """The share of its group that a reply beats, by how much of it is right; with the verdicts."""
+
+    async def score_group(self, rollouts: Sequence[Rollout], task: Task) -> list[Score]:
+        """Return each reply's rate and what it gave against each."""
+        right = [(await self.score(r, task)).parts["content"] for r in rollouts]
+        beats = [[(1 + (a > b) - (a < b)) / 2 for b in right] for a in right]
+        return [
+            Score(sum(row) / len(row), parts={f"beats_{j}": x for j, x in enumerate(row)})
+            for row in beats
+        ]
 
 
 class Room:

@@ -183,11 +183,12 @@ class Bench:
         config = self.config(arm, seed)
         train, held = self.given(arm, seed)
         hints = make_scheduler(config.hints, tasks=train) if config.hints else None
+        by_pairs = config.verifier["kind"] == "win_rate"
         trainer = Trainer(
             config,
             self.parts,
             train,
-            self.right,
+            self.world.module.Duels() if by_pairs else self.right,
             hints=hints,
             parts=TrainerParts(allocate=allocator_of(config)),
         )

@@ -11,7 +11,9 @@ from tests.rl.formulas.batches import slopes, tokens
 from tfgrpo.rl.formulas.losses import LOSSES
 
 POLICY_GRADIENT = sorted(
-    set(LOSSES) - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
+    set(LOSSES)
+    - {"opmd", "asymre", "rover", "p3o", "sppo_square", "luspo", "dro"}
+    - {"rpo", "inpo", "reg_grpo", "drpo", "grao", "nash_mp", "power_dl"}
 )
 """Losses whose first on-policy step is the policy gradient."""
 
@@ -22,6 +24,7 @@ OUTSIDE = {"rover"}
 def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
     n_tokens = sum(len(r) for r in log_ratio)
     n_rows = len(log_ratio)
+    place = torch.arange(n_rows, dtype=torch.float64) % 2
     return tokens(
         log_ratio,
         advantage,
@@ -30,7 +33,13 @@ def full_batch(log_ratio: list[list[float]], advantage: list[float]) -> Any:
         entropy_D=torch.full((n_tokens,), 0.5, dtype=torch.float64),
         group_R=torch.arange(n_rows) // 2,
         reward_R=torch.arange(n_rows, dtype=torch.float64) % 2,
-        columns={"heat": torch.zeros(n_tokens, dtype=torch.float64)},
+        columns={
+            "heat": torch.zeros(n_tokens, dtype=torch.float64),
+            "place": torch.repeat_interleave(place, torch.tensor([len(r) for r in log_ratio])),
+            "beats_0": torch.linspace(0.5, 1.0, n_tokens, dtype=torch.float64),
+            "beats_1": torch.full((n_tokens,), 0.5, dtype=torch.float64),
+            "given": (torch.arange(n_tokens) == n_tokens - 1).double(),
+        },
         vocabulary=8,
     )
 
@@ -70,6 +79,14 @@ def test_a_loss_depends_on_no_more_than_it_declares(name: str) -> None:
         cuts = [slice(i, i + 1) for i in range(7)]
     found = [LOSSES[name].fn(cut_out(whole, cut, needs)).detach() for cut in cuts]
     torch.testing.assert_close(torch.cat(found), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - OUTSIDE))
+def test_advantages_have_an_effect_unless_it_is_declared_that_rewards_have(name: str) -> None:
+    log_ratio = [[0.3, -0.2], [0.1], [-0.4, 0.2], [0.2]]
+    one, other = (full_batch(log_ratio, a) for a in ([1.0, -1.0, 0.5, 0.2], [-0.3, 0.8, 1.0, 0.4]))
+    equal = slopes(LOSSES[name].fn, one) == slopes(LOSSES[name].fn, other)
+    assert equal == ("rewards" in LOSSES[name].needs)
 
 
 def cut_out(batch: Any, part: slice, needs: set[str]) -> Any:

@@ -29,7 +29,7 @@ def rows(decoder: Decoder) -> list[TrainRow]:
     """Three groups of three; the middle group has no advantage."""
     plain = random_rows(3, 3)
     logps = score_rows(decoder, plain, temperature=1.0, max_tokens=10_000)
-    noise = np.random.default_rng(0)
+    noise, other = np.random.default_rng(0), np.random.default_rng(1)
     made = []
     for row in plain:
         old = tuple(p + 0.3 * noise.normal() for p in logps[row.index])
@@ -39,11 +39,16 @@ def rows(decoder: Decoder) -> list[TrainRow]:
             TrainRow(
                 row,
                 advantage,
-                reward=0.5 if group == 1 else advantage,
+                reward=0.5 if group == 1 else (0.0, 0.5, 1.0)[row.index % 3],
                 group=group,
                 old_logp=old,
+                ref_logp=tuple(p + 0.2 * other.normal() for p in old),
                 engine_logp=tuple(p + 0.1 * noise.normal() for p in old),
-                columns={"heat": tuple(noise.uniform(-1, 1, len(old)).tolist())},
+                columns={
+                    "heat": tuple(noise.uniform(-1, 1, len(old)).tolist()),
+                    "place": (row.index % 3.0,) * len(old),
+                    **{f"beats_{j}": (float(row.index % 3 > j),) * len(old) for j in range(3)},
+                },
             )
         )
     return made
