@@ -26,9 +26,9 @@ from tfgrpo.rl.generation.vllm_server import AWAY, TRIES_S, FolderReload, VllmSe
 log = logging.getLogger(__name__)
 
 FAILURES = 3
-"""Failures in a row after which a server rests."""
+"""Failures in a row after which a busy server rests."""
 REST_S = 10.0
-"""How long a server that failed is asked only where no other is left."""
+"""How long it is asked only where no other is left."""
 _UNKNOWN = -1
 """Version of weights that nobody confirmed."""
 
@@ -107,11 +107,11 @@ class VllmFleet:
                     self._ended(member, exc)
                     if exc.kind not in AWAY:
                         raise
-                    tried.append(member)
                     cause = exc
                 else:
-                    self._ended(member, None)
-                    return made
+                    if self._ended(member, None):
+                        return made
+                tried.append(member)
         raise ProviderError(
             f"none of {len(self._members)} vLLM servers answers; the last: {cause}",
             kind=cause.kind,
@@ -135,19 +135,24 @@ class VllmFleet:
             found.begun += 1
             return found
 
-    def _ended(self, member: _Member, error: ProviderError | None) -> None:
-        """Note how a request ended; a server that went away may come back with other weights."""
+    def _ended(self, member: _Member, error: ProviderError | None) -> bool:
+        """Note how a request ended; True where its server had the present weights throughout.
+
+        One that went away may come back with other weights, so it is out until it has read them.
+        """
         with self._lock:
             member.in_flight -= 1
             if error is None:
                 member.failures = 0
+            elif error.kind == "connection":
+                if member.version != _UNKNOWN:
+                    log.warning("%s is away and left out: %s", member.server.url, error)
+                member.version = _UNKNOWN
             elif error.kind in AWAY:
                 member.failures += 1
-                if member.failures % FAILURES == 0:
-                    member.rests_until = time.monotonic() + REST_S
-                    if error.kind == "connection":
-                        member.version = _UNKNOWN
-                        log.warning("%s is away and left out: %s", member.server.url, error)
+                if member.failures >= FAILURES:
+                    member.failures, member.rests_until = 0, time.monotonic() + REST_S
+            return member.version == self._version
 
     def stop(self) -> None:
         """Begin no further request until new weights come; those in flight end."""
@@ -197,8 +202,8 @@ class VllmFleet:
     def _read_weights(self, member: _Member) -> None:
         """Have a server read the folder; it counts again once it says that it has."""
         try:
-            member.reload.tell(())
             member.context = member.server.context_tokens()
+            member.reload.tell(())
         except ProviderError as exc:
             log.warning("%s took no new weights and is left out: %s", member.server.url, exc)
             return

@@ -27,6 +27,8 @@ from tfgrpo.rl.checkpoints.files import WEIGHTS, write_tensors
 T = TypeVar("T")
 TRIES_S = (1.0, 4.0)
 """Waits before further tries where a server is busy or away."""
+LOOK_S = 10.0
+"""Limit of a request that needs no work."""
 AWAY = ("overloaded", "connection")
 """Failures after which the same request may be answered later, or by another server."""
 
@@ -72,14 +74,16 @@ class _Http:
         return read(self._once(url, body))
 
     def get(self, path: str) -> Any:
-        """Return the JSON of a page below `/v1`, asked for once."""
-        return self._once(self.url + path, None)
+        """Return the JSON of a page below `/v1`, asked for once; whoever is there answers soon."""
+        return self._once(self.url + path, None, min(self._timeout_s, LOOK_S))
 
-    def _once(self, url: str, body: Mapping[str, Any] | None) -> Any:
+    def _once(
+        self, url: str, body: Mapping[str, Any] | None, timeout_s: float | None = None
+    ) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, self._headers)
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as reply:
+            with self._opener.open(request, timeout=timeout_s or self._timeout_s) as reply:
                 text = reply.read()
                 return json.loads(text) if text.strip() else {}
         except urllib.error.HTTPError as exc:
@@ -139,7 +143,7 @@ class VllmServer:
         try:
             found = self._http.get("/models")["data"][0]["max_model_len"]
         except ProviderError as exc:
-            if exc.kind in AWAY:
+            if exc.kind == "connection":
                 raise
             return None
         except (LookupError, TypeError):

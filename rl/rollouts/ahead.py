@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self, runtime_checkable
@@ -119,7 +119,6 @@ class RollsAhead:
         self._sampler = sampler
         self._maker = maker
         self._engine = engine
-        self._pool = ThreadPoolExecutor(1, "rollouts") if self.is_on else None
         self._group = distributed.further_group() if self.is_on else None
         self._drawn: Rolled | None = None
         self._is_broken = False
@@ -177,19 +176,21 @@ class RollsAhead:
 
         An error on either side ends both.
         """
-        if self._pool is None or step >= self._steps:
+        if not self.is_on or step >= self._steps:
             yield
             return
-        future = self._pool.submit(self._roll_apart, step)
+        pool = ThreadPoolExecutor(1, "rollouts")
         try:
+            future = pool.submit(self._roll_apart, step)
             yield
             self._drawn = self._waited_for(future)
         except BaseException:
             self._is_broken = True
             if isinstance(self._engine, Stoppable):
                 self._engine.stop()
-            wait([future])
             raise
+        finally:
+            pool.shutdown()  # waits, whatever happened
 
     def _roll_apart(self, step: int) -> Rolled:
         with distributed.gathering_over(self._group):
