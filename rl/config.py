@@ -225,25 +225,22 @@ class TrainConfig(Section):
         """Refuse settings of the engine that contradict each other or the rest."""
         e, strategy = self.engine, self.rollout.strategy
         _check_engine_options(e.options)
+        for name in ("max_staleness", "base_urls"):
+            if getattr(e, name) and e.kind != "vllm-server":
+                raise ConfigError(
+                    f"engine.{name} with engine.kind {e.kind!r}: it is for servers beside the "
+                    f"trainer; set engine.kind = 'vllm-server' or leave engine.{name} out"
+                )
         if e.base_urls and "base_url" in e.model_fields_set:
             raise ConfigError("engine.base_url and engine.base_urls are both set: keep one of them")
         if len(set(e.base_urls)) < len(e.base_urls):
             raise ConfigError("engine.base_urls names a server twice: name each once")
-        if e.kind == "vllm-server" or not (e.base_urls or e.max_staleness):
-            ahead_of_strategy = e.max_staleness and strategy not in ("plain", "arpo", "turn_tree")
-            if ahead_of_strategy:
-                raise ConfigError(
-                    f"engine.max_staleness with rollout.strategy {strategy!r}: it looks at the "
-                    "trained weights, which move while the next step is sampled; set "
-                    "engine.max_staleness = 0 or rollout.strategy = 'plain'"
-                )
-            return
-        name = "max_staleness" if e.max_staleness else "base_urls"
-        raise ConfigError(
-            f"engine.{name} with engine.kind {e.kind!r}: only servers sample while weights are "
-            "trained, or stand beside each other; set engine.kind = 'vllm-server' or leave "
-            f"engine.{name} out"
-        )
+        if e.max_staleness and strategy not in ("plain", *TURNS):
+            raise ConfigError(
+                f"engine.max_staleness with rollout.strategy {strategy!r}: it looks at the "
+                "trained weights, which move while the next step is sampled; set "
+                "engine.max_staleness = 0 or rollout.strategy = 'plain'"
+            )
 
     def _check_saved(self) -> None:
         """Refuse saved groups together with what needs sampling."""

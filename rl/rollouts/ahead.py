@@ -60,7 +60,7 @@ class Rolled:
             "step": self.step,
             "weights": self.weights,
             "groups": [group.to_dict() for group in g.groups],
-            "made": [place.get(id(m), m.to_dict()) for m in g.made],
+            "made": [place[id(m)] if id(m) in place else m.to_dict() for m in g.made],
             "replayed": sorted(g.replayed),
             "is_graded": g.is_graded,
             "baselines": dict(g.baselines),

@@ -14,6 +14,7 @@ import torch
 
 from tests.patience import PATIENCE_S
 from tests.rl.beside import AHEAD, Engine
+from tests.rl.rollouts.test_multi_turn import SECTIONS
 from tests.rl.test_trainer import OneHint, comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError, ProviderError, StoreError
@@ -96,15 +97,16 @@ def test_two_runs_are_equal_and_weights_are_handed_over_between_rollouts(tmp_pat
     assert all(row["rollout_seconds"] > 0 and row["update_seconds"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize("with_hints", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "hints", "turns"])
 @pytest.mark.parametrize("done", [1, 3])
 def test_a_resumed_run_is_bit_equal_and_draws_nothing_again(
-    tmp_path: Path, done: int, with_hints: bool
+    tmp_path: Path, done: int, kind: str
 ) -> None:
     def hints() -> Any:
-        return OneHint() if with_hints else None
+        return OneHint() if kind == "hints" else None
 
     curriculum = {"curriculum": {"rest_epochs": 1, "max_resample_rounds": 2, "replay": 1}}
+    curriculum |= SECTIONS if kind == "turns" else {}
     whole = make(tmp_path / "whole", hints=hints(), **curriculum)
     whole.train()
     first = make(tmp_path / "cut", hints=hints(), **curriculum)
@@ -120,7 +122,7 @@ def test_a_resumed_run_is_bit_equal_and_draws_nothing_again(
     assert list(map(comparable, metrics(tmp_path / "cut"))) == [
         comparable(row) for row in metrics(tmp_path / "whole")
     ]
-    if done == 3:  # the last step's groups were drawn before: only its check is left
+    if done == 3:  # the last step's groups were drawn before: only its check is left to draw
         assert engine.told == ["sync", "sync", "begin", "end"]
 
 
