@@ -129,7 +129,9 @@ class TrainConfig(Section):
             steps=o.steps,
             max_tokens=played.max_tokens if played.is_on else self.rollout.max_tokens,
             passes=o.epochs_per_batch,
-            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1 or self.reuses,
+            is_reused=o.epochs_per_batch * o.updates_per_epoch > 1
+            or self.reuses
+            or self.engine.max_staleness > 0,
         )
 
     @property
@@ -151,7 +153,7 @@ class TrainConfig(Section):
                 "rollout.strategy gives steps already: leave one of them out"
             )
         self._check_sections()
-        _check_engine_options(self.engine.options)
+        self._check_engine()
         if self.rollout.top_p < 1:
             raise ConfigError(
                 f"rollout.top_p is {self.rollout.top_p}: a truncated draw comes from another "
@@ -206,6 +208,8 @@ class TrainConfig(Section):
         names = [f"curriculum.{n}" for n in ("replay", "refill", "select") if getattr(c, n)]
         if self.rollout.strategy == "april":
             names.append("rollout.strategy 'april'")
+        if self.engine.max_staleness:
+            names.append("engine.max_staleness")
         if not names:
             return
         if "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
@@ -220,6 +224,27 @@ class TrainConfig(Section):
                 "tell log-probs at temperature 1 only, which old rollouts are weighed by; use 1"
             )
 
+    def _check_engine(self) -> None:
+        """Refuse settings of the engine that contradict each other or the rest."""
+        e, strategy = self.engine, self.rollout.strategy
+        _check_engine_options(e.options)
+        for name in ("max_staleness", "base_urls"):
+            if getattr(e, name) and e.kind != "vllm-server":
+                raise ConfigError(
+                    f"engine.{name} with engine.kind {e.kind!r}: it is for servers beside the "
+                    f"trainer; set engine.kind = 'vllm-server' or leave engine.{name} out"
+                )
+        if e.base_urls and "base_url" in e.model_fields_set:
+            raise ConfigError("engine.base_url and engine.base_urls are both set: keep one of them")
+        if len(set(e.base_urls)) < len(e.base_urls):
+            raise ConfigError("engine.base_urls names a server twice: name each once")
+        if e.max_staleness and strategy not in ("plain", *TURNS):
+            raise ConfigError(
+                f"engine.max_staleness with rollout.strategy {strategy!r}: it looks at the "
+                "trained weights, which move while the next step is sampled; set "
+                "engine.max_staleness = 0 or rollout.strategy = 'plain'"
+            )
+
     def _check_saved(self) -> None:
         """Refuse saved groups together with what needs sampling."""
         c, r = self.curriculum, self.rollout
@@ -230,6 +255,7 @@ class TrainConfig(Section):
             "curriculum.allocate": bool(c.allocate),
             f"rollout.strategy {r.strategy!r}": r.strategy != "plain",
             f"loss.advantage {self.loss.advantage!r}": self.loss.advantage == "remax",
+            "engine.max_staleness": bool(self.engine.max_staleness),
         } | {f"curriculum.{n}": bool(getattr(c, n)) for n in ("replay", "refill", "select")}
         for name, is_set in clashes.items():
             if is_set:

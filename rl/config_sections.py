@@ -191,6 +191,11 @@ class EngineConfig(Section):
     """`own` samples from the trained weights; `vllm` in this process; `vllm-server` over HTTP."""
     base_url: str = "http://127.0.0.1:8000/v1"
     """Address of the server, for kind `vllm-server`."""
+    base_urls: tuple[str, ...] = ()
+    """Addresses of several servers that were started from `folder`, in place of `base_url`."""
+    max_staleness: int = Field(default=0, ge=0, le=1)
+    """Updates by which the weights that sample may be behind those that are trained, for kind
+    `vllm-server`: 1 samples the next step while this one is trained."""
     model: str = ""
     """The served name; empty means `folder`."""
     folder: str = ""
@@ -200,7 +205,7 @@ class EngineConfig(Section):
     api_key_env: str = ""
     """Environment variable that holds the server's key."""
     concurrency: int = Field(default=64, ge=1)
-    """Requests in flight."""
+    """Requests in flight at a server."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Wall time of one request."""
 

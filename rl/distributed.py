@@ -13,7 +13,9 @@ Does not know losses or tasks. Source: `torch.distributed.fsdp.fully_shard`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -23,6 +25,9 @@ from tfgrpo.runtime.user_code import end_process
 
 if TYPE_CHECKING:
     from tfgrpo.rl.model.decoder import Decoder
+
+_GROUP: ContextVar[Any] = ContextVar("group", default=None)
+"""The group that values are gathered over; None is that of `start`."""
 
 
 def world() -> tuple[int, int]:
@@ -64,6 +69,21 @@ def hosts() -> int:
     return world()[1] // int(os.environ.get("LOCAL_WORLD_SIZE", world()[1]))
 
 
+def further_group() -> Any:
+    """Return another group of all processes, which all must ask for; None with one process."""
+    return torch.distributed.new_group(backend="gloo") if world()[1] > 1 else None
+
+
+@contextmanager
+def gathering_over(group: Any) -> Iterator[None]:
+    """Gather values over a group of a thread's own, so that they never meet another thread's."""
+    token = _GROUP.set(group)
+    try:
+        yield
+    finally:
+        _GROUP.reset(token)
+
+
 def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of a tensor over all processes."""
     if world()[1] == 1:
@@ -101,7 +121,7 @@ def gather_objects(value: Any) -> list[Any]:
     if world()[1] == 1:
         return [value]
     found: list[Any] = [None] * world()[1]
-    torch.distributed.all_gather_object(found, value)
+    torch.distributed.all_gather_object(found, value, group=_GROUP.get())
     return found
 
 

@@ -30,6 +30,7 @@ _FREE = {
     ),
     "model": ("hub_id", "licence"),
     "optimiser": ("steps",),
+    "engine": ("base_urls", "max_staleness"),
     "tasks": ("path", "held_out", "groups"),
     "rollout": ("max_tokens", "max_skipped_steps", "max_unscored_share", "verifier_timeout_s"),
 }  # fmt: skip

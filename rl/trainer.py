@@ -42,6 +42,7 @@ from tfgrpo.rl.monitoring.metrics import (
 )
 from tfgrpo.rl.monitoring.roofline import budget_figures, measure_roofline
 from tfgrpo.rl.optim.lora import LoraWeights
+from tfgrpo.rl.rollouts.ahead import RollsAhead
 from tfgrpo.rl.rollouts.curriculum import Curriculum
 from tfgrpo.rl.rollouts.factory import (
     CountingGenerator,
@@ -58,6 +59,7 @@ from tfgrpo.rl.strategies.maker import Sight
 from tfgrpo.rl.strategies.settings import makers_of, turns_of
 from tfgrpo.rl.strategy_options import strategy_options
 from tfgrpo.rl.update.accumulate import TrainRow
+from tfgrpo.rl.update.engine_check import check_engine
 from tfgrpo.rl.update.formula_state import FormulaState
 from tfgrpo.rl.update.given_rows import References
 from tfgrpo.rl.update.hint_reliance import hint_reliance
@@ -190,11 +192,6 @@ class Trainer:
         grower, partial = makers_of(
             options, self._maker, self._sight(), is_foreign=parts.generator is not None
         )
-        self._stores: dict[str, Store | None] = {
-            "replay": replay,
-            "partial": partial,
-            "recompose": recompose,
-        }
         self._roller = StepSampler(
             config,
             self._maker,
@@ -210,6 +207,16 @@ class Trainer:
                 greedy="baseline" in self._row_maker.needs,
             ),
         )
+        self._engine = parts.generator
+        self._rolls = RollsAhead(
+            config, self._roller, self._maker, parts.generator, has_own_groups=own_groups
+        )
+        self._stores: dict[str, Store | None] = {
+            "replay": replay,
+            "partial": partial,
+            "recompose": recompose,
+            "ahead": self._rolls,
+        }
         self._sinks = parts.sinks
         self._log: MetricsLog | None = None
         self._samples: MetricsLog | None = None
@@ -270,34 +277,37 @@ class Trainer:
         weight = self._model.decoder.embed
         roofline = measure_roofline(weight.device, weight.dtype)
         started = time.monotonic()
-        number, epoch = self.step_number, self.curriculum.epoch
+        number = self.step_number
         with explain_out_of_memory(number + 1, "rollout.max_rows or rollout.max_tokens"):
-            first = {} if self.curriculum.is_profiled else self._roller.profile()
-            rolled = self._roller.roll(number)
-        made = time.monotonic()
+            taken = self._rolls.take(number)
+        rolled, made = taken.groups, time.monotonic()
+        waited = self._rolls.waited_s
         with (
+            self._rolls.beside(number + 1),
             explain_out_of_memory(number + 1, _UPDATE_ROOM),
             Determinism(self.config.run.deterministic),
         ):
             leaning = {} if self._hints is None else self._reliance(rolled.made)
             rows, done = self._update(rolled, number)
+        if done.norms:
+            self._moved(rows, done, number)
         self.step_number += 1
-        if self._hints is not None and self.curriculum.epoch > epoch:
-            self._hints.epoch_end()
         ended = time.monotonic()
         n_rollouts = sum(len(g.rollouts) for g in rolled.made)
         loss = self.config.loss
-        figures = first | group_figures(rolled.made) | rolled.figures | leaning
+        figures = group_figures(rolled.made) | rolled.figures | leaning
         figures |= {"rows": len(rows), "skipped_steps": self._skipped} | self._state.figures()
         sampled = self._counted.take()
-        figures |= rollout_figures(self._maker.figures, sampled, self._hints)
+        figures |= rollout_figures(taken.spent, sampled, self._hints)
         figures |= update_figures(done, with_entropy=loss.log_entropy or loss.entropy != 0)
         figures |= {
             "seconds": ended - started,
-            "rollout_seconds": made - started,
-            "update_seconds": ended - made,
+            "rollout_seconds": taken.seconds,
+            "update_seconds": ended - made - (self._rolls.waited_s - waited),
             "samples_per_s": n_rollouts * self._world / (ended - started),
         }
+        if self._rolls.is_on:
+            figures["waited_seconds"] = self._rolls.waited_s
         figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
         self._count_flat(figures, is_flat=rolled.is_graded and not figures["grad_norm"])
         return StepReport(number + 1, figures, rolled.groups)
@@ -318,6 +328,14 @@ class Trainer:
             figures["reward_mean"],
             100 * figures["truncated_share"],
         )
+
+    def _moved(self, rows: Sequence[TrainRow], done: UpdateReport, number: int) -> None:
+        """Count an update; where the engine sampled meanwhile, hand it the weights and check it."""
+        self._rolls.weights += 1
+        if self._rolls.is_on and self._engine is not None:
+            self.updater.sync()
+            checked = check_engine(self._engine, self.updater, self.config, rows, number)
+            done.mismatch = checked or done.mismatch
 
     def _update(self, rolled: StepGroups, number: int) -> tuple[list[TrainRow], UpdateReport]:
         """Train on a step's groups; a step whose every reply is cut is skipped and counted.
@@ -459,7 +477,7 @@ class Trainer:
         self._skipped = int(state["skipped"])
         self.curriculum.load_state_dict(state["curriculum"])
         for name, part in self._stores.items():
-            if part is not None:
+            if part is not None and (name in state or name != "ahead"):  # older runs have none
                 part.load_state_dict(state[name])
         self.step_number = int(state["step"])
         return True

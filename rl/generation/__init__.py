@@ -23,6 +23,7 @@ def engine_of(config: TrainConfig, model: LoadedModel) -> Generator | None:
     if e.kind == "own":
         return None
     from tfgrpo.rl.checkpoints.loaded_model import write_model
+    from tfgrpo.rl.generation.vllm_fleet import VllmFleet
     from tfgrpo.rl.generation.vllm_inprocess import VllmColocated
     from tfgrpo.rl.generation.vllm_server import FolderReload, VllmServer, serving_folder
 
@@ -32,12 +33,19 @@ def engine_of(config: TrainConfig, model: LoadedModel) -> Generator | None:
     )
     if not is_server:
         return VllmColocated(str(folder), **e.options)
-    return VllmServer(
-        e.base_url,
-        e.model or e.folder,
-        reload=FolderReload(folder, e.base_url, timeout_s=e.timeout_s, api_key_env=e.api_key_env),
-        timeout_s=e.timeout_s,
-        concurrency=e.concurrency,
-        context_tokens=model.decoder.shape.context,
-        api_key_env=e.api_key_env,
-    )
+    servers = []
+    for url in e.base_urls or (e.base_url,):
+        reload = FolderReload(folder, url, timeout_s=e.timeout_s, api_key_env=e.api_key_env)
+        server = VllmServer(
+            url,
+            e.model or e.folder,
+            reload=reload,
+            timeout_s=e.timeout_s,
+            concurrency=e.concurrency,
+            context_tokens=model.decoder.shape.context,
+            api_key_env=e.api_key_env,
+        )
+        servers.append((server, reload))
+    if len(servers) == 1:
+        return servers[0][0]
+    return VllmFleet(servers, concurrency=e.concurrency)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -20,13 +21,20 @@ from typing import Any, TypeVar
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.lm.finish_words import finish_of
 from tfgrpo.protocols import Generated, Sampling
+from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.files import WEIGHTS, write_tensors
 
 T = TypeVar("T")
+TRIES_S = (1.0, 4.0)
+"""Waits before further tries where a server is busy or away."""
+LOOK_S = 10.0
+"""Limit of a request that needs no work."""
+AWAY = ("overloaded", "connection")
+"""Failures after which the same request may be answered later, or by another server."""
 
 
 class _Http:
-    """JSON over HTTP with two further tries where the server is busy or away."""
+    """JSON over HTTP with further tries where the server is busy or away."""
 
     def __init__(self, base_url: str, timeout_s: float, api_key_env: str) -> None:
         if not base_url.startswith(("http://", "https://")):
@@ -51,23 +59,31 @@ class _Http:
         read: Callable[[Any], T] = lambda row: row,
         *,
         from_root: bool = False,
+        waits_s: Sequence[float] = TRIES_S,
     ) -> T:
         """Return what `read` makes of the reply's JSON; with `from_root` the path stands beside
         `/v1`, not below it."""
         url = (self.url.removesuffix("/v1") if from_root else self.url) + path
-        for wait_s in (1.0, 4.0):
+        for wait_s in waits_s:
             try:
                 return read(self._once(url, body))
             except ProviderError as exc:
-                if exc.kind not in ("overloaded", "connection"):
+                if exc.kind not in AWAY:
                     raise
             time.sleep(wait_s)
         return read(self._once(url, body))
 
-    def _once(self, url: str, body: Mapping[str, Any]) -> Any:
-        request = urllib.request.Request(url, json.dumps(body).encode(), self._headers)
+    def get(self, path: str) -> Any:
+        """Return the JSON of a page below `/v1`, asked for once; whoever is there answers soon."""
+        return self._once(self.url + path, None, min(self._timeout_s, LOOK_S))
+
+    def _once(
+        self, url: str, body: Mapping[str, Any] | None, timeout_s: float | None = None
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, self._headers)
         try:
-            with self._opener.open(request, timeout=self._timeout_s) as reply:
+            with self._opener.open(request, timeout=timeout_s or self._timeout_s) as reply:
                 text = reply.read()
                 return json.loads(text) if text.strip() else {}
         except urllib.error.HTTPError as exc:
@@ -111,6 +127,28 @@ class VllmServer:
         self._reload = reload
         self._concurrency = concurrency
         self._context_tokens = context_tokens
+        self._is_stopped = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._http.url
+
+    def context_tokens(self) -> int | None:
+        """Return the longest sequence that it says it takes; None where it does not say.
+
+        Raises:
+            ProviderError: it is away.
+        """
+        try:
+            found = self._http.get("/models")["data"][0]["max_model_len"]
+        except ProviderError as exc:
+            if exc.kind == "connection":
+                raise
+            return None
+        except (LookupError, TypeError):
+            return None
+        return None if found is None else int(found)
 
     def generate(
         self,
@@ -125,16 +163,29 @@ class VllmServer:
             (list(ids), seed) for ids, row in zip(token_ids, seeds, strict=True) for seed in row
         ]
         with ThreadPoolExecutor(self._concurrency) as pool:
-            replies = pool.map(lambda pair: self._one(pair[0], pair[1], sampling), asked)
+            replies = pool.map(lambda pair: self.draw(pair[0], pair[1], sampling), asked)
             return [[next(replies) for _ in row] for row in seeds]
 
-    def _one(self, ids: list[int], seed: int, sampling: Sampling) -> Generated:
+    def draw(
+        self,
+        ids: Sequence[int],
+        seed: int,
+        sampling: Sampling,
+        waits_s: Sequence[float] = TRIES_S,
+    ) -> Generated:
+        """Return one continuation.
+
+        Raises:
+            ProviderError: the server is away after every wait, refuses, or was stopped.
+        """
+        if self._is_stopped.is_set():
+            raise ProviderError(f"{self.url}: sampling was stopped", kind="refused")
         limit = sampling.max_tokens
         if limit is not None and self._context_tokens is not None:
             limit = min(limit, self._context_tokens - len(ids))
         body = {
             "model": self._model,
-            "prompt": ids,
+            "prompt": list(ids),
             "seed": seed,
             "max_tokens": limit,
             "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
@@ -144,7 +195,7 @@ class VllmServer:
             "ignore_eos": bool(sampling.extra.get("ignore_eos", False)),
             "stop": list(sampling.stop),
         }
-        return self._http.post("/completions", body, self._generated)
+        return self._http.post("/completions", body, self._generated, waits_s=waits_s)
 
     def _generated(self, reply: Any) -> Generated:
         """Read one continuation; a reply that the server gave up is none (`ProviderError`)."""
@@ -164,14 +215,25 @@ class VllmServer:
             tuple(token_ids), tuple(map(float, logps)), "length" if was_cut else "stop"
         )
 
+    def stop(self) -> None:
+        """Begin no further request until new weights come; those in flight end."""
+        self._is_stopped.set()
+
+    def go_on(self) -> None:
+        """Take requests again."""
+        self._is_stopped.clear()
+
     def sync(self, named_params: Mapping[str, Any]) -> None:
-        """Hand weights to `reload`."""
+        """Hand weights to `reload`: one process of several does, and the others wait for it."""
         if self._reload is None:
             raise ConfigError(
                 "this vLLM server has no way to take new weights: pass reload=… to VllmServer, or "
                 "train with engine.kind = 'own'"
             )
-        self._reload(named_params)
+        self.go_on()
+        if not distributed.world()[0]:
+            self._reload(named_params)
+        distributed.gather_objects(None)
 
 
 class FolderReload:
@@ -194,15 +256,28 @@ class FolderReload:
 
     def __call__(self, named_params: Mapping[str, Any]) -> None:
         """Write the weights and have the server read them."""
+        self.write(named_params)
+        self.tell()
+
+    def write(self, named_params: Mapping[str, Any]) -> None:
+        """Replace the folder's weights."""
         part = self._folder / f".weights-{os.getpid()}"
         write_tensors(part, {n: t.detach().cpu() for n, t in named_params.items()})
         part.replace(self._folder / WEIGHTS)
+
+    def tell(self, waits_s: Sequence[float] = TRIES_S) -> None:
+        """Have the server read the folder's weights and forget what it cached under others.
+
+        Raises:
+            ConfigError: it has no endpoint for that.
+            ProviderError: it is away.
+        """
         for path, body in (
             ("/collective_rpc", {"method": "reload_weights"}),
             ("/reset_prefix_cache", {}),
         ):
             try:
-                self._http.post(path, body, from_root=True)
+                self._http.post(path, body, from_root=True, waits_s=waits_s)
             except ProviderError as exc:
                 if exc.status not in (404, 405):
                     raise

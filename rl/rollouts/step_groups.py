@@ -124,6 +124,8 @@ class StepSampler:
         self._curriculum = curriculum
         self._parts = parts
         self._rank, self._world = distributed.world()
+        self._weights: int | None = None
+        """Number of the weights that sample; None leaves rollouts unmarked."""
 
     def profile(self) -> dict[str, float]:
         """Roll every training task under the starting weights; return figures."""
@@ -137,15 +139,19 @@ class StepSampler:
         everyone = {t: r for part in distributed.gather_objects(seen) for t, r in part.items()}
         return self._curriculum.profiled((t.task_id, everyone[t.task_id]) for t in tasks)
 
-    def roll(self, step: int) -> StepGroups:
-        """Return the groups of a step, counted from 0.
+    def roll(self, step: int, weights: int | None = None) -> StepGroups:
+        """Return the groups of a step, counted from 0, and end the epoch where they end it.
+
+        With `weights`, rollouts say in their metadata which weights sampled them.
 
         Raises:
             VerifierError: too many of the rollouts could not be graded.
             ConfigError: the allocator gave nothing.
         """
         seed = derive_seed(self._config.run.seed, "step", step)
-        parts = self._parts
+        parts, epoch = self._parts, self._curriculum.epoch
+        first = {} if self._curriculum.is_profiled else self.profile()
+        self._weights = weights
         if parts.partial is None:
             rolled = self._rounds(step, seed)
         else:
@@ -158,6 +164,9 @@ class StepSampler:
             self._add_past(parts.replay, rolled, step)
         if parts.greedy:
             rolled.baselines = self._baselines(rolled.groups, seed)
+        rolled.figures |= first
+        if parts.hints is not None and self._curriculum.epoch > epoch:
+            parts.hints.epoch_end()
         return rolled
 
     def _rounds(self, step: int, seed: int) -> StepGroups:
@@ -170,7 +179,7 @@ class StepSampler:
             if not draws:
                 break
             groups, outcomes, beside = self._rolled(draws, seed, step, tally)
-            groups = self._told(groups)
+            groups, beside = self._marked(self._told(groups)), self._marked(beside)
             tally.add(groups, outcomes, room=wanted - tally.full, keeps_all=most == 1)
             kept = {g.task.task_id for g in tally.kept}
             tally.beside += [g for g in beside if g.task.task_id in kept]
@@ -233,6 +242,19 @@ class StepSampler:
         return [
             replace(g, metadata={**g.metadata, **facts})
             for g, facts in zip(groups, known, strict=True)
+        ]
+
+    def _marked(self, groups: list[RolloutGroup]) -> list[RolloutGroup]:
+        """Write into each rollout which weights sampled it, where that is asked for."""
+        if self._weights is None:
+            return groups
+        mark = {"weights": self._weights}
+        return [
+            replace(
+                g,
+                rollouts=tuple(replace(r, metadata={**r.metadata, **mark}) for r in g.rollouts),
+            )
+            for g in groups
         ]
 
     def _noted(self, tally: _Tally) -> list[RolloutGroup]:

@@ -126,7 +126,7 @@ class Updater:
         done = UpdateReport()
         if settings.temperature != 1.0:
             # the engine tells log-probs at temperature 1, so the gate needs a pass of its own
-            done.mismatch = self._gate(rows, self.score(rows[:64], temperature=1.0), number)
+            done.mismatch = self.gate(rows, self.score(rows[:64], temperature=1.0), number)
         parts = _split(rows, o.updates_per_epoch)
         gaps = Gaps(self.mean_logp, rows) if "next_gap" in self._loss_needs else None
         lr = learning_rate(number, peak=o.lr, warmup=o.warmup, total=o.steps, schedule=o.schedule)
@@ -143,7 +143,7 @@ class Updater:
                 self._state.advance(self._loss, ratio_facts(part, result), settings.options)
             if turn == 0 and settings.temperature == 1.0:
                 fresh = [r for r in part if r.row.index not in stale]
-                done.mismatch = self._gate(fresh, result.logp, number)
+                done.mismatch = self.gate(fresh, result.logp, number)
             if result.carried:
                 parts[turn % len(parts)] = carried_on(parts[turn % len(parts)], result)
             done.results.append(result)
@@ -163,17 +163,22 @@ class Updater:
             rows = [replace(r, ref_logp=reference[r.row.index]) for r in rows]
         if not reuses and not distributed.most_over_ranks(len(stale)):
             return rows
-        old = self.score(rows)
         # a decoupled loss has its own place for the sampler's log-probs
         apart = "behaviour" in self._loss_needs
+        is_ahead = self._config.engine.max_staleness > 0
+        all_stale = is_ahead and all(r.row.index in stale for r in rows)
+        if all_stale and apart and not reuses:
+            return rows  # log π_old is what the pass over the batch finds
+        old = {} if all_stale and not apart else self.score(rows)
 
         def at_start(r: TrainRow) -> tuple[float, ...]:
             if r.row.index not in stale or apart:
                 return old[r.row.index]
             if r.engine_logp is None:
                 raise ConfigError(
-                    "curriculum.replay: a kept rollout has no log-probs of its sampler (its engine "
-                    "told none, or its hint trains it under another prompt); set replay = 0"
+                    "a rollout of older weights has no log-probs of its sampler (its engine told "
+                    "none, or its hint trains it under another prompt); set curriculum.replay = 0 "
+                    "and engine.max_staleness = 0"
                 )
             return r.engine_logp
 
@@ -214,7 +219,8 @@ class Updater:
 
     def _move(self, lr: float, number: int) -> float:
         norm = self._step(lr, number)
-        self.sync()
+        if not self._config.engine.max_staleness:  # else it still samples the next step
+            self.sync()
         return norm
 
     def _step(self, lr: float, number: int) -> float:
@@ -300,7 +306,7 @@ class Updater:
         finally:
             self._score_seconds += time.monotonic() - started
 
-    def _gate(
+    def gate(
         self, rows: Sequence[TrainRow], logps: Mapping[int, tuple[float, ...]], number: int
     ) -> Mismatch | None:
         """Compare what the sampler reported with the trainer's scores; stop when they differ."""

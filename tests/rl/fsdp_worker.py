@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
+from tests.rl.beside import Engine
 from tests.rl.tiny import EvenTokens, big_parts, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
-from tfgrpo.rl.trainer import Trainer
+from tfgrpo.rl.trainer import Trainer, TrainerParts
 
 
 def train(
@@ -30,8 +31,11 @@ def train(
         },
     )
     parts = big_parts() if torch.cuda.is_available() else tiny_parts()
-    trainer = Trainer(config, parts, tiny_tasks(8), EvenTokens())
+    engine = Engine() if config.engine.max_staleness else None
+    others = TrainerParts(generator=engine)
+    trainer = Trainer(config, parts, tiny_tasks(8), EvenTokens(), parts=others)
     trainer.resume()
+    trainer.updater.sync()
     ids: list[object] = []
     norms = []
     while trainer.step_number < config.optimiser.steps:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.patience import PATIENCE_S
+from tests.rl.beside import AHEAD
 from tests.rl.tiny import big_parts
 from tfgrpo.rl.model.decoder import hf_views
 from tfgrpo.rl.update.updater import like
@@ -92,6 +93,26 @@ def test_curricula_and_estimators_over_the_batch_mean_the_same_on_two_processes(
     one, alone = read(tmp_path / "one")
     two, together = read(tmp_path / "two")
     assert alone["ids"][0] == together["ids"][0]
+    assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.real
+def test_two_processes_that_sample_ahead_train_and_resume_like_one(tmp_path) -> None:
+    """What the rollouts gather never meets what the update beside them gathers: curricula and
+    estimators ask the other process in both."""
+    sections = {
+        "engine": AHEAD,
+        "curriculum": {"max_resample_rounds": 2, "rest_epochs": 1},
+        "credit": {"name": "top_entropy"},
+        "optimiser": {"steps": 2, "lr": 1e-3, "micro_batch_tokens": 40, "updates_per_epoch": 2},
+    }
+    launch(tmp_path / "one", 1, **sections)
+    launch(tmp_path / "two", 2, **sections)
+    one, alone = read(tmp_path / "one")
+    two, together = read(tmp_path / "two")
+    assert alone["ids"] == together["ids"]
     assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
