@@ -169,12 +169,11 @@ def collect(paths: list[Path]) -> None:
     ratios: dict[str, float] = {}
     shares: dict[str, float] = {}
     for (call, model, arm), shapes in by.items():
-        theirs = by.get((call, model, "vllm"))
-        if arm != "ours" or theirs is None:
-            continue
-        for shape, mine in shapes.items():
-            ratios[f"{model} {shape}"] = round(theirs[shape]["seconds"] / mine["seconds"], 2)
+        theirs = by.get((call, model, "vllm"), {})
+        for shape, mine in shapes.items() if arm == "ours" else ():
             shares[f"{model} {shape}"] = round(mine["floor_s"] / mine["seconds"], 3)
+            if shape in theirs:
+                ratios[f"{model} {shape}"] = round(theirs[shape]["seconds"] / mine["seconds"], 2)
     cards = ", ".join(dict.fromkeys(r["card"] for r in rows))
     figures = {"ratio_vllm": ratios, "roofline_share": shares, "rows": rows}
     record("rl_vllm", figures, COMMAND, cards)

@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"tfgrpo page sums 1\n"
 _PAGES_A_READ = 256
+_LOCK_BYTE = 1 << 30
+"""Where SQLite locks a file's bytes; the page that holds it is never written, nor read."""
 _MAKES = re.compile(r"\s*CREATE\s+(TABLE|INDEX|UNIQUE\s+INDEX)\s", re.IGNORECASE)
 
 
@@ -222,7 +224,7 @@ class PageSums:
             for i, crc in enumerate(wanted):
                 if i >= len(found) or found[i] != crc:
                     wrong.add(first + i + 1)
-        return wrong.difference(skip)
+        return wrong.difference(skip, (_LOCK_BYTE // self.page_size + 1,))
 
     def with_a_bit_turned(self, page: int, content: bytes) -> bytes | None:
         """Return a page with the one bit turned that makes its checksum right; None where one bit
