@@ -1,12 +1,15 @@
-"""What stops a training run: tasks and parts that do not fit, a GPU that is full.
+"""What stops a training run, or speaks up in it: tasks and parts that do not fit, a GPU that is
+full, steps that move nothing.
 
 Does not know how a step works. Source: own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,6 +21,11 @@ from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.strategy_options import TURNS, refuse_beside
 from tfgrpo.rl.update.given_rows import reference_text
 from tfgrpo.rollout import Task
+
+log = logging.getLogger(__name__)
+
+_TOLD_EVERY = 5
+"""Steps in a row that moved nothing, before that is told."""
 
 
 @contextmanager
@@ -122,3 +130,28 @@ def check_parts(
                 f"{name} with {world} processes: one process keeps the state; train on one, or "
                 "leave it out"
             )
+
+
+class FlatSteps:
+    """Counts the steps in a row that moved nothing, and tells of them at the fifth, the tenth, the
+    twentieth…"""
+
+    def __init__(self) -> None:
+        self._flat = 0
+
+    def count(self, step: int, figures: Mapping[str, Any], *, is_flat: bool, tells: bool) -> None:
+        """Take in a step, from 1, and its figures."""
+        self._flat = self._flat + 1 if is_flat else 0
+        fives, rest = divmod(self._flat, _TOLD_EVERY)
+        if not tells or rest or not fives or fives & (fives - 1):
+            return
+        log.warning(
+            "step %d: %d steps in a row have moved no weight, because the rewards within every "
+            "group are equal (mean %.3g; %.0f %% of the replies were cut). Take tasks that succeed "
+            "now and then (curriculum.band), look at the verifier, or raise rollout.group_size or "
+            "rollout.max_tokens; Ctrl-C ends the run, its last checkpoint is whole",
+            step,
+            self._flat,
+            figures["reward_mean"],
+            100 * figures["truncated_share"],
+        )

@@ -31,7 +31,13 @@ from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.requirements import needs_of, remarks
 from tfgrpo.rl.generation.generator import GroupGenerator
-from tfgrpo.rl.guards import Determinism, check_parts, check_tasks, explain_out_of_memory
+from tfgrpo.rl.guards import (
+    Determinism,
+    FlatSteps,
+    check_parts,
+    check_tasks,
+    explain_out_of_memory,
+)
 from tfgrpo.rl.monitoring.held_out import HeldOutLog, sample_row
 from tfgrpo.rl.monitoring.metrics import (
     MetricsLog,
@@ -73,8 +79,6 @@ __all__ = ["LoadedModel", "StepReport", "Trainer", "TrainerParts", "load_parts"]
 
 log = logging.getLogger(__name__)
 
-_TOLD_EVERY = 5
-"""Steps in a row that moved nothing, before that is told."""
 _UPDATE_ROOM = (
     "optimiser.micro_batch_tokens, optimiser.vocabulary_chunk or rollout.max_rows, or set "
     "model.checkpoint_activations = true or optimiser.moments = 'bfloat16'"
@@ -152,7 +156,8 @@ class Trainer:
             log.warning("%s", remark)
         self.config = config
         self.step_number = 0
-        self._skipped = self._flat = 0
+        self._skipped = 0
+        self._flat = FlatSteps()
         self._model = model
         self._tasks = list(tasks)
         self._held_out = list(held_out)
@@ -309,25 +314,9 @@ class Trainer:
         if self._rolls.is_on:
             figures["waited_seconds"] = self._rolls.waited_s
         figures |= budget_figures(self._model.decoder, roofline, sampled, figures)
-        self._count_flat(figures, is_flat=rolled.is_graded and not figures["grad_norm"])
+        is_flat = rolled.is_graded and not figures["grad_norm"]
+        self._flat.count(self.step_number, figures, is_flat=is_flat, tells=not self._rank)
         return StepReport(number + 1, figures, rolled.groups)
-
-    def _count_flat(self, figures: Mapping[str, Any], *, is_flat: bool) -> None:
-        """Tell of steps in a row that moved nothing, at the fifth, the tenth, the twentieth…"""
-        self._flat = self._flat + 1 if is_flat else 0
-        fives, rest = divmod(self._flat, _TOLD_EVERY)
-        if self._rank or rest or not fives or fives & (fives - 1):
-            return
-        log.warning(
-            "step %d: %d steps in a row have moved no weight, because the rewards within every "
-            "group are equal (mean %.3g; %.0f %% of the replies were cut). Take tasks that succeed "
-            "now and then (curriculum.band), look at the verifier, or raise rollout.group_size or "
-            "rollout.max_tokens; Ctrl-C ends the run, its last checkpoint is whole",
-            self.step_number,
-            self._flat,
-            figures["reward_mean"],
-            100 * figures["truncated_share"],
-        )
 
     def _moved(self, rows: Sequence[TrainRow], done: UpdateReport, number: int) -> None:
         """Count an update; where the engine sampled meanwhile, hand it the weights and check it."""
