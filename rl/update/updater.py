@@ -400,9 +400,14 @@ def frozen_copy(decoder: Decoder) -> Decoder:
 
 
 def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
-    """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
-    groups = sorted({r.group for r in rows})
-    cuts = np.array_split(np.array(groups), n)
-    found = [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts]
-    # a process without groups keeps its empty batches: updates are made by all together
-    return found if distributed.world()[1] > 1 else [part for part in found if part]
+    """Cut the groups of all processes into n optimiser batches, nearly equal in groups, and return
+    this process's rows of each: maybe none, since updates are made by all together."""
+    rank = distributed.world()[0]
+    held = distributed.gather_objects({r.group for r in rows})
+    groups = sorted((group, i) for i, own in enumerate(held) for group in own)  # as dealt out
+    found = []
+    for places in np.array_split(np.arange(len(groups)), n):
+        mine = {groups[k][0] for k in places if groups[k][1] == rank}
+        if len(places):
+            found.append([r for r in rows if r.group in mine])
+    return found
