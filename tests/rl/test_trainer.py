@@ -13,8 +13,10 @@ import torch
 from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError, ProviderError, StoreError, VerifierError
 from tfgrpo.hint_plan import BARE, HintPlan
+from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.run_state import identity_of
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
 
@@ -112,6 +114,19 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path) -> None:
     make(tiny_config(tmp_path, optimiser={"steps": 2})).train()
     with pytest.raises(StoreError, match="other settings"):
         make(tiny_config(tmp_path, optimiser={"steps": 2, "lr": 1e-3})).resume()
+
+
+def test_shards_of_other_hosts_are_not_resumed(tmp_path, monkeypatch) -> None:
+    """As many processes on fewer hosts hold smaller shards; whole weights do not mind."""
+
+    def identities(shard: bool) -> set[str]:
+        config, found = tiny_config(tmp_path, model={"shard": shard}), set()
+        for n in (1, 2):
+            monkeypatch.setattr(distributed, "hosts", lambda n=n: n)
+            found.add(identity_of(config, tiny_tasks()))
+        return found
+
+    assert len(identities(shard=True)) == 2 and len(identities(shard=False)) == 1
 
 
 def test_a_failed_write_leaves_older_checkpoints_whole(tmp_path) -> None:
