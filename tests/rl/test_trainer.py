@@ -245,11 +245,20 @@ def test_steps_that_move_nothing_are_told_at_the_fifth_and_each_doubling(tmp_pat
             trainer.step()
     told = [r.getMessage() for r in caplog.records if "moved no weight" in r.getMessage()]
     assert [t.partition(":")[0] for t in told] == ["step 5", "step 10"]
+    assert all("because the rewards within every group are equal" in t for t in told)
     learning = make(tiny_config(tmp_path / "other"))
     caplog.clear()
     for _ in range(5):
         learning.step()
     assert "moved no weight" not in caplog.text
+
+
+def test_a_loss_that_makes_nothing_of_the_rewards_is_told_as_that(tmp_path, caplog) -> None:
+    loss = {"name": "drpo", "options": {"right": 2.0, "beta": 0.0}}  # no reward is that high
+    trainer = make(tiny_config(tmp_path, loss=loss))
+    for _ in range(5):
+        trainer.step()
+    assert "moved no weight" in caplog.text and "although rewards differ" in caplog.text
 
 
 def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
