@@ -73,6 +73,7 @@ def test_two_processes_sample_train_and_resume_like_one(tmp_path, shard: bool) -
     one, alone = read(tmp_path / "one")
     two, together = read(tmp_path / "two")
     assert alone["ids"][0] == together["ids"][0]
+    assert together["told"][0] == pytest.approx(alone["told"][0], rel=1e-4, abs=1e-6)
     assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
