@@ -245,6 +245,10 @@ def test_the_refused_are_few_and_are_entries() -> None:
             "loss 'grao' with advantage 'gdpo': a reference has a reward and no parts",
         ),
         (
+            {"loss": {"name": "rpo", "advantage": "nudge"}, "hints": {"name": "nudge"}},
+            "under the bare prompt, which loss 'rpo' would compare with their group: set hints.dis",
+        ),
+        (
             {"loss": {"name": "power_dl"}},
             "needs passes, .*set optimiser.epochs_per_batch to 2 or more",
         ),
