@@ -133,6 +133,8 @@ class Updater:
         lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
+            if turn == 0 and not stale:  # π is π_old: rounding between two passes is no ratio
+                part = [replace(r, old_logp=None) for r in part]
             if gaps is not None:
                 part = gaps.added(part)
             if "half_step" in self._loss_needs:
