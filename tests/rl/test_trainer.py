@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -272,6 +273,18 @@ def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
     assert {k: v for k, v in fingerprint(trainer).items() if k.startswith("master")} == {
         k: v for k, v in before.items() if k.startswith("master")
     }
+
+
+@pytest.mark.parametrize("loss", ["clip", "rpo"])
+def test_momentum_moves_nothing_in_a_step_without_a_gradient(tmp_path, loss) -> None:
+    """Also where the loss looks at every row."""
+    trainer = make(tiny_config(tmp_path, loss={"name": loss}))
+    trainer.step()
+    before = fingerprint(trainer)
+    equal = make(tiny_config(tmp_path / "equal"), Equal())
+    rows = equal._row_maker.rows(equal._roller.roll(1).groups, 1)[0]
+    trainer.updater.update([replace(r, engine_logp=None) for r in rows], 1)
+    assert fingerprint(trainer) == before
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(
