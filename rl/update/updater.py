@@ -1,7 +1,8 @@
 """Runs optimiser updates over a batch of rows: score passes, log-prob check, optimiser batches.
 
-On one process the trained decoder is the one that samples. On several the trained one is sharded
-and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
+The trained decoder is the one that samples; with `model.shard` on several processes the trained one
+is sharded, and a whole copy is refreshed after each update. Does not know tasks or rewards. Source:
+own.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Updater:
 
     Args:
         config: all settings.
-        decoder: the weights that sample; trained in place on one process.
+        decoder: the weights that sample; trained in place unless they are sharded.
         engine: another maker of tokens, told the new weights after each update.
         state: of the formulas; None starts one.
     """
