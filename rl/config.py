@@ -300,9 +300,16 @@ class TrainConfig(Section):
                 f"{method.advantage!r}, and loss.advantage is {self.loss.advantage!r}: set "
                 f"loss.advantage = {method.advantage!r}"
             )
+        needs = lookup(LOSSES, "loss", self.loss.name).needs
+        if method.adds_rows and "group" in needs:
+            raise ConfigError(
+                f"[hints] name {method.name!r} trains good rollouts once more under the bare "
+                f"prompt, which loss {self.loss.name!r} would compare with their group: set "
+                "hints.distil = 0 or use clip or another loss of a rollout alone"
+            )
         if not method.needs_ratio:
             return
-        if "ratio" not in lookup(LOSSES, "loss", self.loss.name).needs:
+        if "ratio" not in needs:
             raise ConfigError(
                 f"[hints] name {method.name!r} trains rollouts under another prompt than their "
                 f"own, by the ratio to how they were sampled, which loss {self.loss.name!r} does "

@@ -145,13 +145,20 @@ class FlatSteps:
         fives, rest = divmod(self._flat, _TOLD_EVERY)
         if not tells or rest or not fives or fives & (fives - 1):
             return
+        cause = (
+            "although rewards differ: [loss], [credit] or [rewards] make nothing of them, such as "
+            "an option that no reward reaches. Look at their options"
+            if figures["informative_share"]
+            else "because the rewards within every group are equal. Take tasks that succeed now "
+            "and then (curriculum.band), look at the verifier, or raise rollout.group_size or "
+            "rollout.max_tokens"
+        )
         log.warning(
-            "step %d: %d steps in a row have moved no weight, because the rewards within every "
-            "group are equal (mean %.3g; %.0f %% of the replies were cut). Take tasks that succeed "
-            "now and then (curriculum.band), look at the verifier, or raise rollout.group_size or "
-            "rollout.max_tokens; Ctrl-C ends the run, its last checkpoint is whole",
+            "step %d: %d steps in a row have moved no weight (mean reward %.3g; %.0f %% of the "
+            "replies were cut), %s; Ctrl-C ends the run, its last checkpoint is whole",
             step,
             self._flat,
             figures["reward_mean"],
             100 * figures["truncated_share"],
+            cause,
         )

@@ -43,7 +43,10 @@ def identity_of(config: TrainConfig, tasks: Sequence[Task]) -> str:
     for section, names in _FREE.items():
         for name in names:
             values[section].pop(name)
-    return digest([values, [t.to_dict() for t in tasks], distributed.world()[1]], 16)
+    shares = [distributed.world()[1]]
+    if config.model.shard and distributed.hosts() > 1:
+        shares.append(distributed.hosts())  # each has all shards, so they are larger
+    return digest([values, [t.to_dict() for t in tasks], *shares], 16)
 
 
 def save(
@@ -95,7 +98,8 @@ def load(
     if state["identity"] != identity:
         raise StoreError(
             f"checkpoint {str(done[-1])!r} belongs to a run with other settings, tasks or rows, or "
-            "another number of processes; choose another folder or restore the settings"
+            "another number of processes (or of hosts, with model.shard); choose another folder or "
+            "restore the settings"
         )
     load_hf_weights(decoder, weights)
     prefix = f"{distributed.world()[0] if optimiser.weights.is_sharded else 0}."

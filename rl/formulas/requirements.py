@@ -158,7 +158,8 @@ def advice(need: str) -> str:
     if need == "half_step":
         return (
             "set optimiser.epochs_per_batch and optimiser.updates_per_epoch to 1 and leave past "
-            "groups out, since both of its steps start from the weights that sampled"
+            "groups and engine.max_staleness out, since both of its steps start from the weights "
+            "that sampled"
         )
     if need == "extra:context_R":
         return "set [hints], so that rollouts of a group may have several contexts"
@@ -196,6 +197,8 @@ def check(choice: FormulaChoice) -> None:
             f"loss {choice.loss!r} compares the rollouts of a group, and rollout.group_size is "
             f"{choice.group_size}: use 2 or more"
         )
+    if "given" in entry.needs:
+        _check_given(choice)
     _check_spans(choice, have)
     k = choice.reward_options.get("length_outlier", {}).get("k", 2.0)
     if "length_outlier" in choice.rewards and k >= (bound := math.sqrt(choice.group_size - 1)):
@@ -204,6 +207,17 @@ def check(choice: FormulaChoice) -> None:
             f"no length lies {k:g} population deviations above the mean of so few, the most is "
             f"{bound:.2f}; lower rewards.options.length_outlier.k or raise the group size"
         )
+
+
+def _check_given(choice: FormulaChoice) -> None:
+    """Refuse entries that would read of a reference what nobody judged."""
+    for kind, entry, _ in chosen(choice):
+        if "parts" in entry.needs:
+            raise ConfigError(
+                f"loss {choice.loss!r} with {kind} {entry.name!r}: a reference has a reward and no "
+                f"parts, which {entry.name!r} goes by; choose another {kind}, such as "
+                "loss.advantage = 'grpo'"
+            )
 
 
 def _check_spans(choice: FormulaChoice, have: set[str]) -> None:

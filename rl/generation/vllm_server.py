@@ -292,6 +292,8 @@ def serving_folder(
 ) -> Path:
     """Return the folder that an engine reads weights from; make it from the starting weights.
 
+    All processes must call it.
+
     Args:
         folder: as set; only training writes there from then on.
         model: what is trained, as `local:...`; must be another folder.
@@ -312,10 +314,13 @@ def serving_folder(
             f"engine.folder {folder!r} is the model that is trained; its weights would be "
             "overwritten: name another folder"
         )
-    if (path / "config.json").is_file():
+    # the first of several processes looks and writes; the others go by what it saw
+    if distributed.gather_objects((path / "config.json").is_file())[0]:
         return path
-    path.mkdir(parents=True, exist_ok=True)
-    write_model(path)
+    if not distributed.world()[0]:
+        path.mkdir(parents=True, exist_ok=True)
+        write_model(path)
+    distributed.gather_objects(None)  # nobody ends, and has the others ended, before it is whole
     if must_run:
         raise ConfigError(
             f"wrote the starting weights into {folder!r}; now start the server with "

@@ -12,7 +12,7 @@ attention split into two variable-length calls (own).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -257,20 +257,25 @@ def by_row(
     return cut
 
 
-def micro_batches(rows: Iterable[Row], max_tokens: int, *, whole: bool = False) -> list[list[Row]]:
+def micro_batches(
+    rows: Iterable[Row], max_tokens: int, *, together: Mapping[int, Hashable] | None = None
+) -> list[list[Row]]:
     """Cut rows, in order, into as few micro-batches of at most `max_tokens` input tokens as go.
 
     Of the cuts with that many the one whose largest micro-batch is smallest is taken: it costs no
     launch and lowers the peak of memory. A prompt counts once for the rows that follow each other
-    with it. A row that alone passes the limit gets a micro-batch of its own. With `whole` rows of
-    one prompt are never parted, even where they pass the limit.
+    with it. A row that alone passes the limit gets a micro-batch of its own. With `together`, row
+    index to group, rows of one group that follow each other are never parted, even where they pass
+    the limit.
     """
     units: list[_Unit] = []
-    for _, group in groupby(rows, key=lambda row: row.prompt_ids):
-        members = list(group)
-        for i, unit in enumerate([members] if whole else [[row] for row in members]):
-            own = sum(len(row.suffix_ids) for row in unit)
-            units.append(_Unit(unit, own, len(members[0].prompt_ids), begins_group=i == 0))
+    before: tuple[int, ...] | None = None
+    for _, members in groupby(rows, lambda r: together[r.index] if together else r.index):
+        unit = list(members)
+        prompts = [prompt for prompt, _ in groupby(r.prompt_ids for r in unit)]
+        own = sum(len(r.suffix_ids) for r in unit) + sum(map(len, prompts[1:]))
+        units.append(_Unit(unit, own, len(prompts[0]), begins_group=prompts[0] != before))
+        before = prompts[-1]
     fewest = len(_cut(units, max_tokens))
     if fewest > 1:
         limits = range(sum(u.own for u in units) // fewest, max_tokens)
@@ -286,9 +291,11 @@ class _Unit:
 
     rows: list[Row]
     own: int
-    """Tokens without the prompt."""
+    """Tokens without the first prompt."""
     prompt: int
+    """Tokens of the first prompt."""
     begins_group: bool
+    """The row before has another prompt."""
 
 
 def _cut(units: Sequence[_Unit], limit: int) -> list[list[Row]]:

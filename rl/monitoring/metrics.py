@@ -16,7 +16,7 @@ import numpy as np
 
 from tfgrpo.errors import MissingExtraError
 from tfgrpo.rl import distributed
-from tfgrpo.rollout import RolloutGroup
+from tfgrpo.rollout import Rollout, RolloutGroup
 
 if TYPE_CHECKING:
     from tfgrpo.protocols import HintScheduler
@@ -106,23 +106,36 @@ def tracker_sink(kind: str, project: str, config: Mapping[str, Any]) -> Sink:
 
 
 def group_figures(groups: Sequence[RolloutGroup]) -> dict[str, Any]:
-    """Rewards, outcomes and lengths of a step's groups."""
-    rollouts = [r for g in groups for r in g.rollouts]
-    rewards = [x for g in groups for x in g.rewards_G]
-    lengths = [sum(len(s.token_ids or ()) for s in r.steps) for r in rollouts]
-    played = [r for r in rollouts if "tool_calls" in r.metadata]
-    turns = {} if not played else {"turns_mean": float(np.mean([len(r.steps) for r in played]))}
-    for name in ("tool_calls", "invalid_actions") if played else ():
-        turns[f"{name}_mean"] = float(np.mean([r.metadata.get(name, 0) for r in played]))
+    """Rewards, outcomes and lengths of a step's groups, those of all processes."""
+    mine = [(g.rewards_G, g.is_informative(), [_facts(r) for r in g.rollouts]) for g in groups]
+    everyone = [group for part in distributed.gather_objects(mine) for group in part]
+    rewards = [x for rewards_G, *_ in everyone for x in rewards_G]
+    rollouts = [r for *_, facts in everyone for r in facts]
+    lengths = [r["length"] for r in rollouts]
+    played = [r for r in rollouts if "turns" in r]
+    names = ("turns", "tool_calls", "invalid_actions") if played else ()
+    turns = {f"{name}_mean": float(np.mean([r[name] for r in played])) for name in names}
     return turns | {
         "reward_mean": float(np.mean(rewards)) if rewards else 0.0,
         "reward_std": float(np.std(rewards)) if rewards else 0.0,
-        "informative_share": sum(g.is_informative() for g in groups) / max(1, len(groups)),
+        "informative_share": sum(is_mixed for _, is_mixed, _ in everyone) / max(1, len(everyone)),
         "graded_share": len(rewards) / max(1, len(rollouts)),
-        "truncated_share": sum(r.is_truncated for r in rollouts) / max(1, len(rollouts)),
+        "truncated_share": sum(r["is_truncated"] for r in rollouts) / max(1, len(rollouts)),
         "length_mean": float(np.mean(lengths)) if lengths else 0.0,
         "length_max": max(lengths, default=0),
     }
+
+
+def _facts(rollout: Rollout) -> dict[str, int]:
+    """What `group_figures` counts of a rollout; of one that was played, its turns too."""
+    found = {
+        "length": sum(len(s.token_ids or ()) for s in rollout.steps),
+        "is_truncated": int(rollout.is_truncated),
+    }
+    if "tool_calls" in rollout.metadata:
+        played = {n: rollout.metadata.get(n, 0) for n in ("tool_calls", "invalid_actions")}
+        found |= {"turns": len(rollout.steps), **played}
+    return found
 
 
 def rollout_figures(
@@ -157,10 +170,11 @@ def _write_figures(made: RolloutFigures) -> dict[str, int]:
 
 
 def update_figures(done: UpdateReport, *, with_entropy: bool) -> dict[str, Any]:
-    """What the optimiser batches of a step did; losses are summed over all processes."""
+    """What the optimiser batches of a step did; loss and entropy are of all processes."""
     results = done.results
-    losses = distributed.gather_objects(sum(r.loss for r in results))
     trained = sum(r.trained_tokens for r in results)
+    mine = (sum(r.loss for r in results), sum(r.entropy_sum for r in results), trained)
+    losses, entropies, tokens = zip(*distributed.gather_objects(mine), strict=True)
     figures: dict[str, Any] = {
         "loss": sum(losses) / len(losses),
         "grad_norm": max(done.norms, default=0.0),
@@ -176,5 +190,5 @@ def update_figures(done: UpdateReport, *, with_entropy: bool) -> dict[str, Any]:
             "mismatch_row": done.mismatch.max_row,
         }
     if with_entropy:
-        figures["entropy"] = sum(r.entropy_sum for r in results) / max(1, trained)
+        figures["entropy"] = sum(entropies) / max(1, sum(tokens))
     return figures

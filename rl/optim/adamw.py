@@ -53,15 +53,13 @@ class AdamW:
     def step(self, lr: float) -> float:
         """Apply one update at learning rate `lr` and return the gradient's norm before clipping.
 
-        A norm that is not finite changes nothing, nor do gradients that nothing was added to; the
+        A norm that is not finite changes nothing, nor do gradients of 0, by momentum or decay; the
         caller sees it in the returned value.
         """
         masters, gradients = self.weights.masters(), self.weights.gradients()
         norm = global_norm(list(gradients.values()), self.weights.is_sharded)
-        if not norm < float("inf"):
+        if not 0 < norm < float("inf"):
             self.weights.clear()
-            return norm
-        if not gradients:
             return norm
         self.steps += 1
         place = next(iter(gradients.values())).device

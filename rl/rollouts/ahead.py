@@ -194,7 +194,9 @@ class RollsAhead:
 
     def _roll_apart(self, step: int) -> Rolled:
         with distributed.gathering_over(self._group):
-            return self._roll(step)
+            rolled = self._roll(step)
+            distributed.gather_objects(None)  # one process hands over weights, when all have drawn
+            return rolled
 
     def _waited_for(self, future: Future[Rolled]) -> Rolled:
         started = time.monotonic()

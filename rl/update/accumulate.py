@@ -121,7 +121,7 @@ def accumulate(
 
     Args:
         decoder: parameters that require a gradient receive it.
-        rows: the whole optimiser batch; rows of one prompt next to each other.
+        rows: the whole optimiser batch; rows of one prompt best next to each other.
         settings: loss, aggregation, cut.
         weight_R: token weight of each row; None takes them from the aggregation.
     """
@@ -132,9 +132,12 @@ def accumulate(
     may_skip = settings.may_skip and {"group", "every_row"}.isdisjoint(entry.needs)
     kept = [r for r in rows if not (may_skip and r.is_zero)]
     result.skipped_tokens = sum(r.row.n_loss for r in rows) - sum(r.row.n_loss for r in kept)
-    whole = "group" in entry.needs
+    groups: dict[int, int] | None = None
+    if "group" in entry.needs:  # rows of a group may have several prompts
+        kept.sort(key=lambda r: r.group)
+        groups = {r.row.index: r.group for r in kept}
     seen: list[tuple[list[Row], Tensor, Tensor, Tensor | None, Mapping[str, Tensor]]] = []
-    cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, whole=whole)
+    cut = micro_batches((r.row for r in kept), settings.micro_batch_tokens, together=groups)
     # asked before the first forward, while all are in step
     most = most_over_ranks(len(cut)) if is_sharded(decoder) else len(cut)
     for part in cut:

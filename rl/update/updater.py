@@ -1,7 +1,8 @@
 """Runs optimiser updates over a batch of rows: score passes, log-prob check, optimiser batches.
 
-On one process the trained decoder is the one that samples. On several the trained one is sharded
-and a whole copy is refreshed after each update. Does not know tasks or rewards. Source: own.
+The trained decoder is the one that samples; with `model.shard` on several processes the trained one
+is sharded, and a whole copy is refreshed after each update. Does not know tasks or rewards. Source:
+own.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Updater:
 
     Args:
         config: all settings.
-        decoder: the weights that sample; trained in place on one process.
+        decoder: the weights that sample; trained in place unless they are sharded.
         engine: another maker of tokens, told the new weights after each update.
         state: of the formulas; None starts one.
     """
@@ -133,6 +134,8 @@ class Updater:
         lr *= self._state.lr_scale
         for turn in range(o.epochs_per_batch * len(parts)):
             part = parts[turn % len(parts)]
+            if turn == 0 and not stale:  # π is π_old: rounding between two passes is no ratio
+                part = [replace(r, old_logp=None) for r in part]
             if gaps is not None:
                 part = gaps.added(part)
             if "half_step" in self._loss_needs:
@@ -400,9 +403,14 @@ def frozen_copy(decoder: Decoder) -> Decoder:
 
 
 def _split(rows: Sequence[TrainRow], n: int) -> list[list[TrainRow]]:
-    """Cut rows into n optimiser batches of whole groups, nearly equal in groups."""
-    groups = sorted({r.group for r in rows})
-    cuts = np.array_split(np.array(groups), n)
-    found = [[r for r in rows if r.group in set(cut.tolist())] for cut in cuts]
-    # a process without groups keeps its empty batches: updates are made by all together
-    return found if distributed.world()[1] > 1 else [part for part in found if part]
+    """Cut the groups of all processes into n optimiser batches, nearly equal in groups, and return
+    this process's rows of each: maybe none, since updates are made by all together."""
+    rank = distributed.world()[0]
+    held = distributed.gather_objects({r.group for r in rows})
+    groups = sorted((group, i) for i, own in enumerate(held) for group in own)  # as dealt out
+    found = []
+    for places in np.array_split(np.arange(len(groups)), n):
+        mine = {groups[k][0] for k in places if groups[k][1] == rank}
+        if len(places):
+            found.append([r for r in rows if r.group in mine])
+    return found

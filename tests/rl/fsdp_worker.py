@@ -15,12 +15,15 @@ from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.trainer import Trainer, TrainerParts
 
+TOLD = ("reward_mean", "reward_std", "informative_share", "length_mean", "length_max", "loss")
+"""Figures that are of all processes."""
+
 
 def train(
     folder: Path, sections: dict[str, dict[str, object]]
-) -> tuple[Trainer, list[object], list[float]]:
+) -> tuple[Trainer, list[object], list[float], list[list[float]]]:
     """Two steps, a checkpoint after each; resumes what is there. Returns what each step sampled
-    and its gradient's norm."""
+    and its figures: the gradient's norm, and those named in `TOLD`."""
     config = tiny_config(
         folder / "run",
         **{
@@ -37,24 +40,25 @@ def train(
     trainer.resume()
     trainer.updater.sync()
     ids: list[object] = []
-    norms = []
+    norms, told = [], []
     while trainer.step_number < config.optimiser.steps:
         report = trainer.step()
         norms.append(report.figures["grad_norm"])
+        told.append([report.figures[name] for name in TOLD])
         mine = [
             (g.task.task_id, [list(r.steps[0].token_ids or ()) for r in g.rollouts])
             for g in report.groups
         ]
         ids.append(sorted(pair for part in distributed.gather_objects(mine) for pair in part))
         trainer.save()
-    return trainer, ids, norms
+    return trainer, ids, norms, told
 
 
 def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     """Train; then lose the last step and resume; write what both came to."""
     torch.set_num_threads(1)
     rank, processes = distributed.start()
-    trainer, ids, norms = train(folder, sections)
+    trainer, ids, norms, told = train(folder, sections)
     bits = {n: checkpoint.bits(t) for n, t in trainer.optimiser.state()}
     masters = {n: m.value() for n, m in trainer.optimiser.weights.masters().items()}
     if trainer.optimiser.weights.is_sharded:
@@ -70,7 +74,7 @@ def main(folder: Path, sections: dict[str, dict[str, object]]) -> None:
     same = bits == {n: checkpoint.bits(t) for n, t in again.optimiser.state()}
     all_same = all(distributed.gather_objects(same))
     if rank == 0:
-        report = {"ids": ids, "norms": norms, "resumed_bit_equal": all_same}
+        report = {"ids": ids, "norms": norms, "told": told, "resumed_bit_equal": all_same}
         (folder / "report.json").write_text(json.dumps(report))
     distributed.finish()
     if processes > 1:

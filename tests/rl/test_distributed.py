@@ -73,6 +73,7 @@ def test_two_processes_sample_train_and_resume_like_one(tmp_path, shard: bool) -
     one, alone = read(tmp_path / "one")
     two, together = read(tmp_path / "two")
     assert alone["ids"][0] == together["ids"][0]
+    assert together["told"][0] == pytest.approx(alone["told"][0], rel=1e-4, abs=1e-6)
     assert together["resumed_bit_equal"] and alone["resumed_bit_equal"]
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-5, msg=name)
@@ -120,11 +121,11 @@ def test_two_processes_that_sample_ahead_train_and_resume_like_one(tmp_path) -> 
 
 @pytest.mark.real
 def test_adapters_are_trained_by_two_processes_as_by_one(tmp_path) -> None:
-    """One process has no rows to learn from in some updates."""
+    """An update a group: it is the same group's, and the other process has no rows of it."""
     sections = {
         "model": {"lora_rank": 2},
         "rollout": {"tasks_per_step": 3},
-        "optimiser": {"steps": 2, "lr": 1e-2, "updates_per_epoch": 2, "micro_batch_tokens": 40},
+        "optimiser": {"steps": 2, "lr": 1e-2, "updates_per_epoch": 3, "micro_batch_tokens": 40},
     }
     launch(tmp_path / "one", 1, **sections)
     launch(tmp_path / "two", 2, **sections)

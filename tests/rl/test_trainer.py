@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from tests.rl.tiny import CharTokenizer, EvenTokens, tiny_config, tiny_hf, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError, ProviderError, StoreError, VerifierError
 from tfgrpo.hint_plan import BARE, HintPlan
+from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.rl.run_state import identity_of
 from tfgrpo.rl.trainer import Trainer
 from tfgrpo.rollout import Rollout, Score, Task
 
@@ -112,6 +115,19 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path) -> None:
     make(tiny_config(tmp_path, optimiser={"steps": 2})).train()
     with pytest.raises(StoreError, match="other settings"):
         make(tiny_config(tmp_path, optimiser={"steps": 2, "lr": 1e-3})).resume()
+
+
+def test_shards_of_other_hosts_are_not_resumed(tmp_path, monkeypatch) -> None:
+    """As many processes on fewer hosts hold smaller shards; whole weights do not mind."""
+
+    def identities(shard: bool) -> set[str]:
+        config, found = tiny_config(tmp_path, model={"shard": shard}), set()
+        for n in (1, 2):
+            monkeypatch.setattr(distributed, "hosts", lambda n=n: n)
+            found.add(identity_of(config, tiny_tasks()))
+        return found
+
+    assert len(identities(shard=True)) == 2 and len(identities(shard=False)) == 1
 
 
 def test_a_failed_write_leaves_older_checkpoints_whole(tmp_path) -> None:
@@ -230,11 +246,20 @@ def test_steps_that_move_nothing_are_told_at_the_fifth_and_each_doubling(tmp_pat
             trainer.step()
     told = [r.getMessage() for r in caplog.records if "moved no weight" in r.getMessage()]
     assert [t.partition(":")[0] for t in told] == ["step 5", "step 10"]
+    assert all("because the rewards within every group are equal" in t for t in told)
     learning = make(tiny_config(tmp_path / "other"))
     caplog.clear()
     for _ in range(5):
         learning.step()
     assert "moved no weight" not in caplog.text
+
+
+def test_a_loss_that_makes_nothing_of_the_rewards_is_told_as_that(tmp_path, caplog) -> None:
+    loss = {"name": "drpo", "options": {"right": 2.0, "beta": 0.0}}  # no reward is that high
+    trainer = make(tiny_config(tmp_path, loss=loss))
+    for _ in range(5):
+        trainer.step()
+    assert "moved no weight" in caplog.text and "although rewards differ" in caplog.text
 
 
 def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
@@ -248,6 +273,18 @@ def test_all_equal_groups_are_skipped_and_move_nothing(tmp_path) -> None:
     assert {k: v for k, v in fingerprint(trainer).items() if k.startswith("master")} == {
         k: v for k, v in before.items() if k.startswith("master")
     }
+
+
+@pytest.mark.parametrize("loss", ["clip", "rpo"])
+def test_momentum_moves_nothing_in_a_step_without_a_gradient(tmp_path, loss) -> None:
+    """Also where the loss looks at every row."""
+    trainer = make(tiny_config(tmp_path, loss={"name": loss}))
+    trainer.step()
+    before = fingerprint(trainer)
+    equal = make(tiny_config(tmp_path / "equal"), Equal())
+    rows = equal._row_maker.rows(equal._roller.roll(1).groups, 1)[0]
+    trainer.updater.update([replace(r, engine_logp=None) for r in rows], 1)
+    assert fingerprint(trainer) == before
 
 
 def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights(

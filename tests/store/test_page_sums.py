@@ -20,24 +20,36 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run.db"
 
 
-def newest_frame(file: Path) -> Frame:
-    """Return the last frame of a log."""
+def newest_commit(file: Path) -> Frame:
+    """Return the frame of a log that ends its last write."""
     with open(log_of(file), "rb") as opened:
         head = Header.parse(opened.read(32))
         assert head is not None
-        return list(head.frames(opened.fileno()))[-1]
+        return [frame for frame in head.frames(opened.fileno()) if frame.size][-1]
 
 
-def test_a_frame_whose_page_is_not_written_yet_is_taken_when_it_is(file: Path) -> None:
-    """SQLite writes a frame's header before its page, so a reader may see one without the other."""
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_a_frame_whose_page_is_not_written_yet_is_taken_when_it_is(
+    file: Path, is_taken_back: bool
+) -> None:
+    """SQLite writes a frame's header before its page, so a reader may see one without the other;
+    frames of a larger write that was taken back may follow it."""
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as writer:
         writer.execute("PRAGMA journal_mode=WAL")
         writer.execute("PRAGMA wal_autocheckpoint=0")
         writer.execute("CREATE TABLE t (x)")
         sums = PageSums.make(file, writer)
+        writer.execute("INSERT INTO t VALUES ('x')")
+        if is_taken_back:
+            writer.execute("PRAGMA cache_size=2")
+            writer.execute("BEGIN")
+            writer.execute("INSERT INTO t VALUES (?)", ("y" * 100_000,))
+            writer.execute("ROLLBACK")
         for i in range(3):
             writer.execute("INSERT INTO t VALUES (?)", ("x" * 3000 * i,))
-        frame = newest_frame(file)
+        frame = newest_commit(file)
+        size = log_of(file).stat().st_size
+        assert (size > frame.content_at + sums.page_size) == is_taken_back
         with open(log_of(file), "r+b") as opened:
             opened.seek(frame.content_at)
             page = opened.read(sums.page_size)

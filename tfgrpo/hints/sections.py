@@ -41,6 +41,11 @@ class Common(BaseModel, ABC):
         """True where rollouts are trained over their sampler's log-probs."""
         return False
 
+    @property
+    def adds_rows(self) -> bool:
+        """True where good rollouts are trained once more, under the bare prompt."""
+        return False
+
     @abstractmethod
     def make(self) -> Recorded:
         """Build the scheduler."""

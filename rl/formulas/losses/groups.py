@@ -113,7 +113,12 @@ def drpo(
         beta: >= 0, what more costs.
         right: reward from which a row is right; every other one is wrong.
         max_tokens: longest reply, filled in.
+
+    Raises:
+        ConfigError: `lam` or `tau` out of range.
     """
+    if lam <= 0 or tau <= 0:
+        raise ConfigError(f"loss 'drpo': lam {lam:g} and tau {tau:g} must be above 0")
     reward_R = required(batch.reward_R, "drpo", "reward_R")
     same_RR = siblings(batch, "drpo")
     score_R = batch.row_mean(batch.logp_D)

@@ -234,7 +234,19 @@ def test_the_refused_are_few_and_are_entries() -> None:
                 "verifier": {"kind": "win_rate", "verdicts": True},
                 "optimiser": {"epochs_per_batch": 2},
             },
-            "needs half_step, .*set optimiser.epochs_per_batch and .* to 1 and leave past",
+            "needs half_step, .*set optimiser.epochs_per_batch and .* to 1 and leave past groups "
+            "and engine.max_staleness out",
+        ),
+        (
+            {
+                "loss": {"name": "grao", "advantage": "gdpo"},
+                "verifier": {"kind": "weighted", "parts": []},
+            },
+            "loss 'grao' with advantage 'gdpo': a reference has a reward and no parts",
+        ),
+        (
+            {"loss": {"name": "rpo", "advantage": "nudge"}, "hints": {"name": "nudge"}},
+            "under the bare prompt, which loss 'rpo' would compare with their group: set hints.dis",
         ),
         (
             {"loss": {"name": "power_dl"}},

@@ -16,6 +16,7 @@ from tests.rl.test_trainer import metrics
 from tfgrpo.cli.train import train
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import Sampling
+from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints.loaded_model import load_parts
 from tfgrpo.rl.generation.generator import GroupGenerator
 from tfgrpo.rl.generation.vllm_server import FolderReload, VllmServer, serving_folder
@@ -227,6 +228,32 @@ def test_the_servers_folder_is_never_the_models_own(tmp_path: Path) -> None:
         serving_folder(str(tmp_path), f"local:{tmp_path}", never, must_run=True)
     with pytest.raises(ConfigError, match=r"engine\.folder is empty"):
         serving_folder("", "local:x", never, must_run=True)
+
+
+def test_one_process_of_several_writes_the_servers_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    """The others wait: one that ended earlier would have the writer ended with it."""
+    told: list[str] = []
+
+    def write(path: Path) -> None:
+        told.append("written")
+        (path / "config.json").write_text("{}")
+
+    def ask(rank: int, *, must_run: bool) -> Path:
+        monkeypatch.setattr(distributed, "world", lambda: (rank, 2))
+        return serving_folder(str(tmp_path / "served"), "local:x", write, must_run=must_run)
+
+    def gathered(value: Any) -> list[Any]:
+        told.append("met")
+        return [(tmp_path / "served" / "config.json").is_file(), value]
+
+    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    for rank, expected in ((1, ["met", "met"]), (0, ["met", "written", "met"])):
+        with pytest.raises(ConfigError, match="now start the server"):
+            ask(rank, must_run=True)
+        assert told == expected
+        told.clear()
+    assert ask(0, must_run=True) == ask(1, must_run=True) == tmp_path / "served"
+    assert "written" not in told
 
 
 def test_a_missing_key_is_named(monkeypatch: Any) -> None:

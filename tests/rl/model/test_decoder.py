@@ -136,7 +136,8 @@ def test_micro_batches_are_the_fewest_and_of_those_the_most_even(groups, limit, 
     def largest(batches) -> int:
         return max(map(tokens, batches))
 
-    made = micro_batches(rows, limit, whole=whole)
+    groups_of = {r.index: r.prompt_ids for r in rows}
+    made = micro_batches(rows, limit, together=groups_of if whole else None)
     assert [r.index for batch in made for r in batch] == [r.index for r in rows]
     assert [pack(batch).n_tokens for batch in made] == list(map(tokens, made))
     assert is_sound(made)

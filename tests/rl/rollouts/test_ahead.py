@@ -18,6 +18,7 @@ from tests.rl.rollouts.test_multi_turn import SECTIONS
 from tests.rl.test_trainer import OneHint, comparable, fingerprint, metrics
 from tests.rl.tiny import EvenTokens, tiny_config, tiny_parts, tiny_tasks
 from tfgrpo.errors import ConfigError, ProviderError, StoreError
+from tfgrpo.rl import distributed
 from tfgrpo.rl.checkpoints import files as checkpoint
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.inputs import TokenBatch
@@ -95,6 +96,21 @@ def test_two_runs_are_equal_and_weights_are_handed_over_between_rollouts(tmp_pat
     assert all(row["dropped_stale"] == 0 and row["mismatch_mean"] < 1e-5 for row in rows)
     assert all(0 <= row["waited_seconds"] <= row["seconds"] for row in rows)
     assert all(row["rollout_seconds"] > 0 and row["update_seconds"] > 0 for row in rows)
+
+
+def test_no_process_hands_weights_over_before_all_have_drawn(tmp_path: Path, monkeypatch) -> None:
+    """Greedy baselines are drawn last; the processes meet once more after them."""
+    engine = Engine()
+
+    def gathered(value: Any) -> list[Any]:
+        if threading.current_thread() is not threading.main_thread():
+            engine.told.append("met")
+        return [value]
+
+    monkeypatch.setattr(distributed, "gather_objects", gathered)
+    make(tmp_path, engine, loss={"advantage": "remax"}).train()
+    before = [engine.told[i - 1] for i, told in enumerate(engine.told) if told == "sync" and i]
+    assert before == ["met"] * 3 + ["end"]  # nothing is drawn beside the last step
 
 
 @pytest.mark.parametrize("kind", ["plain", "hints", "turns"])

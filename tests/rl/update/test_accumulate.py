@@ -117,6 +117,27 @@ def test_the_gradient_does_not_depend_on_the_cut(kl: float) -> None:
             torch.testing.assert_close(value, results[0][1][name], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["rpo", "reg_grpo", "nash_mp"])
+def test_a_group_stays_whole_where_its_rows_have_prompts_of_their_own(loss: str) -> None:
+    """As under hints; a further row of a group may stand behind the rows of other groups."""
+    decoder = tiny_decoder(dtype=torch.float64)
+    rows = with_old(decoder, train_rows(random_rows(3, 4)), 0.2)
+    made = []
+    for i, r in enumerate(rows):
+        own = r.row if i % 4 < 2 else replace(r.row, prompt_ids=(*r.row.prompt_ids, 5 + i))
+        beats = {f"beats_{j}": (float(i % 4 < j),) * own.n_loss for j in range(4)}
+        columns = {"place": (float(i % 4),) * own.n_loss, **beats}
+        made.append(replace(r, row=own, reward=float(i % 4), ref_logp=r.old_logp, columns=columns))
+    made.append(made.pop(2))
+    results = [
+        run(decoder, made, UpdateSettings(loss=loss, aggregation="row_mean", micro_batch_tokens=n))
+        for n in (10_000, 1)
+    ]
+    for name, value in results[0][1].items():
+        torch.testing.assert_close(value, results[1][1][name], rtol=1e-9, atol=1e-12)
+    assert max(float(value.abs().max()) for value in results[0][1].values()) > 0
+
+
 def test_skipping_rows_of_zero_advantage_changes_no_gradient() -> None:
     decoder = tiny_decoder(dtype=torch.float64)
     rows = train_rows(random_rows(4, 3))

@@ -105,6 +105,11 @@ class _Nudge(Common):
     distil: float = Field(default=0.01, ge=0)
     seed: int = 0
 
+    @property
+    def adds_rows(self) -> bool:
+        """True with its second term."""
+        return self.distil > 0
+
     def make(self) -> Recorded:
         """Build the scheduler."""
         return NudgeContexts(

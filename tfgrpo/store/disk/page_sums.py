@@ -133,11 +133,12 @@ class PageSums:
             self._salts, self._frames = head.salts, 0
         after = head.frames(handle, self._frames)
         frames = list(takewhile(lambda frame: frame.salts == head.salts, after))
+        commits = [i for i, frame in enumerate(frames, 1) if frame.size]
         if is_written:
-            # A frame's header is written before its page: the newest one's may not be there yet.
-            del frames[-1:]
-        while frames and not frames[-1].size:
-            frames.pop()
+            # A frame's header is written before its page, so the newest commit's may not be there
+            # yet; behind it may stand frames of a longer write that was taken back.
+            del commits[-1:]
+        del frames[commits[-1] if commits else 0 :]
         waiting: list[tuple[int, int]] = []
         for frame in frames:
             content = read_at(handle, self.page_size, frame.content_at)
