@@ -162,10 +162,10 @@ async def test_verdicts_of_pairs_are_kept_where_asked_for() -> None:
     lm = ScriptedLM(bigger_number)
     made = await WinRate(lm, "Larger.", verdicts=True).score_group(answers(*"3351"), task(None))
     assert [dict(s.parts) for s in made] == [
-        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
-        {"beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
-        {"beats_0": 1.0, "beats_1": 1.0, "beats_2": 0.5, "beats_3": 1.0},
-        {"beats_0": 0.0, "beats_1": 0.0, "beats_2": 0.0, "beats_3": 0.5},
+        {"place": 0.0, "beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"place": 1.0, "beats_0": 0.5, "beats_1": 0.5, "beats_2": 0.0, "beats_3": 1.0},
+        {"place": 2.0, "beats_0": 1.0, "beats_1": 1.0, "beats_2": 0.5, "beats_3": 1.0},
+        {"place": 3.0, "beats_0": 0.0, "beats_1": 0.0, "beats_2": 0.0, "beats_3": 0.5},
     ]
     assert [s.reward for s in made] == [0.5, 0.5, 0.875, 0.125]
     plain = WinRate(lm, "Larger.")

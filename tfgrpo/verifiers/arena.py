@@ -193,7 +193,7 @@ class WinRate(UnitVerifier):
         lm: what compares two answers, asked G (G − 1) times for a group of G.
         rubric: what is good and what is bad, in words.
         verdicts: keep what each pair gave, as part `beats_J` for the J-th answer of the group: 1,
-            0, or one half for a tie.
+            0, or one half for a tie; and as part `place` which answer of the group it is.
         options: of the `PairJudge`.
     """
 
@@ -225,9 +225,10 @@ class WinRate(UnitVerifier):
             share = 1.0 if both == (True, False) else 0.0 if both == (False, True) else 0.5
             beats[i][j], beats[j][i] = share, 1 - share
         return [
-            Score(
-                sum(row) / len(row),
-                parts={f"beats_{j}": x for j, x in enumerate(row)} if self._verdicts else {},
-            )
-            for row in beats
+            Score(sum(row) / len(row), parts=_verdicts_of(place, row) if self._verdicts else {})
+            for place, row in enumerate(beats)
         ]
+
+
+def _verdicts_of(place: int, row: Sequence[float]) -> dict[str, float]:
+    return {"place": float(place)} | {f"beats_{j}": x for j, x in enumerate(row)}

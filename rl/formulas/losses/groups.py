@@ -184,10 +184,13 @@ def grao(batch: TokenBatch, *, beta: float = 0.5, lam: float = 0.6) -> torch.Ten
 
 VERDICT = "beats_"
 """Begins the score's parts and the loss's columns with a row's verdicts against its siblings."""
+PLACE = "place"
+"""The part and column that say which of those judged together a row is."""
 
 
 def verdict_columns(batch: RewardBatch, options: Mapping[str, Any]) -> dict[str, Floats]:
-    """Return each row's `place` in its group and its verdicts against each place: D each.
+    """Return each row's `place` among those that were judged together, and its verdicts against
+    each place: D each. Without a part `place` all that were judged must be rows.
 
     Raises:
         ConfigError: the scores have no verdicts.
@@ -201,7 +204,9 @@ def verdict_columns(batch: RewardBatch, options: Mapping[str, Any]) -> dict[str,
     place_R = np.zeros(len(batch.reward_R))
     for rows in batch.groups():
         place_R[rows] = np.arange(len(rows))
-    found_R = {"place": place_R} | {n: batch.part_RM[:, i] for n, i in names.items()}
+    if PLACE in batch.part_names:  # one of them may have no tokens, and so no row
+        place_R = batch.part_RM[:, batch.part_names.index(PLACE)]
+    found_R = {PLACE: place_R} | {n: batch.part_RM[:, i] for n, i in names.items()}
     return {name: np.repeat(value_R, batch.length_R) for name, value_R in found_R.items()}
 
 
@@ -239,7 +244,7 @@ def nash_mp(batch: TokenBatch) -> torch.Tensor:
     if not names:  # an empty turn of a process that keeps the others company
         return 0.0 * batch.logp_D
     verdict_RG = torch.stack([batch.row_mean(batch.columns[n]) for n in names], 1)
-    place_R = batch.row_mean(batch.columns["place"]).round().long()
+    place_R = batch.row_mean(batch.columns[PLACE]).round().long()
     gap_D = batch.columns.get("half_gap", torch.zeros_like(batch.advantage_D))
     weight_R = batch.row_sum(gap_D).clamp(-20.0, 20.0).exp()
     rate_R = rates(verdict_RG[:, place_R], same_RR * weight_R[None, :])

@@ -238,3 +238,13 @@ def test_verdicts_reach_the_loss_by_place_and_are_asked_for_where_missing() -> N
     }
     with pytest.raises(ConfigError, match=r"set verifier\.verdicts = true"):
         verdict_columns(rewards([0.5, 0.5]), {})
+
+
+def test_a_judged_reply_without_a_row_does_not_shift_the_places_of_the_others() -> None:
+    batch = rewards(
+        [0.5, 0.5],
+        lengths=[1, 2],
+        part_RM=np.array([[0.0, 0.5, 1.0, 0.0], [2.0, 1.0, 0.5, 0.5]]),
+        part_names=("place", "beats_0", "beats_1", "beats_2"),
+    )
+    assert verdict_columns(batch, {})["place"].tolist() == [0, 2, 2]
