@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from tests.benchmarks.record import record
-from tests.benchmarks.rl.toy import chains, letters, warm_start
+from tests.benchmarks.rl.toy import chains, letters, sums, warm_start
 from tests.benchmarks.rl.toy.warm_start import ON_GPU, ModelSize
 from tfgrpo.cli.train import allocator_of
 from tfgrpo.errors import ConfigError
@@ -109,6 +109,13 @@ CHAINS = World(
     warm_start.start_model,
     Size(ModelSize(), 48, 48, 8, 16, 5e-4, 1024, (1, 3)),
     Size(ON_GPU, 256, 200, 16, 24, 3e-4, 7680, (2, 4), looks=4, rows=512),
+)
+
+LONG_SUMS = World(
+    sums,
+    sums.start,
+    Size(ModelSize(steps=5000), 96, 96, 16, 40, 2e-4, 8192, (5, 5), looks=2),
+    Size(ON_GPU, 256, 200, 16, 40, 3e-4, 7680, (5, 5), looks=4, rows=512),
 )
 
 

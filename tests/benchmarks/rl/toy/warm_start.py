@@ -263,13 +263,21 @@ def taught_ids(tokenizer: Pieces, example: Example) -> tuple[list[int], list[boo
     return ids, mask
 
 
+Draw = Callable[[random.Random, int], list[Example]]
+
+
+def of_chains(draw: random.Random, n: int) -> list[Example]:
+    """Draw n examples, each of some form."""
+    forms = draw.choices(list(FORMS), list(FORMS.values()), k=n)
+    return [form(draw, question(draw, ALL, (1, 5))) for form in forms]
+
+
 def batches(
-    tokenizer: Pieces, draw: random.Random, rows: int
+    tokenizer: Pieces, draw: random.Random, rows: int, examples: Draw
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield padded tokens and labels for ever; a batch holds examples of like length."""
     while True:
-        forms = draw.choices(list(FORMS), list(FORMS.values()), k=8 * rows)
-        made = [taught_ids(tokenizer, form(draw, question(draw, ALL, (1, 5)))) for form in forms]
+        made = [taught_ids(tokenizer, example) for example in examples(draw, 8 * rows)]
         made.sort(key=lambda one: len(one[0]))
         parts = [made[i * rows : (i + 1) * rows] for i in range(8)]
         draw.shuffle(parts)
@@ -311,7 +319,9 @@ def model_of(size: ModelSize, vocabulary: int) -> Any:
     return transformers.Qwen3ForCausalLM(config)
 
 
-def start_model(size: ModelSize, device: str) -> tuple[LoadedModel, dict[str, float]]:
+def start_model(
+    size: ModelSize, device: str, draw: Draw = of_chains
+) -> tuple[LoadedModel, dict[str, float]]:
     """Return the taught model, and its last losses; taught once a size.
 
     The file is named by a digest of the size and of examples, so that another recipe is taught
@@ -320,10 +330,12 @@ def start_model(size: ModelSize, device: str) -> tuple[LoadedModel, dict[str, fl
     from safetensors.torch import load_file, save_file
 
     tokenizer = Pieces()
-    path = Path(tempfile.gettempdir()) / f"tfgrpo-toy-{recipe(tokenizer, size)}.safetensors"
+    name = f"tfgrpo-toy-{recipe(tokenizer, size, draw)}.safetensors"
+    path = Path(tempfile.gettempdir()) / name
     model = model_of(size, len(tokenizer)).to(device)
     if not path.exists():
-        loss = _teach(model, tokenizer, size, device)
+        examples = batches(tokenizer, random.Random(1), size.rows, draw)
+        loss = _teach(model, examples, size, device)
         kept = {k: v.contiguous() for k, v in model.state_dict().items() if k != TIED}
         beside = path.with_suffix(f".{os.getpid()}")
         save_file(kept | {"loss": torch.tensor(loss)}, beside)
@@ -346,15 +358,16 @@ TIED = "lm_head.weight"
 """Stored with the embeddings, which it is."""
 
 
-def recipe(tokenizer: Pieces, size: ModelSize) -> str:
+def recipe(tokenizer: Pieces, size: ModelSize, draw: Draw) -> str:
     """Return a digest of a size and of what is taught."""
-    examples = batches(tokenizer, random.Random(1), 64)
+    examples = batches(tokenizer, random.Random(1), 64, draw)
     some = [next(examples)[0].tolist() for _ in range(8)]
     return digest([asdict(size), some], 16)
 
 
-def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> float:
-    draw = random.Random(1)
+def _teach(
+    model: Any, examples: Iterator[tuple[torch.Tensor, torch.Tensor]], size: ModelSize, device: str
+) -> float:
     adam = torch.optim.AdamW(model.parameters(), lr=size.lr, weight_decay=0.01, betas=(0.9, 0.98))
     warm = size.steps // 20
 
@@ -363,7 +376,6 @@ def _teach(model: Any, tokenizer: Pieces, size: ModelSize, device: str) -> float
 
     plan = torch.optim.lr_scheduler.LambdaLR(adam, rate)
     losses: list[float] = []
-    examples = batches(tokenizer, draw, size.rows)
     for _ in range(size.steps):
         ids_BT, labels_BT = next(examples)
         out = model(input_ids=ids_BT.to(device), labels=labels_BT.to(device))
