@@ -8,6 +8,7 @@ compute. Idea: one registry for the variants that elsewhere live in forks (own).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -262,3 +263,20 @@ def required(value: T | None, entry: str, field: str, advice: str = "") -> T:
     if value is None:
         raise ConfigError(f"{entry!r} needs {field}, which was not given{advice and '; '}{advice}")
     return value
+
+
+ABOVE_0 = math.ulp(0.0)
+"""The least number above 0."""
+
+
+def within(entry: str, **options: tuple[float, float, float]) -> None:
+    """Check options of an entry, each given as (value, least, most).
+
+    Raises:
+        ConfigError: a value is out of its range, or not a number.
+    """
+    for name, (value, least, most) in options.items():
+        if not least <= value <= most:
+            low = "above 0" if least == ABOVE_0 else f"{least:g} or more"
+            high = "" if most == math.inf else f" and {most:g} or less"
+            raise ConfigError(f"{entry!r}: {name} is {value:g} and must be {low}{high}")

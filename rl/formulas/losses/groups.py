@@ -7,6 +7,7 @@ aggregation. Sources: named at each entry.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch, TokenBatch
 from tfgrpo.rl.formulas.losses.clip import log_ratio
-from tfgrpo.rl.formulas.registry import Entry, register, required
+from tfgrpo.rl.formulas.registry import ABOVE_0, Entry, register, required, within
 
 GROUP_LOSSES: dict[str, Entry] = {}
 TESTS = "tests/rl/formulas/losses/test_groups.py::"
@@ -60,6 +61,7 @@ def reg_grpo(batch: TokenBatch, *, eps: float = 1e-4) -> torch.Tensor:
     gradient is that of `reinforce` on rows times 2 / `eps`, which `optimiser.max_norm` bounds.
     `eps` > 0 is added to the deviation.
     """
+    within("reg_grpo", eps=(eps, ABOVE_0, inf))
     same_RR = siblings(batch, "reg_grpo")
     implied_R = _standardised(batch.row_sum(log_ratio(batch)), same_RR, eps)
     return ((implied_R - batch.row_mean(batch.advantage_D)) ** 2)[batch.row_D]
@@ -115,10 +117,10 @@ def drpo(
         max_tokens: longest reply, filled in.
 
     Raises:
-        ConfigError: `lam` or `tau` out of range.
+        ConfigError: an option out of range.
     """
-    if lam <= 0 or tau <= 0:
-        raise ConfigError(f"loss 'drpo': lam {lam:g} and tau {tau:g} must be above 0")
+    within("drpo", lam=(lam, ABOVE_0, inf), tau=(tau, ABOVE_0, inf))
+    within("drpo", delta=(delta, 0.0, inf), beta=(beta, 0.0, inf))
     reward_R = required(batch.reward_R, "drpo", "reward_R")
     same_RR = siblings(batch, "drpo")
     score_R = batch.row_mean(batch.logp_D)
@@ -171,6 +173,7 @@ def grao(batch: TokenBatch, *, beta: float = 0.5, lam: float = 0.6) -> torch.Ten
         beta: >= 0, weight of imitation.
         lam: >= 0, weight of the pairs (drawn, reference).
     """
+    within("grao", beta=(beta, 0.0, inf), lam=(lam, 0.0, inf))
     same_RR = siblings(batch, "grao")
     given_D = batch.columns.get("given", torch.zeros_like(batch.advantage_D))
     advantage_R = batch.row_mean(batch.advantage_D)

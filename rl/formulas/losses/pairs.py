@@ -9,13 +9,15 @@ Does not know aggregation, nor where rewards come from. Idea: DPO (arXiv 2305.18
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from torch.nn.functional import softplus
 
 from tfgrpo.advantage import TOLERANCE
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import TokenBatch
-from tfgrpo.rl.formulas.registry import Entry, register, required
+from tfgrpo.rl.formulas.registry import ABOVE_0, Entry, register, required, within
 
 PAIR_LOSSES: dict[str, Entry] = {}
 TESTS = "tests/rl/formulas/losses/test_pairs.py::"
@@ -95,6 +97,7 @@ def rpo(
         eta: >= 0, weight of the likelihood; 0 is DPO.
         pairs: `ends` or `all`, see `pair_shares`.
     """
+    within("rpo", beta=(beta, ABOVE_0, inf), eta=(eta, 0.0, inf))
     ref_D = required(batch.ref_logp_D, "rpo", "ref_logp_D")
     margin_RR = beta * differences(batch.row_sum(batch.logp_D - ref_D))
     likely_R = batch.row_mean(batch.logp_D)
@@ -130,8 +133,7 @@ def inpo(
     Raises:
         ConfigError: `eta` or `tau` out of range.
     """
-    if not 0 <= tau <= eta or not eta:
-        raise ConfigError(f"loss 'inpo': eta {eta:g} must be above 0 and tau {tau:g} from 0 to eta")
+    within("inpo", eta=(eta, ABOVE_0, inf), tau=(tau, 0.0, eta))
     ref_D = required(batch.ref_logp_D, "inpo", "ref_logp_D")
     anchor_D = tau / eta * ref_D + (eta - tau) / eta * batch.old_logp_D
     h_RR = differences(batch.row_sum(batch.logp_D - anchor_D))
@@ -193,7 +195,7 @@ def power_dl(
         eta: >= 0, weight of the better row's likelihood, the robust term.
         gamma: 0 to 1; 0 keeps every label.
     """
-    del gamma  # of `moved_labels`
+    within("power_dl", beta=(beta, ABOVE_0, inf), eta=(eta, 0.0, inf), gamma=(gamma, 0.0, 1.0))
     label_RR = _labels(batch)[:, None]
     margin_RR = _power_margins(batch, beta)
     loss_RR = label_RR * softplus(-margin_RR) + (1 - label_RR) * softplus(margin_RR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from tfgrpo.rl.formulas.losses.groups import (
     reg_grpo,
     verdict_columns,
 )
+from tfgrpo.rl.formulas.losses.pairs import inpo, power_dl, rpo
 
 
 def group(
@@ -248,3 +250,23 @@ def test_a_judged_reply_without_a_row_does_not_shift_the_places_of_the_others() 
         part_names=("place", "beats_0", "beats_1", "beats_2"),
     )
     assert verdict_columns(batch, {})["place"].tolist() == [0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "told"),
+    [
+        (drpo, {"lam": 0.0}, "lam is 0 and must be above 0"),
+        (drpo, {"tau": -1.0}, "tau is -1 and must be above 0"),
+        (drpo, {"beta": -1.0}, "beta is -1 and must be 0 or more"),
+        (reg_grpo, {"eps": 0.0}, "eps is 0 and must be above 0"),
+        (grao, {"beta": float("nan")}, "beta is nan and must be 0 or more"),
+        (rpo, {"beta": -1.0}, "beta is -1 and must be above 0"),
+        (inpo, {"eta": 1.0, "tau": 2.0}, "tau is 2 and must be 0 or more and 1 or less"),
+        (power_dl, {"gamma": 1.5}, "gamma is 1.5 and must be 0 or more and 1 or less"),
+    ],
+)
+def test_options_out_of_their_range_are_refused_by_name(
+    loss: Any, options: dict[str, float], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        loss(group([[0.0], [0.0]], [0.0] * 2, [1.0, 0.0]), **options)
