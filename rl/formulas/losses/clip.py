@@ -51,6 +51,12 @@ def group_of_tokens(batch: TokenBatch, entry: str) -> torch.Tensor:
     return required(batch.group_R, entry, "group_R")[batch.row_D]
 
 
+def siblings(batch: TokenBatch, entry: str) -> torch.Tensor:
+    """Return 1 where two rows are of one group, a row and itself included, else 0: R × R."""
+    group_R = required(batch.group_R, entry, "group_R")
+    return (group_R[:, None] == group_R[None, :]).to(batch.logp_D.dtype)
+
+
 @register(
     CLIP_LOSSES,
     "clip",
@@ -194,9 +200,8 @@ def etr(
 
 def _group_variance(batch: TokenBatch) -> torch.Tensor:
     """Population variance of the rewards of each row's group: R."""
-    group_R = required(batch.group_R, "etr", "group_R")
     reward_R = required(batch.reward_R, "etr", "reward_R")
-    same_RR = (group_R[:, None] == group_R[None, :]).to(reward_R.dtype)
+    same_RR = siblings(batch, "etr").to(reward_R.dtype)
     count_R = same_RR.sum(1)
     mean_R = same_RR @ reward_R / count_R
     square_R = same_RR @ (reward_R**2) / count_R

@@ -15,19 +15,13 @@ import torch
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import Floats, RewardBatch, TokenBatch
-from tfgrpo.rl.formulas.losses.clip import log_ratio
+from tfgrpo.rl.formulas.losses.clip import log_ratio, siblings
 from tfgrpo.rl.formulas.registry import ABOVE_0, Entry, register, required, within
 
 GROUP_LOSSES: dict[str, Entry] = {}
 TESTS = "tests/rl/formulas/losses/test_groups.py::"
 _NONE = -1e30
 """Stands for −∞ where a group may have no member: exp of it is 0, and no gradient is NaN."""
-
-
-def siblings(batch: TokenBatch, entry: str) -> torch.Tensor:
-    """Return 1 where two rows are of one group, a row and itself included, else 0: R × R."""
-    group_R = required(batch.group_R, entry, "group_R")
-    return (group_R[:, None] == group_R[None, :]).to(batch.logp_D.dtype)
 
 
 def _standardised(value_R: torch.Tensor, same_RR: torch.Tensor, eps: float) -> torch.Tensor:

@@ -17,6 +17,7 @@ from torch.nn.functional import softplus
 from tfgrpo.advantage import TOLERANCE
 from tfgrpo.errors import ConfigError
 from tfgrpo.rl.formulas.inputs import TokenBatch
+from tfgrpo.rl.formulas.losses.clip import siblings
 from tfgrpo.rl.formulas.registry import ABOVE_0, Entry, register, required, within
 
 PAIR_LOSSES: dict[str, Entry] = {}
@@ -40,9 +41,9 @@ def pair_shares(batch: TokenBatch, entry: str, pairs: str = "ends") -> torch.Ten
     Raises:
         ConfigError: another word, or a batch without groups or rewards.
     """
-    group_R = required(batch.group_R, entry, "group_R")
+    same = siblings(batch, entry)
     reward_R = required(batch.reward_R, entry, "reward_R")
-    same_RR = group_R[:, None] == group_R[None, :]
+    same_RR = same > 0
     better_RR = same_RR & (reward_R[:, None] > reward_R[None, :] + TOLERANCE)
     if pairs == "ends":
         best_R = _first(~better_RR.any(0), same_RR)
@@ -50,7 +51,6 @@ def pair_shares(batch: TokenBatch, entry: str, pairs: str = "ends") -> torch.Ten
         better_RR = better_RR & best_R[:, None] & worst_R[None, :]
     elif pairs != "all":
         raise ConfigError(f"loss {entry!r}: pairs is {pairs!r}; allowed are 'ends' and 'all'")
-    same = same_RR.to(batch.logp_D.dtype)
     size_R, pairs_R = same.sum(1), same @ better_RR.to(same.dtype).sum(1)
     return better_RR * (size_R / (2 * pairs_R.clamp_min(1)))[:, None]
 

@@ -12,7 +12,7 @@ import math
 import torch
 
 from tfgrpo.rl.formulas.inputs import TokenBatch
-from tfgrpo.rl.formulas.losses.clip import clipped_surrogate, log_ratio
+from tfgrpo.rl.formulas.losses.clip import clipped_surrogate, log_ratio, siblings
 from tfgrpo.rl.formulas.registry import Entry, register, required
 
 SEQUENCE_LOSSES: dict[str, Entry] = {}
@@ -147,13 +147,12 @@ def p3o(batch: TokenBatch, *, eps: float = 0.2) -> torch.Tensor:
     pessimistic minimum; the paper's clip is recalled only. Advantages are not used, so the reward
     may be shifted by any amount a group. Aggregate with row_mean; a row without siblings gives 0.
     """
-    group_R = required(batch.group_R, "p3o", "group_R")
+    sibling_RR = siblings(batch, "p3o")
     reward_R = required(batch.reward_R, "p3o", "reward_R")
     gap_R = batch.row_sum(log_ratio(batch))
     gap_RR = gap_R[:, None] - gap_R[None, :]
     reward_RR = (reward_R[:, None] - reward_R[None, :]).to(gap_R.dtype)
     pair_RR = -0.5 * torch.minimum(reward_RR * gap_RR, reward_RR * gap_RR.clamp(-eps, eps))
-    sibling_RR = (group_R[:, None] == group_R[None, :]).to(gap_R.dtype)
     sibling_RR = sibling_RR - torch.eye(len(gap_R), dtype=gap_R.dtype, device=gap_R.device)
     loss_R = (pair_RR * sibling_RR).sum(1) / sibling_RR.sum(1).clamp_min(1)
     return loss_R[batch.row_D]
