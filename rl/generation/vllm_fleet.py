@@ -21,7 +21,7 @@ from typing import Any
 from tfgrpo.errors import ConfigError, ProviderError
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl import distributed
-from tfgrpo.rl.generation.vllm_server import AWAY, TRIES_S, FolderReload, VllmServer
+from tfgrpo.rl.generation.vllm_server import AWAY, TRIES_S, FolderReload, VllmServer, each_draw
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +85,9 @@ class VllmFleet:
         """
         del n
         homes: Homes = {}
-        asked = [
-            (tuple(ids), seed) for ids, row in zip(token_ids, seeds, strict=True) for seed in row
-        ]
-        with ThreadPoolExecutor(self._width) as pool:
-            replies = pool.map(lambda pair: self._draw(homes, pair[0], pair[1], sampling), asked)
-            return [[next(replies) for _ in row] for row in seeds]
+        return each_draw(
+            token_ids, seeds, self._width, lambda ids, seed: self._draw(homes, ids, seed, sampling)
+        )
 
     def _draw(self, homes: Homes, ids: tuple[int, ...], seed: int, sampling: Sampling) -> Generated:
         """Ask one server after the other; when all failed, wait and ask them again."""

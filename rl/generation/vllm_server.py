@@ -97,6 +97,19 @@ class _Http:
             raise ProviderError(f"{url}: {type(exc).__name__}: {exc}", kind="connection") from exc
 
 
+def each_draw(
+    token_ids: Sequence[Sequence[int]],
+    seeds: Sequence[Sequence[int]],
+    width: int,
+    draw: Callable[[tuple[int, ...], int], Generated],
+) -> list[list[Generated]]:
+    """Make every draw of every prompt, at most `width` at once, and return them by prompt."""
+    asked = [(tuple(ids), seed) for ids, row in zip(token_ids, seeds, strict=True) for seed in row]
+    with ThreadPoolExecutor(width) as pool:
+        replies = pool.map(lambda pair: draw(*pair), asked)
+        return [[next(replies) for _ in row] for row in seeds]
+
+
 class VllmServer:
     """A running `vllm serve`, token ids in and out over its completions endpoint.
 
@@ -159,12 +172,9 @@ class VllmServer:
     ) -> list[list[Generated]]:
         """Return n continuations a prompt: one request a draw, so that each has its own seed."""
         del n
-        asked = [
-            (list(ids), seed) for ids, row in zip(token_ids, seeds, strict=True) for seed in row
-        ]
-        with ThreadPoolExecutor(self._concurrency) as pool:
-            replies = pool.map(lambda pair: self.draw(pair[0], pair[1], sampling), asked)
-            return [[next(replies) for _ in row] for row in seeds]
+        return each_draw(
+            token_ids, seeds, self._concurrency, lambda ids, seed: self.draw(ids, seed, sampling)
+        )
 
     def draw(
         self,
