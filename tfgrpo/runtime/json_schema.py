@@ -61,6 +61,14 @@ def _drafts() -> tuple[Any, ...]:
     return tuple(made)
 
 
+@cache
+def _no_remote() -> Any:
+    """Return the empty registry: references are never fetched."""
+    from referencing import Registry
+
+    return Registry()
+
+
 def _strict(schema: Mapping[str, Any]) -> Any:
     """Return the validator class of the draft that a schema names, or else fits."""
     return _drafts()[_draft_of(json.dumps(schema, default=repr))]
@@ -132,10 +140,7 @@ def field_errors(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str]]
 
 def _found(schema: Mapping[str, Any], value: Any) -> list[tuple[str, str, Any]]:
     """Return path, message and error of `jsonschema`, None where the check itself failed."""
-    from referencing import Registry
-
-    # An empty registry: references are never fetched.
-    errors = _strict(schema)(dict(schema), registry=Registry()).iter_errors(value)
+    errors = _strict(schema)(dict(schema), registry=_no_remote()).iter_errors(value)
     try:
         return sorted(((e.json_path, e.message, e) for e in errors), key=itemgetter(0, 1))
     except RecursionError:
