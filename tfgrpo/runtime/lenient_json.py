@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from tfgrpo.runtime.json_text import json_in
+from tfgrpo.runtime.texts.surrogates import without_surrogates
 from tfgrpo.runtime.thinking import without_thinking
 
 _BARE = {
@@ -153,7 +154,7 @@ class _Lenient:
                 out.append(self._escape())
             elif char == closing and self._ends_here():
                 self.at += 1
-                return _joined(out)
+                return str(without_surrogates("".join(out)))
             else:
                 plain = _PLAIN.match(self.text, self.at + 1)
                 end = plain.end() if plain else self.at + 1
@@ -174,9 +175,3 @@ class _Lenient:
         """A quote inside a string (don't) is followed by neither , : ] } nor the end."""
         rest = self.text[self.at + 1 : self.at + 40].lstrip()
         return not rest or rest[0] in ",:]}"
-
-
-def _joined(pieces: list[str]) -> str:
-    """Join, making one character of each pair of surrogates and nothing of a lone one."""
-    text = "".join(pieces)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
