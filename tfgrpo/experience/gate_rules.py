@@ -53,7 +53,7 @@ class GateDecision:
         return cls(
             row["accepted"],
             row["reason"],
-            _interval(row["difference"]),
+            interval_of(row["difference"]),
             row["bound"],
             row["level"],
             row["tasks"],
@@ -134,10 +134,11 @@ class FinalChoice:
     def from_dict(cls, row: Mapping[str, Any]) -> Self:
         """Read what `to_dict` wrote."""
         considered = {k: Interval(**i) for k, i in row["considered"].items()}
-        return cls(row["version_id"], row["reason"], _interval(row["difference"]), considered)
+        return cls(row["version_id"], row["reason"], interval_of(row["difference"]), considered)
 
 
-def _interval(row: Mapping[str, Any] | None) -> Interval | None:
+def interval_of(row: Mapping[str, Any] | None) -> Interval | None:
+    """Read what `Interval.to_dict` wrote, or None where there was none."""
     return None if row is None else Interval(**row)
 
 

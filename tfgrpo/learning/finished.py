@@ -18,13 +18,14 @@ from tfgrpo.config.learn import MAY_CHANGE, Config
 from tfgrpo.errors import ConfigError
 from tfgrpo.experience import FinalChoice, GateDecision, Library, TopK
 from tfgrpo.experience.artefact import package_version
+from tfgrpo.experience.gate_rules import interval_of
 from tfgrpo.experience.select import embedder_of
 from tfgrpo.learning.gatekeeper import Look
 from tfgrpo.learning.loop import LearnOutcome, TestComparison
 from tfgrpo.learning.result import Result
 from tfgrpo.learning.version import Version
 from tfgrpo.runtime.canonical import digest, jsonable
-from tfgrpo.statistics import Interval, Scores
+from tfgrpo.statistics import Scores
 from tfgrpo.store import Journal
 from tfgrpo.store.config_diff import without_keys
 from tfgrpo.store.groups import NOTHING_BUILDS_ON, UNFINISHED
@@ -122,10 +123,11 @@ def _version(row: Mapping[str, Any], config: Config) -> Version:
 
 
 def _proof(row: Mapping[str, Any]) -> TestComparison:
-    found = row["difference"]
-    difference = None if found is None else Interval(**found)
     return TestComparison(
-        _scores(row["empty"]), _scores(row["final"]), difference, row["noise_floor"]
+        _scores(row["empty"]),
+        _scores(row["final"]),
+        interval_of(row["difference"]),
+        row["noise_floor"],
     )
 
 
