@@ -74,7 +74,7 @@ def server(log: Path, folder: Path | None = None, *options: str) -> Iterator[str
             command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
-        _wait_for(f"http://127.0.0.1:{port}/v1/models", process, log)
+        wait_for(f"http://127.0.0.1:{port}/v1/models", process, log)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         process.terminate()
@@ -85,7 +85,12 @@ def server(log: Path, folder: Path | None = None, *options: str) -> Iterator[str
             process.wait()
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        RuntimeError: it ended, or does not within the time for a start.
+    """
     until = time.monotonic() + _START_S
     while time.monotonic() < until:
         if process.poll() is not None:

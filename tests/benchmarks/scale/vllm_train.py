@@ -24,14 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
 from tests.benchmarks.rl.rl_job import GROUP, NEW, PROMPTS, CrcParity, model_folder, questions
+from tests.benchmarks.rl.vllm_cpu import wait_for
 from tests.benchmarks.runs.child import Child, tell, tell_step
 
 COMMAND = "python -m tests.benchmarks.scale.vllm_train"
@@ -63,7 +62,7 @@ def servers(folder: Path, count: int, logs: Path) -> Iterator[list[str]]:
                 subprocess.Popen([*command, str(folder), *options], env=env, stdout=out, stderr=out)
             )
         urls.append(f"http://127.0.0.1:{port}/v1")
-        _wait_for(f"{urls[-1]}/models", started[-1], logs / f"server{i}.log")
+        wait_for(f"{urls[-1]}/models", started[-1], logs / f"server{i}.log")
     try:
         yield urls
     finally:
@@ -73,16 +72,6 @@ def servers(folder: Path, count: int, logs: Path) -> Iterator[list[str]]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    while process.poll() is None:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    raise RuntimeError(f"a server ended while starting:\n{log.read_text()[-3000:]}")
 
 
 def run_arm(folder: Path, urls: list[str], staleness: int) -> dict[str, Any]:
