@@ -24,6 +24,7 @@ import pytest
 
 from tests.patience import PATIENCE_S
 from tfgrpo.config.learn import Config
+from tfgrpo.runtime.syntax import syntax_tree
 from tfgrpo.testing import Call, FaultServer
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +77,7 @@ def is_public(module: str, name: str) -> bool:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: str(p.relative_to(EXAMPLES)))
 def test_an_example_imports_public_names_only(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = syntax_tree(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(tree), "an example says first what it shows and how it is run"
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tfgrpo":

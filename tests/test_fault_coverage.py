@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tfgrpo.runtime.syntax import syntax_tree
+
 TESTS = Path(__file__).parent
 
 CASES: dict[str, tuple[str, str]] = {
@@ -342,7 +344,7 @@ WANTED += ["T1", "T8", "T12", "T14", "T15", "T16", "B01", "B02", "B03", "B04", "
 @cache
 def defined_in(file: str) -> frozenset[str]:
     """Return the names of the tests that a file defines at its top level."""
-    tree = ast.parse((TESTS / f"{file}.py").read_text(encoding="utf-8"))
+    tree = syntax_tree((TESTS / f"{file}.py").read_text(encoding="utf-8"))
     names = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
     for node in tree.body:  # a state machine of hypothesis is a test by assignment
         if isinstance(node, ast.Assign):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import tfgrpo
+from tfgrpo.runtime.syntax import syntax_tree
 
 SIGNATURES = Path(__file__).parent / "public_signatures.txt"
 MOST_ROOT_NAMES = 30
@@ -88,7 +89,7 @@ def test_the_root_stays_small() -> None:
 def test_no_package_imports_by_star() -> None:
     for folder in ("tfgrpo", "search", "rl", "routing", "prompts"):
         for path in (Path(__file__).parent.parent / folder).rglob("*.py"):
-            imports = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if
+            imports = [n for n in ast.walk(syntax_tree(path.read_text("utf-8"))) if
                        isinstance(n, ast.ImportFrom)]  # fmt: skip
             assert not any(alias.name == "*" for n in imports for alias in n.names), path
 

@@ -10,6 +10,7 @@ import pydantic
 import pytest
 
 from tests.config.test_message_keys import CONFIGS, models_in, sources
+from tfgrpo.runtime.syntax import syntax_tree
 
 
 def sections(model: type[pydantic.BaseModel]) -> Iterator[type[pydantic.BaseModel]]:
@@ -24,7 +25,7 @@ def read_names() -> frozenset[str]:
     """Attributes and texts of the package, outside the declarations of the fields."""
     names: set[str] = set()
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(syntax_tree(path.read_text("utf-8"))):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 names.add(node.attr)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -15,6 +15,7 @@ import pytest
 import tfgrpo
 from tfgrpo.config.learn import Config
 from tfgrpo.rl.config import TrainConfig
+from tfgrpo.runtime.syntax import syntax_tree
 from tfgrpo.search.config import SearchConfig
 
 ROOT = Path(tfgrpo.__file__).parent
@@ -57,7 +58,7 @@ def known() -> dict[str, set[str]]:
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:
     """Texts that are raised, logged or warned of: f-strings and literals inside calls."""
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = syntax_tree(path.read_text("utf-8"))
     for node in ast.walk(tree):
         calls = [node.exc] if isinstance(node, ast.Raise) and node.exc is not None else []
         told = ("warning", "error", "info", "append", "echo")

@@ -7,6 +7,7 @@ import ast
 import pytest
 
 from tests.extras.__main__ import NOT_FEATURES, SCRIPTS, bare_environment, extras, main, told
+from tfgrpo.runtime.syntax import syntax_tree
 
 
 def scripts() -> set[str]:
@@ -23,7 +24,7 @@ def test_every_extra_has_a_script_and_every_script_an_extra() -> None:
 @pytest.mark.parametrize("name", sorted(scripts()))
 def test_a_script_says_what_it_shows_and_uses_nothing_of_the_tests(name: str) -> None:
     text = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text))
+    assert ast.get_docstring(syntax_tree(text))
     assert "tests" not in text
     assert told(SCRIPTS / f"{name}.py", "skip") or "assert " in text
 

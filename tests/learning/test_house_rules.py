@@ -17,6 +17,7 @@ from tests.benchmarks.learning.house_rules.__main__ import Cell, Sizes, costs, i
 from tests.benchmarks.learning.house_rules.families import FAMILIES, Case, Family
 from tests.benchmarks.learning.house_rules.families.family import shuffled_keys, wrong_keys
 from tests.benchmarks.learning.house_rules.server import Bench, Seat
+from tfgrpo.runtime.syntax import syntax_tree
 
 HOME = Path(policy_simulator.__file__).parent
 ROOT = "tests.benchmarks.learning.house_rules"
@@ -63,7 +64,7 @@ def reflected(family: Family, cases: tuple[Case, ...], tell: bool = True) -> str
 def imported(path: Path) -> set[str]:
     """Names that a module imports, and every call that could import by another way."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(syntax_tree(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         if isinstance(node, ast.ImportFrom):

@@ -28,6 +28,7 @@ from tfgrpo.lm.scripted import ScriptedLM
 from tfgrpo.messages import Message
 from tfgrpo.protocols import Request
 from tfgrpo.rollout import Rollout
+from tfgrpo.runtime.syntax import syntax_tree
 from tfgrpo.store import CallCache, Ledger, read_groups, write_groups
 from tfgrpo.store import export as export_module
 from tfgrpo.store.disk import database as database_module
@@ -418,7 +419,7 @@ def test_t8_nothing_here_reads_or_evaluates_code_from_files() -> None:
     banned = {"pickle", "marshal", "shelve", "dill", "joblib", "yaml"}
     calls = {"eval", "exec", "__import__"}
     for path in (ROOT / "tfgrpo" / "store").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(syntax_tree(path.read_text())):
             if isinstance(node, ast.Import):
                 assert not banned & {a.name.split(".")[0] for a in node.names}, path
             if isinstance(node, ast.ImportFrom):

@@ -22,6 +22,8 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from tfgrpo.runtime.syntax import syntax_tree
+
 __all__ = ["Extra", "Key", "Part", "markdown", "parts_of", "schema_of", "toml_value"]
 
 
@@ -146,7 +148,7 @@ def _sentences(model: type) -> dict[str, str]:
     for owner in reversed(model.__mro__):
         if owner in (object, BaseModel) or owner.__module__.startswith("pydantic"):
             continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        body = syntax_tree(textwrap.dedent(inspect.getsource(owner))).body[0]
         assert isinstance(body, ast.ClassDef)
         name = ""
         for node in body.body:

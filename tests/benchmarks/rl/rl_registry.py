@@ -24,6 +24,7 @@ from tfgrpo.rl.formulas.credit import CREDIT
 from tfgrpo.rl.formulas.losses import LOSSES
 from tfgrpo.rl.formulas.registry import Entry
 from tfgrpo.rl.formulas.rewards import REWARDS
+from tfgrpo.runtime.syntax import syntax_tree
 
 REGISTRIES: Mapping[str, Mapping[str, Entry]] = {
     "losses": LOSSES,
@@ -58,7 +59,7 @@ def functions_of(path: Path) -> Mapping[str, ast.FunctionDef]:
     """Return the functions of a Python file by name; none where it is absent."""
     if not path.exists():
         return {}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = syntax_tree(path.read_text(encoding="utf-8"))
     return {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
 
 

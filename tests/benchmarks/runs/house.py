@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
+from tfgrpo.runtime.syntax import syntax_tree
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {
@@ -81,7 +82,7 @@ def modules_of(root: Path, folders: Mapping[str, str] = FOLDERS) -> list[Module]
             inner = path.relative_to(root / folder).with_suffix("").parts
             is_package = inner[-1] == "__init__"
             name = ".".join((dotted, *(inner[:-1] if is_package else inner)))
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = syntax_tree(path.read_text(encoding="utf-8"))
             modules.append(Module(path.relative_to(root).as_posix(), name, is_package, tree))
     return modules
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks.record import record
+from tfgrpo.runtime.syntax import syntax_tree
 
 ROOT = Path(__file__).parents[3]
 TABLE = Path(__file__).with_name("findings.toml")
@@ -48,7 +49,7 @@ def exists(test: str) -> bool:
     file = ROOT / path
     if not file.is_file():
         return False
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = syntax_tree(file.read_text(encoding="utf-8"))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return any(isinstance(node, kinds) and node.name == name for node in ast.walk(tree))
 

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from tfgrpo.runtime.json_schema import load_json
 from tfgrpo.runtime.json_text import fenced_blocks
+from tfgrpo.runtime.syntax import syntax_tree
 
 __all__ = ["code_in", "parse_code"]
 
@@ -75,7 +76,7 @@ def parse_code(text: str) -> ast.Module | None:
     """Return the syntax tree of a text; None where it is no Python."""
     try:
         # Long numbers are right in a cell, but not in this process, which only looks at names.
-        return ast.parse(_LONG_NUMBER.sub("1", text))
+        return syntax_tree(_LONG_NUMBER.sub("1", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
