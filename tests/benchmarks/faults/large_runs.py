@@ -3,7 +3,8 @@
 Each verb is a process of its own, so that its peak memory is the system's own figure; the size on
 disk is the largest that the run's folder had while the verb ran, the log of the database included.
 Processor seconds stand beside the wall's, which mean something on a quiet machine only.
-Replies have 500 bytes and are drawn by the seed; there is no critic and no network. `rerun` is the
+Replies are 500 bytes of words that are drawn by the seed, each word as often as the next, so that
+they pack no better than prose; there is no critic and no network. `rerun` is the
 same command on the finished run; `resume` does not find its checksums, so that it goes through all
 rollouts, as one does that was interrupted.
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,7 +40,7 @@ GROUP = 8
 REPLY_BYTES = 500
 HELD_OUT = 64
 """Gate tasks, and as many test tasks."""
-WORDS = "The answer follows from the second line of the table, as shown above, and so on. " * 7
+WORDS = sorted(set(re.findall(r"[a-z]{2,}", (Path(__file__).parents[3] / "README.md").read_text())))
 VERBS = ("learn", "rerun", "resume", "report", "report json", "advise", "export", "runs list")
 
 
@@ -51,9 +54,10 @@ class _Forgetful(ScriptedLM):
 
 
 def _say(request: Request, seed: int | None) -> str:
-    digit = derive_seed(request.messages[-1].content, seed) % 4
-    end = f" The answer is {digit}"
-    return WORDS[: REPLY_BYTES - len(end)] + end
+    drawn = derive_seed(request.messages[-1].content, seed)
+    end = f" The answer is {drawn % 4}"
+    words = " ".join(random.Random(drawn).choices(WORDS, k=REPLY_BYTES // 2))
+    return words[: REPLY_BYTES - len(end)] + end
 
 
 def _open(spec: str, **options: Any) -> ScriptedLM:
