@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -227,6 +228,7 @@ class RouterFiles:
                     return parse_outcomes(outcomes.read().decode("utf-8"), str(at))
 
             files = cls.lazy(embedder, meta["embedder"], models, value, texts)
+            weakref.finalize(files, outcomes.close)  # where nobody asks for the texts
             files.saved = _saved(states, meta["keys"], models)
             files.gates = {name: Gate.from_dict(row) for name, row in meta["gates"].items()}
         return files

@@ -419,6 +419,8 @@ class Sampler:
         async with asyncio.TaskGroup() as tasks:
             for number in range(workers):
                 tasks.create_task(worker(number))
+                if number % _STARTED_A_TURN == _STARTED_A_TURN - 1:
+                    await asyncio.sleep(0)  # the first calls go out while others are made ready
         if state.ended is not None:
             raise state.ended
         if self._stop.requested and any(u.group.missing for u in units):
@@ -508,6 +510,8 @@ class Sampler:
 
 _FOUND_AT_ONCE = 100
 """Groups that are looked for in one reading."""
+_STARTED_A_TURN = 16
+"""Workers that begin in one turn of the event loop."""
 _LOOK_AGAIN_S = 0.5
 """Between two looks at groups that other processes make."""
 _HOPELESS = ("verifier_failed", "policy_failed", "provider_failed", "cancelled")

@@ -110,7 +110,9 @@ def test_supervised_rows_are_verified_replies_with_and_without_the_library(
     written: tuple[str, Path], run: Path
 ) -> None:
     _, root = written
-    rows = [json.loads(line) for line in next(root.rglob("verified.jsonl")).open()]
+    rows = [
+        json.loads(line) for line in next(root.rglob("verified.jsonl")).read_text().splitlines()
+    ]
     practice = {t.task_id: t for t in read_material(run).practice}
     assert {r["form"] for r in rows} == {"bare", "library"}
     for row in rows:
@@ -250,7 +252,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     told = here(capsys, "handover", str(run), "--to", "slime", "--out", str(out))
     assert told.code == 0, told.err
     assert "6 training rows, 6 for validation" in told.out
-    rows = [json.loads(line) for line in (out / "train.jsonl").open()]
+    rows = [json.loads(line) for line in (out / "train.jsonl").read_text().splitlines()]
     assert {r["label"] for r in rows} == {t.reference for t in read_material(run).practice}
 
 

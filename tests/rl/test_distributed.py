@@ -36,10 +36,10 @@ def launch(
         environment["CUDA_VISIBLE_DEVICES"] = ""
     agents = []
     for host in range(hosts):
-        said = (folder / f"host{host}.log").open("w")
-        agents.append(
-            subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
-        )
+        with (folder / f"host{host}.log").open("w") as said:
+            agents.append(
+                subprocess.Popen(command, cwd=ROOT, env=environment, stdout=said, stderr=said)
+            )
     try:
         codes = [agent.wait(PATIENCE_S) for agent in agents]
     finally:
