@@ -9,14 +9,13 @@ Does not know what decisions mean. Source: own.
 from __future__ import annotations
 
 import contextlib
-import json
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfgrpo.errors import StoreError
-from tfgrpo.store.codec import DamagedValue, column_text, pack, unpack
+from tfgrpo.store.codec import DamagedValue, column_text, pack_text, plain_json, unpack
 from tfgrpo.store.disk.database import DatabaseWriter
 from tfgrpo.store.disk.files import check_file, connect
 from tfgrpo.store.disk.log_frames import log_of
@@ -41,9 +40,8 @@ class Kept(NamedTuple):
 def totals_row(writer: DatabaseWriter, state: RunState) -> Statement:
     """Return the row that keeps a state."""
     row = {"at": f"{newest_numbers(writer)}/{writer.session}", "totals": totals_of(state)}
-    body, mark = pack(row, "totals")
-    text = body if isinstance(body, str) else json.dumps(row)
-    return ("INSERT INTO meta VALUES (?, ?)", ("totals", mark.hex() + text))
+    text = plain_json(row, "totals")
+    return ("INSERT INTO meta VALUES (?, ?)", ("totals", pack_text(text)[1].hex() + text))
 
 
 def kept_state(folder: Path, kinds: Sequence[str]) -> Kept | None:
