@@ -52,6 +52,8 @@ class SearchSection(Section):
     """Options of the algorithm."""
     scorer: Literal["robust", "paper", "frequency", "likelihood", "unit", "judge"] = "robust"
     """What an action costs, from the ways the published methods score it."""
+    scorer_options: dict[str, Any] = {}
+    """Knobs of the `robust` and `paper` scorers, such as `alpha` and `beta` (docs/search.md)."""
     imagination: bool = False
     """Let the model imagine the rest of the plan for the `robust` and `paper` scorers."""
     samples: int = 8

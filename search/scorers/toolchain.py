@@ -22,9 +22,11 @@ search uses the numbers. Source: Zhuang et al. 2023, arXiv 2310.13227 (`paper`);
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 from tfgrpo.errors import ConfigError
 from tfgrpo.search.node import Node, NodeScore, action_name
@@ -65,8 +67,26 @@ class CostPreset:
 
     def __post_init__(self) -> None:
         for knob in ("alpha", "beta", "floor"):
-            if not 0.0 <= getattr(self, knob) <= 1.0:
+            if not _is_number(getattr(self, knob), most=1.0):
                 raise ConfigError(f"{knob}={getattr(self, knob)!r}: give a number from 0 to 1")
+        if not _is_number(self.step_estimate):
+            raise ConfigError(f"step_estimate={self.step_estimate!r}: give a number of 0 or more")
+        if type(self.min_plan) is not int or self.min_plan < 1:
+            raise ConfigError(f"min_plan={self.min_plan!r}: give a whole number of 1 or more")
+        for knob, words in _WORDS.items():
+            if getattr(self, knob) not in words:
+                raise ConfigError(f"{knob}={getattr(self, knob)!r}: {' or '.join(words)}")
+
+
+_WORDS = {
+    "combine": ("product", "mean"),
+    "normaliser": ("min", "max"),
+    "horizon": ("fraction", "steps"),
+}
+
+
+def _is_number(value: object, *, most: float = math.inf) -> bool:
+    return type(value) in (int, float) and 0.0 <= float(value) <= most  # type: ignore[arg-type]
 
 
 PAPER = CostPreset("paper")
@@ -85,16 +105,20 @@ ROBUST = CostPreset(
 the samples say costs."""
 
 
-def cost_preset(name: str) -> CostPreset:
-    """Return the preset of that name.
+def cost_preset(name: str, knobs: Mapping[str, Any] = MappingProxyType({})) -> CostPreset:
+    """Return the preset of that name, with some knobs turned.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such preset or knob, or a knob has no such value.
     """
     presets = {"paper": PAPER, "robust": ROBUST}
     if name not in presets:
         raise ConfigError(f"no cost preset {name!r}; there are {', '.join(sorted(presets))}")
-    return presets[name]
+    known = [f.name for f in fields(CostPreset) if f.name != "name"]
+    for knob in knobs:
+        if knob not in known:
+            raise ConfigError(f"no knob {knob!r} of the cost preset {name!r}: {', '.join(known)}")
+    return replace(presets[name], **knobs)
 
 
 class Imagination(Protocol):

@@ -65,6 +65,15 @@ def reply(request: Request, seed: int | None) -> str:
     return f'Action: step {{"name": "{name}"}}'
 
 
+def scores_in(row: Any) -> list[dict[str, Any]]:
+    """Return every score in a line of an event log."""
+    if isinstance(row, list):
+        return [s for part in row for s in scores_in(part)]
+    if not isinstance(row, dict):
+        return []
+    return [row] * ("step_cost" in row) + [s for part in row.values() for s in scores_in(part)]
+
+
 async def test_the_command_searches_each_task_and_keeps_everything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +96,24 @@ async def test_the_command_searches_each_task_and_keeps_everything(
     asked = len(lm.requests)
     again = await run_config(config, lm=lm)  # from the logs: nothing is asked twice
     assert again.exit_code == 0 and len(lm.requests) == asked
+
+
+@pytest.mark.parametrize(
+    ("knobs", "cost"),
+    [("floor = 0.0", 0.0), ("floor = 0.25", 0.25)],  # nothing is remembered; all samples agree
+)
+async def test_knobs_of_the_scorer_are_settings(tmp_path: Path, knobs: str, cost: float) -> None:
+    extra = f'[search]\nscorer = "paper"\nscorer_options = {{ {knobs} }}\nseed = 1\nsamples = 1'
+    await run_config(read_config(write(tmp_path, extra)), lm=ScriptedLM(reply))
+    log = (tmp_path / "out" / "logs" / "first.jsonl").read_text()
+    costs = [s["step_cost"] for line in log.splitlines() for s in scores_in(json.loads(line))]
+    assert costs and set(costs) == {cost}
+
+
+async def test_knobs_of_a_scorer_that_has_none_are_refused(tmp_path: Path) -> None:
+    extra = '[search]\nscorer = "unit"\nscorer_options = { alpha = 1.0 }'
+    with pytest.raises(ConfigError, match=r"scorer_options .*alpha.* belong to .* is unit"):
+        await run_config(read_config(write(tmp_path, extra)), lm=ScriptedLM(reply))
 
 
 async def test_an_unsolved_task_that_a_limit_stopped_is_exit_code_4(tmp_path: Path) -> None:

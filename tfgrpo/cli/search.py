@@ -39,7 +39,7 @@ from tfgrpo.search.plan_memory import PlanMemory
 from tfgrpo.search.proposers.expander import CheckedExpander, Expander
 from tfgrpo.search.proposers.lm import JudgeScorer, LMExpander, LMImagination
 from tfgrpo.search.scorers.scorer import FrequencyScorer, LikelihoodScorer, Scorer, UnitScorer
-from tfgrpo.search.scorers.toolchain import ToolChainScorer
+from tfgrpo.search.scorers.toolchain import ToolChainScorer, cost_preset
 from tfgrpo.search.settings import SearchResult, SearchSettings
 from tfgrpo.search.views import to_ascii, to_html
 from tfgrpo.store.budget import Budget
@@ -197,7 +197,12 @@ def _context(config: SearchConfig) -> Context:
 def _scorer(
     config: SearchConfig, lm: LM, tools: tuple[ToolSpec, ...], memory: PlanMemory
 ) -> Scorer:
-    name = config.search.scorer
+    name, options = config.search.scorer, config.search.scorer_options
+    if options and name not in ("robust", "paper"):
+        raise ConfigError(
+            f"search.scorer_options {sorted(options)} belong to the scorers robust and paper; "
+            f"search.scorer is {name}"
+        )
     if name == "judge":
         return JudgeScorer(lm)
     simple: dict[str, Callable[[], Scorer]] = {
@@ -208,7 +213,7 @@ def _scorer(
     if name in simple:
         return simple[name]()
     imagination = LMImagination(lm, tools) if config.search.imagination else None
-    return ToolChainScorer(memory, preset=name, imagination=imagination)
+    return ToolChainScorer(memory, preset=cost_preset(name, options), imagination=imagination)
 
 
 async def _world(world: WorldSection, task: Task, stack: AsyncExitStack) -> Environment:

@@ -30,6 +30,7 @@ from tfgrpo.search import (
     search_tree,
 )
 from tfgrpo.search.plan_memory import shared_length
+from tfgrpo.search.scorers.toolchain import cost_preset
 from tfgrpo.store.budget import Budget
 
 
@@ -214,3 +215,32 @@ def test_a_knob_outside_its_range_is_refused() -> None:
         replace(ROBUST, alpha=2)
     with pytest.raises(ConfigError, match="paper, robust"):
         ToolChainScorer(preset="other")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"alpha": "much"}, "alpha='much'"),
+        ({"beta": True}, "beta=True"),
+        ({"step_estimate": -1.0}, "step_estimate=-1.0"),
+        ({"min_plan": 1.5}, "min_plan=1.5"),
+        ({"combine": "sum"}, "combine='sum': product or mean"),
+        ({"horizon": None}, "horizon=None: fraction or steps"),
+        ({"gamma": 0.5}, "no knob 'gamma'"),
+        ({"name": "mine"}, "no knob 'name'"),
+    ],
+)
+def test_a_knob_that_is_no_knob_or_has_no_such_value_is_named(
+    knobs: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cost_preset("robust", knobs)
+
+
+async def test_turned_knobs_change_the_costs_by_the_formula() -> None:
+    preset = cost_preset("paper", {"alpha": 0.8, "beta": 0.1})
+    scorer = ToolChainScorer(memory_of(["a", "b", "c", "d"]), preset=preset)
+    found = await score(scorer, ["a"], "x", prior=0.25)  # g1 = 1/2, g2 = 1/4
+    assert found.step_cost == pytest.approx(0.5**0.8 * 0.75**0.2)
+    found = await score(scorer, ["a", "b"], "c", prior=0.5)  # h1 = 3/4, h2 = 2/4
+    assert found.to_go == pytest.approx(0.25**0.1 * 0.5**0.9)
