@@ -29,7 +29,13 @@ from tfgrpo.errors import StoreError
 from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
 from tfgrpo.store.disk.files import connect
-from tfgrpo.store.disk.log_frames import Header, log_of, read_log
+from tfgrpo.store.disk.log_frames import (
+    FRAME_HEADER_BYTES,
+    HEADER_BYTES,
+    Header,
+    log_of,
+    read_log,
+)
 from tfgrpo.store.disk.mending import look_over
 from tfgrpo.store.disk.page_sums import PageSums, sums_of
 from tfgrpo.store.disk.salvage import Pages, rows_of, tables_of
@@ -128,6 +134,26 @@ def test_a_flipped_bit_of_the_log_that_cannot_be_found_is_told_and_costs_one_pag
                 same = sum(wanted.get(name) == text for name, text in seen.items())
                 assert same > 0.7 * len(wanted)
     assert lost < 8
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("byte", [0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
+def test_a_flipped_bit_in_the_header_of_a_frame_of_the_log_loses_nothing(
+    killed: Path, share: float, byte: int
+) -> None:
+    with copied(killed) as folder:
+        wanted = everything(folder)[0]
+        raw = (folder / "run.db-wal").read_bytes()
+    step = FRAME_HEADER_BYTES + 4096
+    frames = (len(raw) - HEADER_BYTES) // step
+    assert frames > 50
+    frame = round(share * (frames - 1))
+    for readonly in (True, False):
+        with copied(killed) as folder:
+            flip(folder / "run.db-wal", 8 * (HEADER_BYTES + frame * step + byte) + 3)
+            seen, told = everything(folder, readonly=readonly)
+            assert seen == wanted
+            assert "pages of its log" in " ".join(told)
 
 
 @pytest.mark.parametrize("at", [8 * 20 + 1, 8 * 26 + 3, 8 * 100 + 5])
