@@ -1,78 +1,252 @@
-"""Group sampling of SmolLM2-135M at 64 rows on CPU: our generator against `generate`.
+"""Group sampling of SmolLM2-135M on a CPU: ours beside `generate`, vLLM and llama.cpp.
 
-Both arms in one process, same weights in bfloat16, same prompts (8 × 8 rows), temperature 1 over
-the whole vocabulary, 48 forced new tokens, one warm-up each, then the arms take turns; medians.
+16 prompts with groups of 8, so 128 rows, 48 forced new tokens, temperature 1 over the whole
+vocabulary, weights in float32; llama.cpp reads the packaged GGUF (4 bits, which its kernels
+unpack). Each arm is a process of its own with one warm-up and three rounds, medians.
+`ours_loaded` has one busy loop beside it: `loaded_ratio` is its rate over ours.
+
+    python -m tests.benchmarks.rl.rl_cpu
+
+vLLM runs where `tests/vllm/install.sh` has put it, llama.cpp where `TFGRPO_XLLAMACPP` names a
+Python with `xllamacpp`; a missing arm is named, not guessed. `gemm_gflops` is what torch reaches in
+the largest product of a layer, `model_gflops` the products of a whole step over our time for it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from tests.benchmarks.record import record
-from tfgrpo.lm.local.loading import load_model
-from tfgrpo.protocols import Sampling
-from tfgrpo.rl.generation.generator import make_generator
-
-PROMPTS = [
+ROOT = Path(__file__).parents[3]
+COMMAND = "python -m tests.benchmarks.rl.rl_cpu"
+QUESTIONS = [
     f"What is {a} times {b}? Explain each step of the calculation."
-    for a, b in ((12, 7), (31, 4), (9, 18), (25, 6), (14, 14), (8, 33), (21, 5), (17, 11))
+    for a, b in zip(range(7, 39, 2), range(33, 1, -2), strict=True)
 ]
 GROUP, NEW, ROUNDS = 8, 48, 3
+ARMS = ("ours", "ours_loaded", "generate", "vllm", "llama_cpp")
+LAYERS, WIDTH, QKV, GATE_UP, DOWN, VOCABULARY = 30, 576, 960, 3072, 1536, 49_152
+"""Of SmolLM2-135M, for the floating-point operations of a step."""
 
 
-def main() -> None:
-    """Measure and record."""
-    loaded = load_model("smollm2-135m", device="cpu", dtype="bfloat16")
-    model, tokenizer = loaded.model, loaded.tokenizer
-    texts = [
+def timed(run: Callable[[], int]) -> list[float]:
+    """Return the tokens per second of each round after a warm-up."""
+    run()
+    rates = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        tokens = run()
+        rates.append(tokens / (time.perf_counter() - started))
+    return rates
+
+
+def prompts(tokenizer: Any) -> list[str]:
+    """Return the questions as the chat template writes them."""
+    return [
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": p}], add_generation_prompt=True, tokenize=False
+            [{"role": "user", "content": q}], add_generation_prompt=True, tokenize=False
         )
-        for p in PROMPTS
+        for q in QUESTIONS
     ]
-    ids = [tokenizer(t, add_special_tokens=False)["input_ids"] for t in texts]
+
+
+def ours() -> list[float]:
+    """The decoding loop behind `local:smollm2-135m`, with as many threads as cores are free."""
+    from tfgrpo.lm.local.free_cores import FreeCores
+    from tfgrpo.lm.local.loading import load_model
+    from tfgrpo.lm.local.local_lm import make_generator
+    from tfgrpo.protocols import Sampling
+
+    loaded = load_model("smollm2-135m", device="cpu", dtype="float32")
+    rows = GROUP * len(QUESTIONS)
+    generator = make_generator(loaded, max_rows=rows, threads=FreeCores().count)
+    ids = [loaded.tokenizer(t, add_special_tokens=False)["input_ids"]
+           for t in prompts(loaded.tokenizer)]  # fmt: skip
+    sampling = Sampling(max_tokens=NEW, extra={"ignore_eos": True})
+    seeds = [[100 * i + j for j in range(GROUP)] for i in range(len(ids))]
+
+    def run() -> int:
+        made = generator.generate(ids, GROUP, sampling, seeds)
+        return sum(len(row.token_ids) for group in made for row in group)
+
+    return timed(run)
+
+
+def ours_loaded() -> list[float]:
+    """Ours with one busy loop beside it."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+        try:
+            return ours()
+        finally:
+            loop.kill()
+
+
+def generate() -> list[float]:
+    """Hugging Face `generate`."""
+    from tfgrpo.lm.local.loading import load_model
+
+    loaded = load_model("smollm2-135m", device="cpu", dtype="float32")
+    import torch
+
+    tokenizer = loaded.tokenizer
     tokenizer.padding_side = "left"
-    padded = tokenizer(texts, add_special_tokens=False, padding=True, return_tensors="pt")
+    padded = tokenizer(
+        prompts(tokenizer), add_special_tokens=False, padding=True, return_tensors="pt"
+    )
     padded = {k: v.repeat_interleave(GROUP, 0) for k, v in padded.items()}
 
-    def theirs() -> int:
+    def run() -> int:
         with torch.no_grad():
-            out = model.generate(
+            out = loaded.model.generate(
                 **padded, do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
                 max_new_tokens=NEW, min_new_tokens=NEW,
             )  # fmt: skip
         return int((out.shape[1] - padded["input_ids"].shape[1]) * out.shape[0])
 
-    generator = make_generator(model, tokenizer, max_rows=64)
-    sampling = Sampling(max_tokens=NEW, extra={"ignore_eos": True})
+    return timed(run)
 
-    def ours() -> int:
-        seeds = [[100 * i + j for j in range(GROUP)] for i in range(len(ids))]
-        made = generator.generate(ids, GROUP, sampling, seeds)
-        return sum(len(row.token_ids) for group in made for row in group)
 
-    rates: dict[str, list[float]] = {"ours": [], "generate": []}
-    for round_ in range(ROUNDS + 1):
-        for name, run in (("ours", ours), ("generate", theirs)):
-            start = time.perf_counter()
-            tokens = run()
-            if round_:
-                rates[name].append(tokens / (time.perf_counter() - start))
-    figures: dict[str, Any] = {
-        "ours_tok_s": round(statistics.median(rates["ours"]), 1),
-        "generate_tok_s": round(statistics.median(rates["generate"]), 1),
-        "rows": len(ids) * GROUP,
-        "new_tokens": NEW,
-        "threads": torch.get_num_threads(),
-        "all_tok_s": {k: [round(x, 1) for x in v] for k, v in rates.items()},
+def vllm() -> list[float]:
+    """vLLM in its own process."""
+    from vllm import LLM, SamplingParams
+
+    from tfgrpo.lm.local.embedded import embedded_folder
+
+    engine = LLM(str(embedded_folder()), dtype="float32", max_model_len=512, max_num_seqs=128)
+    texts = prompts(engine.get_tokenizer())
+    how = SamplingParams(n=GROUP, temperature=1.0, max_tokens=NEW, ignore_eos=True)
+
+    def run() -> int:
+        made = engine.generate(texts, how, use_tqdm=False)
+        return sum(len(reply.token_ids) for one in made for reply in one.outputs)
+
+    return timed(run)
+
+
+def llama_cpp() -> list[float]:
+    """llama.cpp's server in this process, a request for each row, 128 slots."""
+    import xllamacpp
+
+    options = xllamacpp.CommonParams()
+    options.model.path = os.environ["TFGRPO_GGUF"]
+    rows = GROUP * len(QUESTIONS)
+    options.n_parallel, options.n_ctx = rows, 256 * rows
+    options.n_batch = options.n_ubatch = 512
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = os.cpu_count() or 1
+    options.sampling.ignore_eos = True
+    server = xllamacpp.Server(options)
+
+    def one(row: int) -> int:
+        request = {
+            "messages": [{"role": "user", "content": QUESTIONS[row // GROUP]}],
+            "max_tokens": NEW, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0,
+            "seed": row, "ignore_eos": True,
+        }  # fmt: skip
+        reply = server.handle_chat_completions(request)
+        if "usage" not in reply:
+            raise RuntimeError(f"llama.cpp refused a request: {reply}")
+        return int(reply["usage"]["completion_tokens"])
+
+    with ThreadPoolExecutor(rows) as pool:
+        return timed(lambda: sum(pool.map(one, range(rows))))
+
+
+def python_of(arm: str) -> str | None:
+    """Return the Python that has an arm's engine, or None where there is none."""
+    if arm == "vllm":
+        place = ROOT / ".venv-vllm" / "bin" / "python"
+        return str(place) if place.exists() else None
+    if arm == "llama_cpp":
+        return os.environ.get("TFGRPO_XLLAMACPP")
+    return sys.executable
+
+
+def measured(arm: str) -> list[float] | str:
+    """Run one arm in a process; tokens per second of its rounds, or why there are none."""
+    from tfgrpo.lm.local.embedded import find_gguf
+
+    python = python_of(arm)
+    if python is None:
+        return "its engine is not installed"
+    environment = os.environ | {
+        "TFGRPO_GGUF": str(find_gguf()),
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
     }
-    figures["ratio"] = round(figures["ours_tok_s"] / figures["generate_tok_s"], 3)
-    record("rl_cpu", figures, "python -m tests.benchmarks.rl.rl_cpu")
+    done = subprocess.run(
+        [python, str(Path(__file__)), arm],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        return f"failed: {(done.stderr or done.stdout).strip()[-200:]}"
+    rates: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return rates
+
+
+def gemm_gflops() -> float:
+    """What torch reaches in the largest product of a layer, in 10⁹ operations per second."""
+    import torch
+
+    rows = GROUP * len(QUESTIONS)
+    a, b = torch.randn(rows, WIDTH), torch.randn(GATE_UP, WIDTH)
+    best = 0.0
+    for _ in range(20):
+        started = time.perf_counter()
+        for _ in range(10):
+            torch.nn.functional.linear(a, b)
+        best = max(best, 20 * rows * WIDTH * GATE_UP / (time.perf_counter() - started) / 1e9)
+    return best
+
+
+def main() -> None:
+    """Measure and record."""
+    from tests.benchmarks.record import record
+
+    rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    missing: dict[str, str] = {}
+    for arm in ARMS:
+        found = measured(arm)
+        print(arm, found, file=sys.stderr, flush=True)
+        if isinstance(found, str):
+            missing[arm] = found
+        else:
+            rates[arm] += found
+    median = {arm: statistics.median(r) for arm, r in rates.items() if r}
+    layer = WIDTH * QKV + WIDTH * WIDTH + WIDTH * GATE_UP + DOWN * WIDTH
+    operations = 2 * (LAYERS * layer + WIDTH * VOCABULARY)
+    figures: dict[str, Any] = {f"{arm}_tok_s": round(rate, 1) for arm, rate in median.items()}
+    for arm in ("generate", "vllm", "llama_cpp"):
+        if arm in median:
+            figures[f"ratio_{arm}"] = round(median["ours"] / median[arm], 3)
+    figures |= {
+        "loaded_ratio": round(median["ours_loaded"] / median["ours"], 3),
+        "gemm_gflops": round(gemm_gflops(), 1),
+        "model_gflops": round(median["ours"] * operations / 1e9, 1),
+        "rows": GROUP * len(QUESTIONS),
+        "new_tokens": NEW,
+        "cores": os.cpu_count(),
+        "missing": missing,
+        "all_tok_s": {arm: [round(x, 1) for x in r] for arm, r in rates.items()},
+    }
+    record("rl_cpu", figures, COMMAND)
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        print(json.dumps(globals()[sys.argv[1]]()))
+    else:
+        main()
