@@ -136,9 +136,9 @@ def test_a_flipped_bit_of_the_log_that_cannot_be_found_is_told_and_costs_one_pag
     assert lost < 8
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("byte", [0, 3, 4, 7, 8, 11, 12, 15, 16, 19, 20, 23])
-def test_a_flipped_bit_in_the_header_of_a_frame_of_the_log_loses_nothing(
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("byte", [1, 6, 9, 14, 18, 22, 4116])
+def test_a_flipped_bit_in_the_header_of_a_frame_or_the_last_word_of_its_page_loses_nothing(
     killed: Path, share: float, byte: int
 ) -> None:
     with copied(killed) as folder:
@@ -147,7 +147,7 @@ def test_a_flipped_bit_in_the_header_of_a_frame_of_the_log_loses_nothing(
     step = FRAME_HEADER_BYTES + 4096
     frames = (len(raw) - HEADER_BYTES) // step
     assert frames > 50
-    frame = round(share * (frames - 1))
+    frame = round(share * (frames - 1)) - (byte > 4000 and share == 1.0)  # see `_has_turned_sums`
     for readonly in (True, False):
         with copied(killed) as folder:
             flip(folder / "run.db-wal", 8 * (HEADER_BYTES + frame * step + byte) + 3)

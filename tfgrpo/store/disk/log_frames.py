@@ -14,7 +14,7 @@ import os
 import sqlite3
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -152,27 +152,38 @@ def _checked(
     A wrong frame does not make those after it wrong.
     """
     stored = computed = head.sums if before is None else before
-    for frame in frames:
-        raw = read_at(handle, FRAME_HEADER_BYTES + head.page_size, frame.at)
-        if len(raw) < FRAME_HEADER_BYTES + head.page_size:  # emptied meanwhile
+    for number, frame in enumerate(frames, 1):
+        data = head.summed(handle, frame)
+        if data is None:  # emptied meanwhile
             yield False, None
             continue
-        data = raw[:8] + raw[FRAME_HEADER_BYTES:]
         sums = head.checksum(data, stored)
         if frame.sums != sums and stored != computed:
             other = head.checksum(data, computed)
             sums = other if frame.sums == other else sums
         if frame.sums == sums and not frame.has_turned_salts:
             yield True, None
-        elif frame.sums == sums or _is_one_bit_apart(_packed(sums), _packed(frame.sums)):
-            yield False, data  # what turned is the salts or the checksum itself
+        elif frame.sums == sums or _has_turned_sums(
+            handle, head, (frame, *frames[number : number + 1]), sums
+        ):
+            yield False, data  # the page is as it was written
         else:
             yield False, head.with_a_bit_turned(data, sums, frame.sums)
         stored, computed = frame.sums, sums
 
 
-def _packed(sums: tuple[int, int]) -> bytes:
-    return struct.pack(">II", *sums)
+def _has_turned_sums(
+    handle: int, head: Header, pair: Sequence[Frame], sums: tuple[int, int]
+) -> bool:
+    """Tell whether a bit turned in a frame's checksum itself.
+
+    A bit of a page's last word looks the same. The next frame goes on from what was written; behind
+    the last one the page is taken as it is, and what it holds proves itself or does not.
+    """
+    if not _is_one_bit_apart(struct.pack(">II", *sums), struct.pack(">II", *pair[0].sums)):
+        return False
+    after = head.summed(handle, pair[1]) if len(pair) > 1 else None
+    return after is None or head.checksum(after, sums) == pair[1].sums
 
 
 def _is_one_bit_apart(one: bytes, other: bytes) -> bool:
@@ -213,6 +224,13 @@ class Header:
             return None
         head = cls(size, raw[16:24], (first, second), bool(magic & 1), is_mended)
         return head if head.checksum(raw[:24], (0, 0)) == head.sums else None
+
+    def summed(self, handle: int, frame: Frame) -> bytes | None:
+        """Return what a frame's checksum covers; None where the file has become shorter."""
+        raw = read_at(handle, FRAME_HEADER_BYTES + self.page_size, frame.at)
+        if len(raw) < FRAME_HEADER_BYTES + self.page_size:
+            return None
+        return raw[:8] + raw[FRAME_HEADER_BYTES:]
 
     def checksum(self, data: bytes, before: tuple[int, int]) -> tuple[int, int]:
         """Return SQLite's checksum of some bytes, going on from another."""
