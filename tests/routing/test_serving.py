@@ -17,6 +17,10 @@ from tfgrpo.routing.records import ModelInfo
 from tfgrpo.routing.router_files import RouterFiles
 from tfgrpo.runtime.embedders import HashedNgrams
 
+# OpenBLAS works on whole vector lanes, of which it throws the rest away; beside other threads that
+# rest can be what another product left there, and raise the flag. So results are looked at instead.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
+
 
 def world_rows(n=120, models=3):
     world = make_world(n, models)
@@ -68,6 +72,7 @@ def test_threads_that_ask_and_record_disturb_nobody_and_lose_nothing(refit):
         for j in range(12):
             d = r.ask(f"name the capital city of country {i} {j}")
             assert {c.model for c in d.ranking} == {"m0", "m1", "m2"}
+            assert all(0.0 <= c.mean <= 1.0 for c in d.ranking)  # false of NaN
             if j % 3 == 0:
                 r.record(SuccessCount(f"new prompt {i} {j}", f"m{j % 2}", 1.0))
             if j == 5:
