@@ -137,7 +137,7 @@ def test_a_flipped_bit_of_the_log_that_cannot_be_found_is_told_and_costs_one_pag
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0])
-@pytest.mark.parametrize("byte", [1, 6, 9, 14, 18, 22, 4116])
+@pytest.mark.parametrize("byte", [1, 4, 6, 7, 9, 14, 18, 22, 4116])
 def test_a_flipped_bit_in_the_header_of_a_frame_or_the_last_word_of_its_page_loses_nothing(
     killed: Path, share: float, byte: int
 ) -> None:
@@ -147,7 +147,8 @@ def test_a_flipped_bit_in_the_header_of_a_frame_or_the_last_word_of_its_page_los
     step = FRAME_HEADER_BYTES + 4096
     frames = (len(raw) - HEADER_BYTES) // step
     assert frames > 50
-    frame = round(share * (frames - 1)) - (byte > 4000 and share == 1.0)  # see `_has_turned_sums`
+    # Of the last frame a turned bit of the second checksum may as well be one of its page.
+    frame = round(share * (frames - 1)) - (byte in (22, 4116) and share == 1.0)
     for readonly in (True, False):
         with copied(killed) as folder:
             flip(folder / "run.db-wal", 8 * (HEADER_BYTES + frame * step + byte) + 3)
@@ -564,9 +565,9 @@ def test_the_one_flipped_bit_of_a_frame_is_found(is_big: bool) -> None:
         turned[bit // 8] ^= 1 << bit % 8
         has = head.checksum(bytes(turned), (7, 8))
         assert has != right
-        mended = head.with_a_bit_turned(bytes(turned), has, right)
-        assert mended in (data, None), "of two bits that it may have been, neither is turned"
-        found += mended == data
+        mended = head.with_each_bit_turned(bytes(turned), has, right)
+        assert data in mended
+        found += mended == [data]
     assert found > 10
     twice = bytes([data[0] ^ 1, data[1] ^ 2, *data[2:]])
-    assert head.with_a_bit_turned(twice, head.checksum(twice, (7, 8)), right) is None
+    assert head.with_each_bit_turned(twice, head.checksum(twice, (7, 8)), right) == []

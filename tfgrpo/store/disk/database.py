@@ -463,7 +463,9 @@ class DatabaseWriter:
             if loop is not here and not loop.is_closed():
                 loop.call_soon_threadsafe(_finish, done, error)
         if here is not None:
-            _wake(here, [d for d in waiting if d.get_loop() is here], error)
+            own = [d for d in waiting if d.get_loop() is here]
+            # Who fails takes its rows back, before somebody else's write can take them along.
+            _wake(here, own, error, len(own) if error else WOKEN_A_TURN)
 
 
 def _checkpoint(path: Path) -> None:
@@ -482,6 +484,7 @@ def _wake(
     loop: asyncio.AbstractEventLoop,
     waiting: Sequence[asyncio.Future[None]],
     error: Exception | None,
+    at_once: int,
 ) -> None:
     """Wake those that wait, so many in a turn of their loop.
 
@@ -489,10 +492,10 @@ def _wake(
     do each step before any does the next: no call goes out before the last reply is judged, and the
     next replies come together again.
     """
-    for done in waiting[:WOKEN_A_TURN]:
+    for done in waiting[:at_once]:
         _finish(done, error)
-    if len(waiting) > WOKEN_A_TURN:
-        loop.call_soon(_wake, loop, waiting[WOKEN_A_TURN:], error)
+    if len(waiting) > at_once:
+        loop.call_soon(_wake, loop, waiting[at_once:], error, at_once)
 
 
 def _finish(done: asyncio.Future[None], error: Exception | None) -> None:

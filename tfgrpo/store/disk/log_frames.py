@@ -14,7 +14,7 @@ import os
 import sqlite3
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -96,26 +96,37 @@ def _read(file: Path, handle: int) -> Log:
     if accepted is not None and accepted >= last:
         beyond = _beyond(frames, accepted, head)
         before = frames[accepted - 1].sums if 0 < accepted <= len(frames) else head.sums
-        if all(is_good for is_good, _ in _checked(handle, head, beyond, before)):
+        if not any(c.frame.size for c in _checked(handle, head, beyond, before)):
+            # A write that was never committed, or what a later one has left of it.
             log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
             _take_frames(log, [(f, None) for f in frames[:accepted]])
             return log
     last = max(last, (accepted or 0) + len(_beyond(frames, accepted or 0, head)))
-    good: list[tuple[Frame, bytes | None]] = []
     checked = list(_checked(handle, head, frames[:last]))
-    for frame, (is_good, content) in zip(frames, checked):
-        if content is not None:
-            good.append((frame._replace(page=int.from_bytes(content[:4], "big")), content[8:]))
-        elif is_good:
-            good.append((frame, None))
-        else:
-            log.lost += 1
-    wrong = sum(not is_good for is_good, _ in checked)
+    while checked and not checked[-1].frame.size:  # nothing was committed there
+        checked.pop()
+    wrong = sum(not c.is_good for c in checked)
     log.why = f"{wrong} pages of its log" if wrong else ""
     if head.is_mended and frames:
         log.why = "its log's header"
-    _take_frames(log, good)
+    log.lost = sum(c.is_lost for c in checked)
+    _take_frames(log, [(c.frame, c.mended) for c in checked if not c.is_lost])
     return log
+
+
+class _Checked(NamedTuple):
+    """A frame that was compared with its checksum."""
+
+    frame: Frame
+    """With what its header said before a bit of it turned, where that is known."""
+    is_good: bool
+    mended: bytes | None = None
+    """The page's content where a bit has turned and is known, or turned beside it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """True where the content is not what was written."""
+        return not self.is_good and self.mended is None
 
 
 def _take_frames(log: Log, frames: list[tuple[Frame, bytes | None]]) -> None:
@@ -145,7 +156,7 @@ def _beyond(frames: list[Frame], accepted: int, head: Header) -> list[Frame]:
 
 def _checked(
     handle: int, head: Header, frames: list[Frame], before: tuple[int, int] | None = None
-) -> Iterator[tuple[bool, bytes | None]]:
+) -> Iterator[_Checked]:
     """Yield for each frame whether its checksum goes on from the frame before it, and where it does
     not, what it says with the one flipped bit put right, if that is all that is wrong.
 
@@ -155,35 +166,50 @@ def _checked(
     for number, frame in enumerate(frames, 1):
         data = head.summed(handle, frame)
         if data is None:  # emptied meanwhile
-            yield False, None
+            yield _Checked(frame, is_good=False)
             continue
         sums = head.checksum(data, stored)
         if frame.sums != sums and stored != computed:
             other = head.checksum(data, computed)
             sums = other if frame.sums == other else sums
         if frame.sums == sums and not frame.has_turned_salts:
-            yield True, None
-        elif frame.sums == sums or _has_turned_sums(
-            handle, head, (frame, *frames[number : number + 1]), sums
-        ):
-            yield False, data  # the page is as it was written
+            yield _Checked(frame, is_good=True)
         else:
-            yield False, head.with_a_bit_turned(data, sums, frame.sums)
+            after = frames[number] if number < len(frames) else None
+            yield _mended(handle, head, frame, after, (data, sums))
         stored, computed = frame.sums, sums
 
 
-def _has_turned_sums(
-    handle: int, head: Header, pair: Sequence[Frame], sums: tuple[int, int]
-) -> bool:
-    """Tell whether a bit turned in a frame's checksum itself.
+def _mended(
+    handle: int,
+    head: Header,
+    frame: Frame,
+    after: Frame | None,
+    is_now: tuple[bytes, tuple[int, int]],
+) -> _Checked:
+    """Return a frame with its one flipped bit put right, or lost where several bits could be it.
 
-    A bit of a page's last word looks the same. The next frame goes on from what was written; behind
-    the last one the page is taken as it is, and what it holds proves itself or does not.
+    Args:
+        after: the next frame, which goes on from the checksum that was written.
+        is_now: what the checksum covers, as it stands there, and the checksum of that.
     """
-    if not _is_one_bit_apart(struct.pack(">II", *sums), struct.pack(">II", *pair[0].sums)):
-        return False
-    after = head.summed(handle, pair[1]) if len(pair) > 1 else None
-    return after is None or head.checksum(after, sums) == pair[1].sums
+    data, sums = is_now
+    if frame.sums == sums:  # its salts
+        return _Checked(frame, is_good=False, mended=data[8:])
+    found = head.with_each_bit_turned(data, sums, frame.sums)
+    if _is_one_bit_apart(struct.pack(">II", *sums), struct.pack(">II", *frame.sums)):
+        # A bit of the checksum itself, which some bits of a page look like.
+        following = None if after is None else head.summed(handle, after)
+        if not found:
+            return _Checked(frame, is_good=False, mended=data[8:])
+        if after is None or following is None:
+            return _Checked(frame, is_good=False)
+        if head.checksum(following, sums) == after.sums:
+            return _Checked(frame, is_good=False, mended=data[8:])
+    if len(found) != 1:
+        return _Checked(frame, is_good=False)
+    page, size = (int.from_bytes(found[0][at : at + 4], "big") for at in (0, 4))
+    return _Checked(frame._replace(page=page, size=size), is_good=False, mended=found[0][8:])
 
 
 def _is_one_bit_apart(one: bytes, other: bytes) -> bool:
@@ -241,11 +267,10 @@ class Header:
             second = (second + next(words) + first) & _WORD
         return first, second
 
-    def with_a_bit_turned(
+    def with_each_bit_turned(
         self, data: bytes, has: tuple[int, int], wanted: tuple[int, int]
-    ) -> bytes | None:
-        """Return the bytes with the one bit turned that makes their checksum right; None where no
-        bit does, or several do.
+    ) -> list[bytes]:
+        """Return the bytes with each bit turned that makes their checksum right.
 
         Each word adds a multiple of itself to the checksum, by two Fibonacci numbers in a row that
         depend on its place alone; of a word's highest bits they repeat within a page.
@@ -262,7 +287,7 @@ class Header:
                     found.append(data[:at] + turned + data[at + 4 :])
             lower, upper = upper, (lower + upper) & _WORD
             at -= 4
-        return found[0] if len(found) == 1 else None
+        return found
 
     @property
     def _order(self) -> Literal["big", "little"]:
