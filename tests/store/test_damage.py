@@ -28,6 +28,7 @@ from tfgrpo import Config, FunctionPolicy, Task, learn
 from tfgrpo.errors import StoreError
 from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
+from tfgrpo.store.codec import pack
 from tfgrpo.store.disk.files import connect
 from tfgrpo.store.disk.log_frames import (
     FRAME_HEADER_BYTES,
@@ -39,7 +40,7 @@ from tfgrpo.store.disk.log_frames import (
 from tfgrpo.store.disk.mending import look_over
 from tfgrpo.store.disk.page_sums import PageSums, sums_of
 from tfgrpo.store.disk.salvage import Pages, rows_of, tables_of
-from tfgrpo.store.rows import SCHEMA
+from tfgrpo.store.rows import SCHEMA, Statement
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,69 @@ def test_a_flipped_bit_in_the_header_of_a_frame_or_the_last_word_of_its_page_los
             seen, told = everything(folder, readonly=readonly)
             assert seen == wanted
             assert "pages of its log" in " ".join(told)
+
+
+def notes(count: int, name: str = "note") -> list[Statement]:
+    """Return rows of decisions."""
+    rows = []
+    for i in range(count):
+        body, mark = pack({"number": i})
+        values = ("note", f"{name} {i}", 0.0, body, mark)
+        rows.append(
+            ("INSERT INTO decisions (kind, key, at, body, digest) VALUES (?,?,?,?,?)", values)
+        )
+    return rows
+
+
+def test_a_bit_that_turns_in_the_log_of_a_living_writer_is_told_and_put_right(
+    tmp_path: Path,
+) -> None:
+    def counted(journal: Journal) -> list[tuple[object, ...]]:
+        return journal.writer.read("SELECT stage, model, n FROM hits ORDER BY n")  # no digests
+
+    rows = [("practice", "model", 64 + i) for i in range(3)]
+    with Journal.open(tmp_path / "run", create=True) as writer:
+        writer.writer.commit_now([("INSERT INTO hits VALUES (?, ?, ?)", row) for row in rows])
+        log = tmp_path / "run" / "run.db-wal"
+        flip(log, 8 * (log.read_bytes().rindex(b"practicemodel") + len("practicemodel")) + 1)
+        with Journal.open(tmp_path / "run", readonly=True) as reader:
+            assert "pages of its log" in " ".join(reader.damaged)
+            assert counted(reader) == rows
+        writer.writer.commit_now(notes(1))
+    for readonly in (True, False):
+        with Journal.open(tmp_path / "run", readonly=readonly) as journal:
+            assert "every flipped bit was found" in " ".join(journal.damaged)
+            assert counted(journal) == rows
+            assert len(journal.decisions("note")) == 1
+
+
+@pytest.mark.parametrize("flipped", [False, True])
+def test_what_was_never_committed_is_no_part_of_a_journal(tmp_path: Path, flipped: bool) -> None:
+    frame = FRAME_HEADER_BYTES + 4096
+    with Journal.open(tmp_path / "run", create=True) as journal:
+        journal.writer.commit_now(notes(20))
+        committed = (tmp_path / "run" / "run.db-wal").stat().st_size
+        journal.writer.commit_now(notes(400, "lost"))
+        shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    log = tmp_path / "killed" / "run.db-wal"
+    assert log.stat().st_size > committed + 8 * frame
+    os.truncate(log, log.stat().st_size - 2 * frame)  # killed while it wrote the second one
+    if flipped:
+        flip(log, 8 * (HEADER_BYTES + FRAME_HEADER_BYTES + 2000) + 3)
+        wanted = 20
+    else:
+        with Journal.open(tmp_path / "killed") as journal:
+            assert journal.damaged == []
+            journal.writer.commit_now(notes(1, "later"))  # over the head of what is left of it
+            shutil.copytree(tmp_path / "killed", tmp_path / "again")
+        log = tmp_path / "again" / "run.db-wal"
+        wanted = 21
+    for readonly in (True, False):
+        with Journal.open(log.parent, readonly=readonly) as journal:
+            assert bool(journal.damaged) == flipped
+            found = [key for key, _ in journal.decisions("note")]
+            assert len(found) == wanted
+            assert not any(key.startswith("lost") for key in found)
 
 
 @pytest.mark.parametrize("at", [8 * 20 + 1, 8 * 26 + 3, 8 * 100 + 5])
@@ -313,6 +377,7 @@ _WRITER = """
 import sys
 from tfgrpo.serve.tables import NOTE, REQUEST, add_tables
 from tfgrpo.store import Journal
+from tfgrpo.store.codec import pack
 from tfgrpo.store.disk import database
 database.CHECKPOINT_EVERY = int(sys.argv[2])
 database.LOG_BYTES, database.MOST_LOG_BYTES = 200_000, 400_000

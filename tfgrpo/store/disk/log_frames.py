@@ -16,10 +16,15 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from tfgrpo.store.disk.files import NO_FOLLOW, connect, opened_beside, read_at
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
@@ -93,28 +98,30 @@ def _read(file: Path, handle: int) -> Log:
     last = commits[-1] if commits else 0
     accepted = None if head.is_mended else _accepted(file)
     log = Log()
-    if accepted is not None and accepted >= last:
+    # SQLite has checked them when it opened the log, which beside a living writer is long ago.
+    is_sound = all(c.is_good for c in checked(handle, head, frames[:accepted]))
+    if accepted is not None and accepted >= last and is_sound:
         beyond = _beyond(frames, accepted, head)
         before = frames[accepted - 1].sums if 0 < accepted <= len(frames) else head.sums
-        if not any(c.frame.size for c in _checked(handle, head, beyond, before)):
+        if not any(c.frame.size for c in checked(handle, head, beyond, before)):
             # A write that was never committed, or what a later one has left of it.
             log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
             _take_frames(log, [(f, None) for f in frames[:accepted]])
             return log
     last = max(last, (accepted or 0) + len(_beyond(frames, accepted or 0, head)))
-    checked = list(_checked(handle, head, frames[:last]))
-    while checked and not checked[-1].frame.size:  # nothing was committed there
-        checked.pop()
-    wrong = sum(not c.is_good for c in checked)
+    found = list(checked(handle, head, frames[:last]))
+    while found and not found[-1].frame.size:  # nothing was committed there
+        found.pop()
+    wrong = sum(not c.is_good for c in found)
     log.why = f"{wrong} pages of its log" if wrong else ""
     if head.is_mended and frames:
         log.why = "its log's header"
-    log.lost = sum(c.is_lost for c in checked)
-    _take_frames(log, [(c.frame, c.mended) for c in checked if not c.is_lost])
+    log.lost = sum(c.is_lost for c in found)
+    _take_frames(log, [(c.frame, c.mended) for c in found if not c.is_lost])
     return log
 
 
-class _Checked(NamedTuple):
+class Checked(NamedTuple):
     """A frame that was compared with its checksum."""
 
     frame: Frame
@@ -154,9 +161,9 @@ def _beyond(frames: list[Frame], accepted: int, head: Header) -> list[Frame]:
     return found
 
 
-def _checked(
+def checked(
     handle: int, head: Header, frames: list[Frame], before: tuple[int, int] | None = None
-) -> Iterator[_Checked]:
+) -> Iterator[Checked]:
     """Yield for each frame whether its checksum goes on from the frame before it, and where it does
     not, what it says with the one flipped bit put right, if that is all that is wrong.
 
@@ -166,14 +173,14 @@ def _checked(
     for number, frame in enumerate(frames, 1):
         data = head.summed(handle, frame)
         if data is None:  # emptied meanwhile
-            yield _Checked(frame, is_good=False)
+            yield Checked(frame, is_good=False)
             continue
         sums = head.checksum(data, stored)
         if frame.sums != sums and stored != computed:
             other = head.checksum(data, computed)
             sums = other if frame.sums == other else sums
         if frame.sums == sums and not frame.has_turned_salts:
-            yield _Checked(frame, is_good=True)
+            yield Checked(frame, is_good=True)
         else:
             after = frames[number] if number < len(frames) else None
             yield _mended(handle, head, frame, after, (data, sums))
@@ -186,7 +193,7 @@ def _mended(
     frame: Frame,
     after: Frame | None,
     is_now: tuple[bytes, tuple[int, int]],
-) -> _Checked:
+) -> Checked:
     """Return a frame with its one flipped bit put right, or lost where several bits could be it.
 
     Args:
@@ -195,25 +202,37 @@ def _mended(
     """
     data, sums = is_now
     if frame.sums == sums:  # its salts
-        return _Checked(frame, is_good=False, mended=data[8:])
+        return Checked(frame, is_good=False, mended=data[8:])
     found = head.with_each_bit_turned(data, sums, frame.sums)
     if _is_one_bit_apart(struct.pack(">II", *sums), struct.pack(">II", *frame.sums)):
         # A bit of the checksum itself, which some bits of a page look like.
         following = None if after is None else head.summed(handle, after)
         if not found:
-            return _Checked(frame, is_good=False, mended=data[8:])
+            return Checked(frame, is_good=False, mended=data[8:])
         if after is None or following is None:
-            return _Checked(frame, is_good=False)
+            return Checked(frame, is_good=False)
         if head.checksum(following, sums) == after.sums:
-            return _Checked(frame, is_good=False, mended=data[8:])
+            return Checked(frame, is_good=False, mended=data[8:])
     if len(found) != 1:
-        return _Checked(frame, is_good=False)
+        return Checked(frame, is_good=False)
     page, size = (int.from_bytes(found[0][at : at + 4], "big") for at in (0, 4))
-    return _Checked(frame._replace(page=page, size=size), is_good=False, mended=found[0][8:])
+    return Checked(frame._replace(page=page, size=size), is_good=False, mended=found[0][8:])
 
 
 def _is_one_bit_apart(one: bytes, other: bytes) -> bool:
     return (int.from_bytes(one, "big") ^ int.from_bytes(other, "big")).bit_count() == 1
+
+
+@cache
+def _factors(words: int) -> NDArray[np.uint32]:
+    """Return what each word counts by in the checksum of so many: Fibonacci numbers, the largest
+    two for the checksum that it goes on from. Each of its two sums adds the other one."""
+    import numpy as np
+
+    found = [0, 1]
+    while len(found) < words + 2:
+        found.append((found[-1] + found[-2]) & _WORD)
+    return np.array(found[::-1], np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +279,14 @@ class Header:
 
     def checksum(self, data: bytes, before: tuple[int, int]) -> tuple[int, int]:
         """Return SQLite's checksum of some bytes, going on from another."""
-        first, second = before
-        words = iter(struct.unpack(f"{'>' if self.is_big_endian else '<'}{len(data) // 4}I", data))
-        for word in words:
-            first = (first + word + second) & _WORD
-            second = (second + next(words) + first) & _WORD
-        return first, second
+        import numpy as np  # a run that reads no log does without
+
+        words = np.frombuffer(data, ">u4" if self.is_big_endian else "<u4")
+        factors, n = _factors(len(words)), len(words)
+        first, second = (int((words * factors[i : i + n]).sum(dtype=np.uint64)) for i in (2, 1))
+        second += int(factors[1]) * before[0] + int(factors[0]) * before[1]
+        first += int(factors[2]) * before[0] + int(factors[1]) * before[1]
+        return first & _WORD, second & _WORD
 
     def with_each_bit_turned(
         self, data: bytes, has: tuple[int, int], wanted: tuple[int, int]

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tfgrpo.store.disk.files import NO_FOLLOW, opened_beside, read_at
-from tfgrpo.store.disk.log_frames import HEADER_BYTES, Header, log_of
+from tfgrpo.store.disk.log_frames import HEADER_BYTES, Header, checked, log_of
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,8 @@ class PageSums:
         self._owner = os.getpid()
         self._salts = b""
         self._frames = 0
+        self._chain = (0, 0)
+        """Checksum of the last of them, which the next goes on from."""
         """How many frames of the log with these salts are in `sums`."""
         self._is_new = True
         """True where what is in memory is not in the file."""
@@ -130,7 +132,7 @@ class PageSums:
         if head is None or head.is_mended or head.page_size != self.page_size:
             return
         if head.salts != self._salts:
-            self._salts, self._frames = head.salts, 0
+            self._salts, self._frames, self._chain = head.salts, 0, head.sums
         after = head.frames(handle, self._frames)
         frames = list(takewhile(lambda frame: frame.salts == head.salts, after))
         commits = [i for i, frame in enumerate(frames, 1) if frame.size]
@@ -140,9 +142,14 @@ class PageSums:
             del commits[-1:]
         del frames[commits[-1] if commits else 0 :]
         waiting: list[tuple[int, int]] = []
-        for frame in frames:
-            content = read_at(handle, self.page_size, frame.content_at)
-            waiting.append((frame.page, zlib.crc32(content)))
+        for found in checked(handle, head, frames, self._chain):
+            frame, content = found.frame, found.mended
+            if content is None:
+                content = read_at(handle, self.page_size, frame.content_at)
+            # A page that was damaged while it stood in the log gets the checksum of what was
+            # written, or one that nothing has: whoever opens the journal next is told.
+            waiting.append((frame.page, zlib.crc32(content) ^ found.is_lost))
+            self._chain = frame.sums
             if frame.size:
                 self._keep(waiting, frame.size)
                 self._frames += len(waiting)
