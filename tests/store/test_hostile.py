@@ -354,6 +354,38 @@ async def test_a_disk_that_fills_keeps_what_is_in_flight_and_stops_new_calls_at_
     assert len(lm.requests) == 9
 
 
+async def test_calls_that_were_refused_for_a_failed_write_stand_in_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = ScriptedLM("four")
+    store = Journal.open(tmp_path / "run", create=True)
+    journaled = JournaledLM(lm, store)
+    await journaled.complete(asked(0), 1, [0])
+    write, failures = database.DatabaseWriter._write, [sqlite3.OperationalError("disk I/O error")]
+
+    def fails_once(self: database.DatabaseWriter, batch: list[database.Statement]) -> None:
+        if failures and len(batch) > 50:
+            raise failures.pop()
+        write(self, batch)
+
+    async def ask(i: int) -> str:
+        try:
+            return (await journaled.complete(asked(i), 1, [0]))[0].text
+        except StoreError:
+            # The next write, before the others that were refused have had a turn.
+            store.record_decision("note", {"refused": i}, key=f"{i}")
+            return "refused"
+
+    monkeypatch.setattr(database.DatabaseWriter, "_write", fails_once)
+    replies = await asyncio.gather(*(ask(i) for i in range(1, 201)))
+    assert replies == ["refused"] * 200 and not failures
+    assert len(lm.requests) == 1
+    store.close()
+    with Journal.open(tmp_path / "run") as again:
+        assert again.writer.read("SELECT count(*) FROM calls") == [(1,)]
+        assert len(again.decisions("note")) == 200
+
+
 def test_the_reserve_is_gone_after_an_orderly_end_and_taken_over_after_a_kill(
     tmp_path: Path,
 ) -> None:

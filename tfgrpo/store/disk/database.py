@@ -95,6 +95,9 @@ class DatabaseWriter:
         self._lock = threading.RLock()
         self._queue: list[Statement] = []
         """Rows handed over and not written, in order."""
+        self._refusable: set[int] = set()
+        """Identities of rows that are given up where they cannot be written: intents of calls that
+        are not sent then."""
         self._waiting: list[asyncio.Future[None]] = []
         self._flush_due_in: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
@@ -129,14 +132,14 @@ class DatabaseWriter:
         call = self._next_call
         self._next_call += 1
         row = intent(call, self.session)
+        self._refusable.add(id(row))
         try:
             await self.commit([row])
-        except StoreError:
-            self.drop([row])
-            raise
         except asyncio.CancelledError:
             self.put(unsent(call))
             raise
+        finally:
+            self._refusable.discard(id(row))
         return Claim(call)
 
     def lease_group(self, group_id: str, verifier_id: str) -> bool:
@@ -208,7 +211,8 @@ class DatabaseWriter:
             try:
                 self._save(batch)
             except StoreError as exc:
-                self._queue = batch + self._queue
+                left = [row for row in batch if id(row) not in self._refusable]
+                self._queue = left + self._queue
                 self.failure = exc
                 self._resolve(exc)
                 raise
@@ -464,7 +468,7 @@ class DatabaseWriter:
                 loop.call_soon_threadsafe(_finish, done, error)
         if here is not None:
             own = [d for d in waiting if d.get_loop() is here]
-            # Who fails takes its rows back, before somebody else's write can take them along.
+            # Who fails may take rows back, before the next transaction takes them along.
             _wake(here, own, error, len(own) if error else WOKEN_A_TURN)
 
 
