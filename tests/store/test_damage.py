@@ -516,6 +516,12 @@ def test_a_log_that_is_cut_or_missing_is_told(
         caplog.clear()
         everything(folder, readonly=False)
         assert "the newest rows are lost" in caplog.text
+    for left in (0, 1, HEADER_BYTES):
+        with copied(killed) as folder:
+            os.truncate(folder / "run.db-wal", left)
+            caplog.clear()
+            everything(folder, readonly=False)
+            assert "the newest rows are lost" in caplog.text
 
 
 def test_a_run_folder_on_a_full_disk_keeps_its_damaged_journal(

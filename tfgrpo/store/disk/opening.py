@@ -22,7 +22,7 @@ from tfgrpo.store.disk.files import (
     store_errors,
 )
 from tfgrpo.store.disk.lock import RunLock
-from tfgrpo.store.disk.log_frames import Log, log_of
+from tfgrpo.store.disk.log_frames import HEADER_BYTES, Log, log_of
 from tfgrpo.store.disk.mending import Looked, look_at_damaged, look_over, mend
 from tfgrpo.store.disk.page_sums import PageSums, sums_of
 from tfgrpo.store.rows import FILE, OpenRun
@@ -66,7 +66,7 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
         existed = file.exists()
         reserve = reserve_space(folder)
         if existed and lock.was_killed:
-            _tell_of_a_missing_log(file)
+            _tell_of_a_missing_log(file, HEADER_BYTES)
         looked = _sound(file) if existed else Looked(None, Log())
         if not existed:
             sums_of(file).unlink(missing_ok=True)
@@ -94,13 +94,17 @@ def _open(folder: Path, ledger: Ledger, *, durable: bool) -> OpenRun:
         raise
 
 
-def _tell_of_a_missing_log(file: Path) -> None:
-    """Warn where the process that wrote a journal was killed and left no log: it always has one,
-    but in the moment of its end."""
-    if not log_of(file).exists() and sums_of(file).exists():
+def _tell_of_a_missing_log(file: Path, most_bytes: int) -> None:
+    """Warn where the process that wrote a journal was killed and left no log, or one of so few
+    bytes: it always has one, but in the moments when it has moved all of it into the file."""
+    try:
+        is_missing = log_of(file).stat().st_size <= most_bytes
+    except FileNotFoundError:
+        is_missing = True
+    if is_missing and sums_of(file).exists():
         log.warning(
-            "%s is not there, although the process that wrote it was killed: unless another "
-            "program has moved it into %s, the newest rows are lost",
+            "%s is empty or not there, although the process that wrote it was killed: unless all "
+            "of it has been moved into %s, the newest rows are lost",
             log_of(file),
             file.name,
         )
@@ -121,7 +125,7 @@ def _look(folder: Path, ledger: Ledger) -> OpenRun:
     with store_errors(file, "open"):
         refuse_links(folder, *_FILES)
         if (folder / "lock").exists() and (folder / "lock").stat().st_size:
-            _tell_of_a_missing_log(file)
+            _tell_of_a_missing_log(file, -1)  # a living writer's may just have been emptied
         looked = look_over(file, is_alone=False)
         if looked.why:
             connection, damage = look_at_damaged(file, looked)
