@@ -32,6 +32,7 @@ QUESTIONS = [
     for a, b in zip(range(7, 39, 2), range(33, 1, -2), strict=True)
 ]
 GROUP, NEW, ROUNDS = 8, 48, 3
+MARK = "tokens per second: "
 ARMS = ("ours", "ours_loaded", "generate", "vllm", "llama_cpp")
 LAYERS, WIDTH, QKV, GATE_UP, DOWN, VOCABULARY = 30, 576, 960, 3072, 1536, 49_152
 """Of SmolLM2-135M, for the floating-point operations of a step."""
@@ -193,7 +194,8 @@ def measured(arm: str) -> list[float] | str:
     )
     if done.returncode:
         return f"failed: {(done.stderr or done.stdout).strip()[-200:]}"
-    rates: list[float] = json.loads(done.stdout.strip().splitlines()[-1])
+    said = [line for line in done.stdout.splitlines() if line.startswith(MARK)]  # engines talk, too
+    rates: list[float] = json.loads(said[-1].removeprefix(MARK))
     return rates
 
 
@@ -247,6 +249,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(json.dumps(globals()[sys.argv[1]]()))
+        print(MARK + json.dumps(globals()[sys.argv[1]]()), flush=True)
     else:
         main()
