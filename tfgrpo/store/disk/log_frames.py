@@ -11,16 +11,15 @@ Does not know tables. Source: SQLite's file format documentation; own.
 from __future__ import annotations
 
 import os
-import sqlite3
 import struct
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from tfgrpo.store.disk.files import NO_FOLLOW, connect, opened_beside, read_at
+from tfgrpo.store.disk.files import NO_FOLLOW, read_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +29,8 @@ HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24
 _MAGIC = 0x377F0682
 _WORD = 0xFFFFFFFF
+_READINGS = 10
+"""Times that a log is read which begins anew while it is read, as a living writer's does."""
 
 
 class Frame(NamedTuple):
@@ -82,13 +83,17 @@ def read_log(file: Path) -> Log:
     except FileNotFoundError:
         return Log()
     try:
-        return _read(file, handle)
+        for _ in range(_READINGS):
+            raw = read_at(handle, HEADER_BYTES, 0)
+            log = _read(handle, raw)
+            if read_at(handle, HEADER_BYTES, 0) == raw:  # else it has begun anew meanwhile
+                break
+        return log
     finally:
         os.close(handle)
 
 
-def _read(file: Path, handle: int) -> Log:
-    raw = read_at(handle, HEADER_BYTES, 0)
+def _read(handle: int, raw: bytes) -> Log:
     head = Header.parse(raw)
     if head is None:
         has_frames = any(raw) and os.fstat(handle).st_size > HEADER_BYTES + FRAME_HEADER_BYTES
@@ -96,27 +101,16 @@ def _read(file: Path, handle: int) -> Log:
     frames = list(head.frames(handle))
     commits = [i for i, f in enumerate(frames, 1) if f.size and f.salts == head.salts]
     last = commits[-1] if commits else 0
-    accepted = None if head.is_mended else _accepted(file)
-    log = Log()
-    # SQLite has checked them when it opened the log, which beside a living writer is long ago.
-    is_sound = all(c.is_good for c in checked(handle, head, frames[:accepted]))
-    if accepted is not None and accepted >= last and is_sound:
-        beyond = _beyond(frames, accepted, head)
-        before = frames[accepted - 1].sums if 0 < accepted <= len(frames) else head.sums
-        if not any(c.frame.size for c in checked(handle, head, beyond, before)):
-            # A write that was never committed, or what a later one has left of it.
-            log.is_torn = bool(beyond) or head.ends_within(handle, len(frames))
-            _take_frames(log, [(f, None) for f in frames[:accepted]])
-            return log
-    last = max(last, (accepted or 0) + len(_beyond(frames, accepted or 0, head)))
-    found = list(checked(handle, head, frames[:last]))
-    while found and not found[-1].frame.size:  # nothing was committed there
+    span = last + len(_beyond(frames, last, head))
+    found = list(checked(handle, head, frames[:span]))
+    while found and not found[-1].frame.size:  # a write that was never committed, or its rest
         found.pop()
     wrong = sum(not c.is_good for c in found)
-    log.why = f"{wrong} pages of its log" if wrong else ""
+    log = Log(why=f"{wrong} pages of its log" if wrong else "")
     if head.is_mended and frames:
         log.why = "its log's header"
     log.lost = sum(c.is_lost for c in found)
+    log.is_torn = not log.why and (len(found) < span or head.ends_within(handle, len(frames)))
     _take_frames(log, [(c.frame, c.mended) for c in found if not c.is_lost])
     return log
 
@@ -151,14 +145,9 @@ def _take_frames(log: Log, frames: list[tuple[Frame, bytes | None]]) -> None:
         waiting.clear()
 
 
-def _beyond(frames: list[Frame], accepted: int, head: Header) -> list[Frame]:
-    """Return the frames of this log that follow those that SQLite takes."""
-    found: list[Frame] = []
-    for frame in frames[accepted:]:
-        if frame.salts != head.salts:
-            break
-        found.append(frame)
-    return found
+def _beyond(frames: list[Frame], last: int, head: Header) -> list[Frame]:
+    """Return the frames of this log that follow its last commit."""
+    return list(takewhile(lambda frame: frame.salts == head.salts, frames[last:]))
 
 
 def checked(
@@ -201,22 +190,23 @@ def _mended(
         is_now: what the checksum covers, as it stands there, and the checksum of that.
     """
     data, sums = is_now
+    is_as_written, is_lost = Checked(frame, False, data[8:]), Checked(frame, False)
     if frame.sums == sums:  # its salts
-        return Checked(frame, is_good=False, mended=data[8:])
+        return is_as_written
     found = head.with_each_bit_turned(data, sums, frame.sums)
     if _is_one_bit_apart(struct.pack(">II", *sums), struct.pack(">II", *frame.sums)):
         # A bit of the checksum itself, which some bits of a page look like.
         following = None if after is None else head.summed(handle, after)
         if not found:
-            return Checked(frame, is_good=False, mended=data[8:])
+            return is_as_written
         if after is None or following is None:
-            return Checked(frame, is_good=False)
+            return is_lost
         if head.checksum(following, sums) == after.sums:
-            return Checked(frame, is_good=False, mended=data[8:])
+            return is_as_written
     if len(found) != 1:
-        return Checked(frame, is_good=False)
+        return is_lost
     page, size = (int.from_bytes(found[0][at : at + 4], "big") for at in (0, 4))
-    return Checked(frame._replace(page=page, size=size), is_good=False, mended=found[0][8:])
+    return Checked(frame._replace(page=page, size=size), False, found[0][8:])
 
 
 def _is_one_bit_apart(one: bytes, other: bytes) -> bool:
@@ -334,24 +324,3 @@ class Header:
             salts = self.salts if has_turned else raw[8:16]
             yield Frame(at, page, size, salts, (first, second), has_turned)
             at += step
-
-
-def _accepted(file: Path) -> int | None:
-    """Return how many frames SQLite takes for committed; None where it cannot say.
-
-    SQLite checks every frame when it opens a log that nobody has open, and leaves the number in its
-    index of the log, twice.
-    """
-    try:
-        connection = connect(file, readonly=True)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            with opened_beside(file.with_name(file.name + "-shm"), file) as index:
-                both = read_at(index, 96, 0)
-        finally:
-            connection.close()
-    except (sqlite3.Error, OSError):
-        return None
-    if len(both) < 96 or both[:48] != both[48:]:
-        return None
-    return int.from_bytes(both[16:20], sys.byteorder)

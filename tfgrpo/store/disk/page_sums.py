@@ -56,9 +56,9 @@ class PageSums:
         self._owner = os.getpid()
         self._salts = b""
         self._frames = 0
+        """How many frames of the log with these salts are in `sums`."""
         self._chain = (0, 0)
         """Checksum of the last of them, which the next goes on from."""
-        """How many frames of the log with these salts are in `sums`."""
         self._is_new = True
         """True where what is in memory is not in the file."""
 
