@@ -41,6 +41,8 @@ DICTIONARY = (
 )
 """What replies and rollouts have in common, for zlib. Never change it: a value that was written
 with it cannot be read without it. Values that were written before it was here are read as well."""
+_LINE_DIGEST = 32
+"""Hexadecimal digits before the text of a line."""
 MAX_VALUE_BYTES = 512 * 1024 * 1024
 """Largest text a stored value may unpack to; a file that claims more is damaged or hostile."""
 
@@ -91,11 +93,31 @@ def form_of(record: _Record, what: str) -> dict[str, Any]:
 def pack_text(text: str) -> Packed:
     """Return the stored form of a JSON text in ASCII."""
     data = text.encode("ascii")
-    mark = hashlib.sha256(data).digest()[:16]
+    mark = _digest(data)
     if len(data) <= COMPRESS_ABOVE:
         return text, mark
     packer = zlib.compressobj(_LEVEL, zdict=DICTIONARY)
     return packer.compress(data) + packer.flush(), mark
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:16]
+
+
+def pack_line(value: Any, what: str = "value") -> str:
+    """Return a value as one text behind its digest, for a column without another; raises as
+    `pack`."""
+    text = plain_json(value, what)
+    return _digest(text.encode("ascii")).hex() + text
+
+
+def unpack_line(line: str) -> Any:
+    """Return what `pack_line` was given.
+
+    Raises:
+        DamagedValue, ValueError: it does not match its digest, or has none.
+    """
+    return unpack(line[_LINE_DIGEST:], bytes.fromhex(line[:_LINE_DIGEST]))
 
 
 def is_compressed(stored: bytes) -> bool:
@@ -125,7 +147,7 @@ def unpack(stored: object, mark: object) -> Any:
             raise DamagedValue(f"cannot be unpacked: {exc}") from exc
         if unpacker.unconsumed_tail:
             raise DamagedValue(f"unpacks to more than {MAX_VALUE_BYTES} bytes")
-    if hashlib.sha256(data).digest()[:16] != mark:
+    if _digest(data) != mark:
         raise DamagedValue("does not match its digest")
     return json.loads(data if text is None else text)
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfgrpo.store.codec import DamagedValue, pack_text, plain_json, unpack
+from tfgrpo.store.codec import DamagedValue, pack_line, unpack_line
 from tfgrpo.store.fold import newest_numbers
 from tfgrpo.store.rows import RowStore, Statement
 
 __all__ = ["finish_row", "read_finish"]
 
 _NAME = "finish"
-_DIGEST_CHARS = 32
 
 
 def finish_row(writer: RowStore, key: str, value: Any) -> Statement | None:
     """Return the row that keeps a value as of now, or None where the newest one says the same."""
-    text = plain_json({"key": key, "at": _place(writer), "value": value}, "what a run came to")
-    kept = pack_text(text)[1].hex() + text
+    row = {"key": key, "at": _place(writer), "value": value}
+    kept = pack_line(row, "what a run came to")
     if _newest(writer) == kept:
         return None
     return ("INSERT INTO meta VALUES (?, ?)", (_NAME, kept))
@@ -33,7 +32,7 @@ def read_finish(writer: RowStore, key: str) -> Any | None:
     if not isinstance(kept, str):
         return None
     try:
-        row = unpack(kept[_DIGEST_CHARS:], bytes.fromhex(kept[:_DIGEST_CHARS]))
+        row = unpack_line(kept)
     except (DamagedValue, ValueError):
         return None
     return row["value"] if (row["key"], row["at"]) == (key, _place(writer)) else None

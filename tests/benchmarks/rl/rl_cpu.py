@@ -83,11 +83,10 @@ def ours() -> list[float]:
 
 def ours_loaded() -> list[float]:
     """Ours with one busy loop beside it."""
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
-        try:
-            return ours()
-        finally:
-            loop.kill()
+    from tests.benchmarks.runs.bare import busy
+
+    with busy(1):
+        return ours()
 
 
 def generate() -> list[float]:
@@ -162,9 +161,10 @@ def llama_cpp() -> list[float]:
 
 def python_of(arm: str) -> str | None:
     """Return the Python that has an arm's engine, or None where there is none."""
+    from tests.benchmarks.rl.vllm_cpu import BIN, is_installed
+
     if arm == "vllm":
-        place = ROOT / ".venv-vllm" / "bin" / "python"
-        return str(place) if place.exists() else None
+        return str(BIN / "python") if is_installed() else None
     if arm == "llama_cpp":
         return os.environ.get("TFGRPO_XLLAMACPP")
     return sys.executable
@@ -172,22 +172,16 @@ def python_of(arm: str) -> str | None:
 
 def measured(arm: str) -> list[float] | str:
     """Run one arm in a process; tokens per second of its rounds, or why there are none."""
+    from tests.benchmarks.rl.vllm_cpu import environment
     from tfgrpo.lm.local.embedded import find_gguf
 
     python = python_of(arm)
     if python is None:
         return "its engine is not installed"
-    environment = os.environ | {
-        "TFGRPO_GGUF": str(find_gguf()),
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "2",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
     done = subprocess.run(
         [python, str(Path(__file__)), arm],
         cwd=ROOT,
-        env=environment | {"PYTHONPATH": str(ROOT)},
+        env=environment() | {"TFGRPO_GGUF": str(find_gguf()), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfgrpo.errors import StoreError
-from tfgrpo.store.codec import DamagedValue, column_text, pack_text, plain_json, unpack
+from tfgrpo.store.codec import DamagedValue, column_text, pack_line, unpack, unpack_line
 from tfgrpo.store.disk.database import DatabaseWriter
 from tfgrpo.store.disk.files import check_file, connect
 from tfgrpo.store.disk.log_frames import log_of
@@ -40,8 +40,7 @@ class Kept(NamedTuple):
 def totals_row(writer: DatabaseWriter, state: RunState) -> Statement:
     """Return the row that keeps a state."""
     row = {"at": f"{newest_numbers(writer)}/{writer.session}", "totals": totals_of(state)}
-    text = plain_json(row, "totals")
-    return ("INSERT INTO meta VALUES (?, ?)", ("totals", pack_text(text)[1].hex() + text))
+    return ("INSERT INTO meta VALUES (?, ?)", ("totals", pack_line(row, "totals")))
 
 
 def kept_state(folder: Path, kinds: Sequence[str]) -> Kept | None:
@@ -63,7 +62,7 @@ def _read(reader: DatabaseWriter, kinds: Sequence[str]) -> Kept | None:
     rows = reader.read("SELECT value FROM meta WHERE name = 'totals' ORDER BY rowid DESC LIMIT 1")
     if not rows:
         return None
-    row = unpack(rows[0][0][32:], bytes.fromhex(rows[0][0][:32]))
+    row = unpack_line(rows[0][0])
     session, at = reader.read("SELECT max(session), max(at) FROM sessions")[0]
     closed = reader.read("SELECT 1 FROM sessions WHERE session = ? AND event = 'close'", (session,))
     if not closed or row["at"] != f"{newest_numbers(reader)}/{session}":
