@@ -17,7 +17,6 @@ from tfgrpo.hints.bread import Bread
 from tfgrpo.hints.metadata import steps_of
 from tfgrpo.hints.sage import Sage
 from tfgrpo.hints.scaf import Scaf
-from tfgrpo.hints.state import TaskState
 from tfgrpo.hints.stephint import StepHint
 
 CHAIN = "17 and 25. Tens first, then ones, then the carry, then all. So 42."
@@ -215,5 +214,21 @@ def test_rolling_ahead_starts_where_the_task_or_the_run_stands() -> None:
     assert [p.level for p in ahead.start(one, 4)] == [0]
     for i in range(20):
         visit(ahead, task(f"c{i}", hints=["x"]), solved_from(0))
-    ahead.record.tasks["b"] = TaskState(level=3, visits=1)
-    assert [p.level for p in ahead.start(other, 4)] == [0]  # the policy has moved on since
+    assert [p.level for p in ahead.start(other, 4)] == [0]
+
+
+def test_rolling_ahead_moves_a_task_as_the_run_s_last_groups_have_moved() -> None:
+    ahead = Sage(ahead=True)
+    several = [task(f"c{i}", hints=["x", "y", "z"]) for i in range(10)]
+    last = task("b", hints=["x", "y", "z"])
+    for one in (*several, last):
+        visit(ahead, one, solved_from(3))
+    assert [p.level for p in ahead.start(last, 4)] == [0, 1, 2, 3]
+    for one in several[:5]:
+        visit(ahead, one, solved_from(1))
+    assert ahead.record.drift_ema == pytest.approx(-2 * (1 - 0.9**5))  # -0.82
+    assert [p.level for p in ahead.start(last, 4)] == [0, 1, 2]
+    for one in several[5:]:
+        visit(ahead, one, solved_from(0))
+    assert ahead.record.drift_ema == pytest.approx(-2 * 0.9**5 * (1 - 0.9**5) - 3 * (1 - 0.9**5))
+    assert [p.level for p in ahead.start(last, 4)] == [0, 1]  # 3 - 1.71

@@ -33,11 +33,11 @@ class Sage(RecordedScheduler):
         plans_of: a task's plans, weakest first.
         max_level: strongest level tried, at least 1.
         restart: each visit starts at the bare task; False starts at the last accepted level.
-        ahead: roll the levels up to the one that is expected to be accepted (the task's last one,
-            or the mean of the run's last groups where that is lower) at once. The accepted group
-            is the same as without, since each level's draws are its own; a visit takes one round
-            instead of several, and pays with the rollouts of levels that turn out not to be
-            needed. Own.
+        ahead: roll the levels up to the one that is expected to be accepted at once: the task's
+            last one, moved as the run's last groups have moved; for a new task their mean. The
+            accepted group is the same as without, since each level's draws are its own; a visit
+            takes one round instead of several, and pays with the rollouts of levels that turn out
+            not to be needed. Own.
         rewriter: has the policy write a task's hints once its first level has failed; None takes
             those of `plans_of`.
         success_above: a rollout with a larger reward is a success.
@@ -83,8 +83,10 @@ class Sage(RecordedScheduler):
         state, recent = self.record.of(task.task_id), self.record.level_ema
         if not self._ahead or recent is None:
             return state.level
-        # A task was last seen an epoch ago; the run's last groups tell how far the policy is now.
-        return min(state.level, round(recent)) if state.visits else round(recent)
+        if not state.visits:
+            return round(recent)
+        # seen an epoch ago; the run's last groups tell how far the policy has come since
+        return max(0, round(state.level + self.record.drift_ema))
 
     def after(self, task: Task, made: Sequence[PlannedGroup]) -> Sequence[Ask]:
         """Return the next stronger hint where all failed, or the request to write the hints."""

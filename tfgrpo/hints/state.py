@@ -54,6 +54,8 @@ class Record:
     accepted_rollouts: int = 0
     level_ema: float | None = None
     """Level of accepted groups, smoothed over the run's last dozen or so."""
+    drift_ema: float = 0.0
+    """Levels that a task's accepted group moved since its visit before, smoothed likewise."""
     written: dict[str, float] = field(default_factory=dict)
     """Figures of writing the hints beforehand, such as `parse_rate`."""
 
@@ -93,6 +95,8 @@ class Record:
         if group.is_informative():
             self.informative[level] = self.informative.get(level, 0) + 1
         state = self.of(group.task.task_id)
+        if state.visits:
+            self.drift_ema = 0.9 * self.drift_ema + 0.1 * (plan.level - state.level)
         state.visits += 1
         if group.rewards_G:
             now = self.successes(group) / len(group.rewards_G)

@@ -504,35 +504,10 @@ def collect(paths: Sequence[Path]) -> None:
             "seeds": len(pairs),
             "hard_split_step_ratios": [round(r, 3) for r in known],
         }
-    figures["step_time"] = step_times([r for r in rows if r["kind"] == "time"])
-    # Every row forwarded in both, as the published code does; the stricter ratios stand beside it.
-    whole = figures["step_time"].get("forwards_all_rows", {})
-    skipping = figures["step_time"].get("skips_zero_advantage", {})
-    figures["sage_ratio"] = whole.get("sage_ahead", {}).get("ratio")
-    figures["sage_ratio_level_by_level"] = whole.get("sage", {}).get("ratio")
-    figures["sage_ratio_skipping"] = skipping.get("sage_ahead", {}).get("ratio")
-    figures["sage_ratio_level_by_level_skipping"] = skipping.get("sage", {}).get("ratio")
     dropped = ("scores", "step_seconds", "hard_ids", "card")
     figures["rows"] = [{k: v for k, v in r.items() if k not in dropped} for r in rows]
     card = next((r["card"] for r in rows), "")
     record("hints_h100", figures, "python -m tests.benchmarks.rl.hints_h100", card)
-
-
-def step_times(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Rows of `hints_time` as seconds a step and their ratio to GRPO's under equal settings."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        name = "skips_zero_advantage" if row["skips_zero_advantage"] else "forwards_all_rows"
-        found.setdefault(name, {})[row["method"]] = {
-            "step_s": round(row["step_s"], 3),
-            "rollout_s": round(row["rollout_s"], 3),
-            "update_s": round(row["update_s"], 3),
-        }
-    for arms in found.values():
-        for one in arms.values():
-            if "grpo" in arms:
-                one["ratio"] = round(one["step_s"] / arms["grpo"]["step_s"], 3)
-    return found
 
 
 def _scores(row: Mapping[str, Any]) -> dict[str, list[float]]:

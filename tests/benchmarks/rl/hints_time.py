@@ -3,9 +3,11 @@
 64 prompts × 8, 256 forced new tokens, SmolLM2-135M. A third of the tasks fail until they are shown
 a hint of level 1, 2 or 3 (as many of each), whatever the model writes; elsewhere the reward is the
 parity of a checksum of the reply, so nearly every other group is mixed. Rounds cannot hide behind
-replies that differ in length, since none does. Rows join those of `hints_h100` under `--collect`.
+replies that differ in length, since none does. `sage_stored` starts at a task's stored level, as
+the paper's equation 13 does; the others at the bare task, as its algorithm 1 does.
 
     python -m tests.benchmarks.rl.hints_time --out rows.jsonl
+    python -m tests.benchmarks.rl.hints_time --collect rows.jsonl
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.benchmarks.record import record
 from tests.benchmarks.rl.rl_job import crc_parity, model_folder, questions
 from tfgrpo.hints import make_scheduler
 from tfgrpo.rl.config import TrainConfig
@@ -32,6 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "sage": {"name": "sage"},
     "sage_ahead": {"name": "sage", "ahead": True},
+    "sage_stored": {"name": "sage", "restart": False},
 }
 WARM = 2
 """First steps of an arm, left out."""
@@ -110,13 +115,47 @@ def run_arm(
     }
 
 
+def collect(path: Path) -> None:
+    """Turn rows into the recorded figures."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    times = step_times(rows)
+    # Every row forwarded in both, as the published code does; the stricter ratios stand beside it.
+    figures: dict[str, Any] = {"step_time": times}
+    for name, ending in (("forwards_all_rows", ""), ("skips_zero_advantage", "_skipping")):
+        for arm in ARMS:
+            if arm != "grpo":
+                figures[f"{arm}_ratio{ending}"] = times[name][arm]["ratio"]
+    figures["rows"] = rows
+    record("hints_time", figures, "python -m tests.benchmarks.rl.hints_time", rows[0]["card"])
+
+
+def step_times(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rows as seconds a step, and their ratio to GRPO's under equal settings."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        name = "skips_zero_advantage" if row["skips_zero_advantage"] else "forwards_all_rows"
+        found.setdefault(name, {})[row["method"]] = {
+            "step_s": round(row["step_s"], 3),
+            "rollout_s": round(row["rollout_s"], 3),
+            "update_s": round(row["update_s"], 3),
+        }
+    for arms in found.values():
+        for one in arms.values():
+            one["ratio"] = round(one["step_s"] / arms["grpo"]["step_s"], 3)
+    return found
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--collect", type=Path)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--tiny", action="store_true", help="a few tokens, to try the code")
     given = parser.parse_args()
+    if given.collect:
+        collect(given.collect)
+        return
     n, new, rows = (6, 4, 64) if given.tiny else (64, 256, 896)
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     parts = load_parts(f"local:{model_folder('smollm2')}")

@@ -16,9 +16,13 @@ from tests.benchmarks.rl.rl_job import (
     CrcParity,
     crc_parity,
     model_folder,
+    prepare_vllm,
     questions,
 )
 from tests.benchmarks.runs.child import tell_step
+
+COLOCATED = "colocated-trl"
+"""TRL with vLLM in its own process, on the same GPU."""
 
 
 def run_ours(
@@ -96,6 +100,8 @@ def run_ours(
 
 def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict[str, Any]:
     """TRL's trainer; the first step is warm-up."""
+    if kind == COLOCATED:
+        prepare_vllm()
     import torch
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
@@ -137,6 +143,12 @@ def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict
         options["cache_implementation"] = "static"
     if kind == "trl-continuous":
         options["use_transformers_continuous_batching"] = True
+    forced: dict[str, Any] = {"min_new_tokens": NEW}
+    if kind == COLOCATED:
+        forced = {"ignore_eos": True}
+        options |= {"use_vllm": True, "vllm_max_model_length": 1024}
+        # its pass for the ratio between both engines' log-probs: this is its fastest form
+        options["vllm_importance_sampling_correction"] = False
     with tempfile.TemporaryDirectory() as out:
         args = GRPOConfig(
             output_dir=out,
@@ -146,7 +158,7 @@ def run_trl(model: str, steps: int, kind: str, batch: int | None = None) -> dict
             max_completion_length=NEW,
             learning_rate=1e-6,
             max_steps=steps,
-            generation_kwargs={"min_new_tokens": NEW},
+            generation_kwargs=forced,
             **TRL_PLAIN,
             **options,
         )
@@ -254,7 +266,7 @@ def run_arm(arm: str, model: str, options: dict[str, Any]) -> dict[str, Any]:
     """Run one arm in this process."""
     if arm.startswith("ours"):
         return run_ours(model, skip=arm == "ours-skip", **options)
-    if arm.startswith("trl"):
+    if arm.startswith("trl") or arm == COLOCATED:
         return run_trl(model, kind=arm, **options)
     if arm == "rollout-ours":
         return run_rollout_ours(model, **options)

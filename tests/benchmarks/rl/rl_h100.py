@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
-from tests.benchmarks.rl.rl_arms import run_arm
+from tests.benchmarks.rl.rl_arms import COLOCATED, run_arm
 from tests.benchmarks.rl.rl_job import GROUP, PROMPTS
 from tests.benchmarks.runs.child import Child, tell
 
-SMALL = {"max_rows": 256, "micro": 45_056, "chunk": 2048, "checkpoint": True}
+SMALL: dict[str, Any] = {"max_rows": 256, "micro": 45_056, "chunk": 2048, "checkpoint": True}
 """Activations made twice. A small model's update is bound by launches: few large micro-batches."""
+QWEN05: dict[str, Any] = {"micro": 7424, "chunk": 2048, "moments": "bfloat16"}
+QWEN15: dict[str, Any] = {**QWEN05, "micro": 5632}
 PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     "smollm2": [
         ("ours", "smollm2", {"steps": 10, **SMALL}),
@@ -45,13 +47,12 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
         ("rollout-generate", "qwen05", {"rows": 64}),
         ("rollout-static", "qwen05", {"rows": 64}),
     ],
-    "qwen05": [
-        ("ours", "qwen05", {"steps": 10, "micro": 7424, "chunk": 2048, "moments": "bfloat16"}),
-        ("trl-bf16", "qwen05", {"steps": 9}),
-    ],
-    "qwen15": [
-        ("ours", "qwen15", {"steps": 10, "micro": 5632, "chunk": 2048, "moments": "bfloat16"}),
-        ("trl-bf16", "qwen15", {"steps": 9}),
+    "qwen05": [("ours", "qwen05", {"steps": 10, **QWEN05}), ("trl-bf16", "qwen05", {"steps": 9})],
+    "qwen15": [("ours", "qwen15", {"steps": 10, **QWEN15}), ("trl-bf16", "qwen15", {"steps": 9})],
+    "colocated": [
+        (arm, model, {"steps": 6, **(own if arm == "ours" else {})})
+        for model, own in (("smollm2", SMALL), ("qwen05", QWEN05), ("qwen15", QWEN15))
+        for arm in ("ours", COLOCATED)
     ],
 }
 
@@ -107,6 +108,9 @@ def collect(paths: list[Path]) -> None:
                 if model == "smollm2":
                     figures["best_trl_arm" + ending] = found["other"]["arm"]
                     figures["mixed_share" + ending] = round(found["ours"]["mixed_share"], 3)
+            found = _ratio(here, "samples_per_s", "ours", (COLOCATED,), {"model": model})
+            if found:
+                figures[name.replace("trl", "colocated") + ending] = round(found["ratio"], 2)
         for n, rivals in ROLLOUT_RIVALS.items():
             found = _ratio(here, "rollout_tokens_per_s", "rollout-ours", rivals, {"rows": n})
             if found and rivals[-1] in {r["arm"] for r in here if "error" not in r}:

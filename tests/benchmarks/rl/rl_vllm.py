@@ -15,18 +15,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import sys
 import time
-import types
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
-from tests.benchmarks.rl.rl_job import GROUP, NEW, model_folder
+from tests.benchmarks.rl.rl_job import GROUP, NEW, model_folder, prepare_vllm
 from tests.benchmarks.runs.child import Child, tell
 
 COMMAND = "python -m tests.benchmarks.rl.rl_vllm"
@@ -102,9 +99,7 @@ def _shape_of_ours(decoder: Any, roofline: Any, rows: int, length: int) -> dict[
 def run_vllm(model: str) -> dict[str, Any]:
     """Time vLLM's engine on every shape, as its users run it: asynchronous scheduling, prefix
     cache, CUDA graphs."""
-    for key, value in {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
-        os.environ.setdefault(key, value)
-    sys.modules.setdefault("pycountry", types.ModuleType("pycountry"))
+    prepare_vllm()
     from vllm import LLM, SamplingParams
 
     llm = LLM(
