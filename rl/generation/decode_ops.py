@@ -45,6 +45,11 @@ class Slots:
     """float32: B × N."""
     eos: Tensor
     """Token ids that end a row, int64; padded with -1."""
+    home: Tensor
+    """Slot whose copy of the prompt's keys and values a row reads, int32: B; its own holds the
+    same, but what several rows read comes from a GPU's cache."""
+    shared: Tensor
+    """Tokens that it reads there, int32: B."""
 
     @classmethod
     def empty(cls, rows: int, new: int, n_eos: int, device: torch.device) -> Slots:
@@ -64,10 +69,12 @@ class Slots:
             out_token=zeros(torch.int64, rows, new),
             out_logp=zeros(torch.float32, rows, new),
             eos=torch.full((max(1, n_eos),), -1, dtype=torch.int64, device=device),
+            home=torch.arange(rows, dtype=torch.int32, device=device),
+            shared=zeros(torch.int32, rows),
         )
 
     def per_row(self) -> list[Tensor]:
-        """Everything that moves with a row."""
+        """Everything that moves with a row; where its prompt is read does not."""
         return [
             self.token,
             self.position,
@@ -125,16 +132,14 @@ def decode_attention(
         qkv: fused projections of R rows.
         layer_cache: this layer's keys and values, B × KV heads × T × d; position of each row
             written.
-        slots: tells each row's position.
+        slots: tells each row's position, and where its prompt is read on CUDA.
         angles: tables of cosines and sines, T × d/2.
         qk_norms: query and key norm weights where the family has them.
         mask: (torch form only) R × 1 × 1 × T', true where a row may look.
     """
     k_cache, v_cache = layer_cache
     if device.uses_kernels(qkv):
-        return _triton().decode_attention(
-            qkv, k_cache, v_cache, slots.position, angles, qk_norms, shape
-        )
+        return _triton().decode_attention(qkv, k_cache, v_cache, slots, angles, qk_norms, shape)
     n = len(qkv)
     q, k, v = split_heads(qkv, shape)
     if qk_norms is not None:

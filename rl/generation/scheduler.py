@@ -200,6 +200,21 @@ class BatchScheduler:
         cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
         fill(cache.slots.count, [0] * len(opened))
         fill(cache.slots.alive, [1] * len(opened))
+        self._share_prompts(cache)
+
+    def _share_prompts(self, cache: Cache) -> None:
+        """Have the rows of a group read one copy of the prompt, that of its first slot.
+
+        To be done anew whenever a slot is filled or moved. A slot that merely ended keeps its copy.
+        """
+        first: dict[int, int] = {}
+        home, shared = list(range(len(self.held))), [0] * len(self.held)
+        for slot, held in enumerate(self.held):
+            if held is not None:
+                home[slot] = first.setdefault(id(held[0]), slot)
+                shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
+        cache.slots.home.copy_(torch.tensor(home))
+        cache.slots.shared.copy_(torch.tensor(shared))
 
     def _prefill(self, cache: Cache, taken: Sequence[int]) -> None:
         """Compute each distinct prompt once (without its last token) and copy it to its rows.
@@ -284,6 +299,7 @@ class BatchScheduler:
             self.held[target], self.held[source] = self.held[source], None
             for of in (self.made, self.limit, self.prompt):
                 of[target] = of[source]
+        self._share_prompts(cache)
 
     def _collect(self, cache: Cache, living: Sequence[int]) -> None:
         """Look at the rows, take the finished ones out and hand over complete groups."""

@@ -82,7 +82,7 @@ def _normed(lo, hi, w_ptr, half, eps, D: tl.constexpr):
 
 @triton.jit
 def _decode_attention(
-    qkv_ptr, k_ptr, v_ptr, pos_ptr, cos_ptr, sin_ptr, qn_ptr, kn_ptr, out_ptr,
+    qkv_ptr, k_ptr, v_ptr, pos_ptr, home_ptr, shared_ptr, cos_ptr, sin_ptr, qn_ptr, kn_ptr, out_ptr,
     T, qkv_stride, scale, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, REP: tl.constexpr,
     PAD: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
@@ -126,12 +126,15 @@ def _decode_attention(
     top = tl.sum(rq_lo.to(tl.float32) * rk_lo.to(tl.float32), axis=1)
     top += tl.sum(rq_hi.to(tl.float32) * rk_hi.to(tl.float32), axis=1)
     top = top * scale
+    shared = tl.load(shared_ptr + row)
+    theirs = (tl.load(home_ptr + row).to(tl.int64) * KV + kv) * T * D
     total = tl.full((PAD,), 1.0, tl.float32)
     acc = tl.zeros((PAD, D), tl.float32) + v_new.to(tl.float32)[None, :]
     for start in range(0, pos, BLOCK):
         n = start + tl.arange(0, BLOCK)
         seen = n < pos
-        kt_at = k_ptr + base + n[None, :] * D + half[:, None]
+        place = tl.multiple_of(tl.where(n < shared, theirs, base) + n * D, D)
+        kt_at = k_ptr + place[None, :] + half[:, None]
         kt_lo = tl.load(kt_at, mask=seen[None, :], other=0.0)
         kt_hi = tl.load(kt_at + H, mask=seen[None, :], other=0.0)
         s = (tl.dot(rq_lo, kt_lo) + tl.dot(rq_hi, kt_hi)) * scale
@@ -139,7 +142,7 @@ def _decode_attention(
         new_top = tl.maximum(top, tl.max(s, axis=1))
         shrink = tl.exp(top - new_top)
         p = tl.exp(s - new_top[:, None])
-        v = tl.load(v_ptr + base + n[:, None] * D + full[None, :], mask=seen[:, None], other=0.0)
+        v = tl.load(v_ptr + place[:, None] + full[None, :], mask=seen[:, None], other=0.0)
         total = total * shrink + tl.sum(p, axis=1)
         acc = acc * shrink[:, None] + tl.dot(p.to(dtype), v)
         top = new_top
@@ -148,16 +151,20 @@ def _decode_attention(
 
 
 def decode_attention(
-    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, position: Tensor,
+    qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Any,
     angles: tuple[Tensor, Tensor], qk_norms: tuple[Tensor, Tensor] | None, shape: Any,
 ) -> Tensor:  # fmt: skip
-    """One program a row and KV head: rotate, append, attend; each key is read once."""
+    """One program a row and KV head: rotate, append, attend; each key is read once.
+
+    Rows of one prompt read one copy of it, so that all but the first find it in the L2 cache.
+    """
     rows = len(qkv)
     out = torch.empty(rows, shape.q_size, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = qk_norms if qk_norms is not None else (qkv, qkv)
     rep = shape.heads // shape.kv_heads
     _decode_attention[(rows, shape.kv_heads)](
-        qkv, k_cache, v_cache, position, angles[0], angles[1], q_norm, k_norm, out,
+        qkv, k_cache, v_cache, slots.position, slots.home, slots.shared,
+        angles[0], angles[1], q_norm, k_norm, out,
         k_cache.shape[2], qkv.stride(0), shape.head_dim**-0.5, shape.eps,
         shape.heads, shape.kv_heads, shape.head_dim, rep,
         max(16, triton.next_power_of_2(rep)), 64, qk_norms is not None,

@@ -13,6 +13,7 @@ from tfgrpo.protocols import Sampling
 from tfgrpo.rl.generation.counter_rng import pick, uniforms
 from tfgrpo.rl.generation.generator import GroupGenerator, make_generator
 from tfgrpo.rl.generation.requests import GroupRequest
+from tfgrpo.rl.generation.scheduler import BatchScheduler
 from tfgrpo.rl.model.decoder import decoder_from_hf
 from tfgrpo.rl.model.packing import Row, pack
 from tfgrpo.rl.update.logprob import score_tokens
@@ -224,6 +225,38 @@ def test_a_prompt_is_prefilled_once_for_its_group() -> None:
     generator = make()
     generator.generate([PROMPTS[2]], 8, Sampling(max_tokens=4), [list(range(8))])
     assert generator.counters.prefill_tokens == len(PROMPTS[2]) - 1
+
+
+def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_moved(
+    monkeypatch,
+) -> None:
+    seen = {"shared": 0, "moves": 0}
+    steps, move = GroupGenerator.steps, BatchScheduler._move
+
+    def looked(self, cache, rows, n, top_p, longest) -> None:
+        slots = cache.slots
+        living = slots.alive.nonzero().flatten().tolist()
+        for slot in living:
+            home, shared = int(slots.home[slot]), int(slots.shared[slot])
+            assert shared <= int(slots.position[slot])
+            seen["shared"] += home != slot and shared > 0
+            for layer in (*cache.k, *cache.v):
+                assert torch.allclose(layer[home, :, :shared], layer[slot, :, :shared], atol=1e-5)
+        steps(self, cache, rows, n, top_p, longest)
+
+    def counted(self, cache, sources, targets) -> None:
+        seen["moves"] += len(sources)
+        move(self, cache, sources, targets)
+
+    monkeypatch.setattr(GroupGenerator, "steps", looked)
+    monkeypatch.setattr(BatchScheduler, "_move", counted)
+    eos = tuple(range(0, 97, 9))  # a row ends after nine tokens on average
+    sampler = GroupGenerator(tiny_decoder(), eos_ids=eos, max_rows=12, poll_steps=1)
+    prompts = [tuple(range(10 + i, 13 + 2 * i)) for i in range(12)]
+    seeds = [[100 * i + j for j in range(5)] for i in range(12)]
+    made = sampler.generate(prompts, 5, Sampling(temperature=1.0, max_tokens=40), seeds)
+    assert len({len(row.token_ids) for group in made for row in group}) > 10
+    assert seen["moves"] > 3 and seen["shared"] > 100
 
 
 def test_first_tokens_follow_the_softmax() -> None:

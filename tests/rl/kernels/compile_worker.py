@@ -60,7 +60,7 @@ def decode(dtype: torch.dtype, shape: Shape) -> None:
     angles = tuple(empty(length, shape.head_dim // 2, kind=torch.float32) for _ in range(2))
     norms = (empty(shape.head_dim),) * 2 if shape.has_qk_norm else None
     qkv = empty(rows, shape.q_size + 2 * shape.kv_size)
-    triton_kernels.decode_attention(qkv, cache, cache, slots.position, angles, norms, shape)
+    triton_kernels.decode_attention(qkv, cache, cache, slots, angles, norms, shape)
     triton_kernels.pick_and_advance(empty(rows, shape.vocab), slots)
 
 

@@ -69,7 +69,11 @@ def silu(n: int) -> list[float]:
 
 
 def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
-    """Output and what was appended to the cache; rows at starts, ends and edges of blocks."""
+    """Output and what was appended to the cache; rows at starts, ends and edges of blocks.
+
+    The kernel also with prompts read elsewhere: rows 3 and 4 have the first 63 tokens of row 5's,
+    and their own copies are gone.
+    """
     draw = torch.Generator().manual_seed(heads)
     position = torch.tensor([0, 1, 63, 64, 65, 149], dtype=torch.int32)
     rows, length = len(position), 150
@@ -81,13 +85,20 @@ def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
     angle = torch.rand(length, size // 2, generator=draw) * 6
     angles = (angle.cos(), angle.sin())
     norms = tuple(torch.rand(size, generator=draw) for _ in range(2)) if has_norm else None
-    ours, wanted = ([c.clone() for c in cache] for _ in range(2))
-    out = triton_kernels.decode_attention(qkv, *ours, position, angles, norms, shape)
+    for layer in cache:
+        layer[3:5, :, :63] = layer[5, :, :63]
+    ours, wanted, apart = ([c.clone() for c in cache] for _ in range(3))
     slots = Slots.empty(rows, 4, 1, CPU)
     slots.position[:] = position
+    out = triton_kernels.decode_attention(qkv, *ours, slots, angles, norms, shape)
     mask = (torch.arange(length) <= position[:, None])[:, None, None]
     plain = kernels.decode_attention(qkv, tuple(wanted), slots, angles, norms, shape, mask)
-    return [far(out, plain), *(far(a, b) for a, b in zip(ours, wanted, strict=True))]
+    slots.home[3:5], slots.shared[3:5] = 5, 63
+    for layer in apart:
+        layer[3:5, :, :63] = float("nan")
+    elsewhere = triton_kernels.decode_attention(qkv, *apart, slots, angles, norms, shape)
+    gaps = (far(a, b) for a, b in zip(ours, wanted, strict=True))
+    return [far(out, plain), far(elsewhere, plain), *gaps]
 
 
 def pick(vocab: int) -> dict[str, float]:
@@ -320,7 +331,7 @@ def summed(kind: str, activations: str) -> dict[str, float]:
 
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
-    return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos]))
+    return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos, slots.home, slots.shared]))
 
 
 def main(out: Path) -> None:
