@@ -56,7 +56,7 @@ class Counters:
     """Rows decoded, idle ones included: steps × row count."""
     new_tokens: int = 0
     cache_tokens: int = 0
-    """Cached tokens that living rows looked at, over all steps."""
+    """Cached tokens that living rows looked at, over all steps; a group's prompt once a step."""
 
     def add(self, other: Counters) -> None:
         """Count another run's too."""

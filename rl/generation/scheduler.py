@@ -67,6 +67,8 @@ class BatchScheduler:
         """Tokens that it may make."""
         self.prompt: list[int] = []
         """Tokens of its prompt."""
+        self.home: list[int] = []
+        """Slot whose copy of the prompt it reads."""
 
     def serve(self, requests: Iterable[GroupRequest]) -> Counters:
         owner = self.owner
@@ -82,7 +84,7 @@ class BatchScheduler:
         if not self.ignore_eos and owner.eos_ids:
             cache.slots.eos[: len(owner.eos_ids)] = torch.tensor(owner.eos_ids)
         self.held = [None] * len(cache.slots.token)
-        self.made, self.limit, self.prompt = ([0] * len(self.held) for _ in range(3))
+        self.made, self.limit, self.prompt, self.home = ([0] * len(self.held) for _ in range(4))
         while True:
             if self.feed is not None:
                 self._enqueue(self.feed.more(max(0, self.held.count(None) - len(self.waiting))))
@@ -106,7 +108,8 @@ class BatchScheduler:
             self._hand_over()  # whoever grades works while the device decodes
             counters.steps += n
             counters.row_steps += n * rows
-            counters.cache_tokens += n * sum(lengths) + len(lengths) * (n * (n - 1) // 2)
+            counters.cache_tokens += n * (sum(lengths) - self._read_by_others(living))
+            counters.cache_tokens += len(lengths) * (n * (n - 1) // 2)
             self._collect(cache, living)
 
     def _enqueue(self, requests: Iterable[GroupRequest]) -> None:
@@ -208,13 +211,22 @@ class BatchScheduler:
         To be done anew whenever a slot is filled or moved. A slot that merely ended keeps its copy.
         """
         first: dict[int, int] = {}
-        home, shared = list(range(len(self.held))), [0] * len(self.held)
+        shared = [0] * len(self.held)
         for slot, held in enumerate(self.held):
             if held is not None:
-                home[slot] = first.setdefault(id(held[0]), slot)
+                self.home[slot] = first.setdefault(id(held[0]), slot)
                 shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
-        cache.slots.home.copy_(torch.tensor(home))
+        cache.slots.home.copy_(torch.tensor(self.home))
         cache.slots.shared.copy_(torch.tensor(shared))
+
+    def _read_by_others(self, living: Sequence[int]) -> int:
+        """Cached tokens of prompts that living rows look at and another row does, too."""
+        seen: set[int] = set()
+        again = 0
+        for slot in living:
+            again += self.prompt[slot] - 1 if self.home[slot] in seen else 0
+            seen.add(self.home[slot])
+        return again
 
     def _prefill(self, cache: Cache, taken: Sequence[int]) -> None:
         """Compute each distinct prompt once (without its last token) and copy it to its rows.

@@ -49,11 +49,13 @@ PLANS: dict[str, list[tuple[str, str, dict[str, Any]]]] = {
     ],
     "qwen05": [("ours", "qwen05", {"steps": 10, **QWEN05}), ("trl-bf16", "qwen05", {"steps": 9})],
     "qwen15": [("ours", "qwen15", {"steps": 10, **QWEN15}), ("trl-bf16", "qwen15", {"steps": 9})],
-    "colocated": [
-        (arm, model, {"steps": 6, **(own if arm == "ours" else {})})
+    **{
+        f"colocated-{model}": [
+            ("ours", model, {"steps": 6, **own}),
+            (COLOCATED, model, {"steps": 6}),
+        ]
         for model, own in (("smollm2", SMALL), ("qwen05", QWEN05), ("qwen15", QWEN15))
-        for arm in ("ours", COLOCATED)
-    ],
+    },
 }
 
 CARDS = {"H100": "", "H200": "_h200"}

@@ -44,7 +44,7 @@ def test_floors_are_bytes_over_bandwidth_or_operations_over_their_rate() -> None
     assert training_tflop(shape, 0, 5) == pytest.approx(6 * head * 5 / 1e12)
 
 
-def test_the_generator_counts_every_cached_token_that_a_row_looked_at() -> None:
+def test_the_generator_counts_cached_tokens_and_a_group_s_prompt_once_a_step() -> None:
     from tfgrpo.protocols import Sampling
 
     generator = GroupGenerator(tiny_parts().decoder, eos_ids=(), poll_steps=4)
@@ -52,6 +52,7 @@ def test_the_generator_counts_every_cached_token_that_a_row_looked_at() -> None:
     generator.generate([(5, 6, 7), (8, 9)], 2, sampling, [[1, 2], [3, 4]])
     # the token at place i looks at all before it and itself
     wanted = 2 * sum(3 + i for i in range(10)) + 2 * sum(2 + i for i in range(10))
+    wanted -= 10 * (2 + 1)  # all of the prompts but their last tokens, by the second rows
     assert generator.counters.cache_tokens == wanted
 
 
