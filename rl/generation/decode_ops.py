@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tfgrpo.rl.model.shape import Shape
 
 
+MEMBERS = 8
+"""Most rows that read one copy of a prompt."""
+
+
 @dataclass(slots=True)
 class Slots:
     """State of all decode rows, on the device. Axes: B slots, N new tokens at most."""
@@ -50,6 +54,8 @@ class Slots:
     same, but what several rows read comes from a GPU's cache."""
     shared: Tensor
     """Tokens that it reads there, int32: B."""
+    members: Tensor
+    """Rows whose home a slot is, int32: B × `MEMBERS`; padded with -1."""
 
     @classmethod
     def empty(cls, rows: int, new: int, n_eos: int, device: torch.device) -> Slots:
@@ -71,6 +77,7 @@ class Slots:
             eos=torch.full((max(1, n_eos),), -1, dtype=torch.int64, device=device),
             home=torch.arange(rows, dtype=torch.int32, device=device),
             shared=zeros(torch.int32, rows),
+            members=torch.full((rows, MEMBERS), -1, dtype=torch.int32, device=device),
         )
 
     def per_row(self) -> list[Tensor]:
@@ -125,6 +132,7 @@ def decode_attention(
     qk_norms: tuple[Tensor, Tensor] | None,
     shape: Shape,
     mask: Tensor | None,
+    parts: int = 0,
 ) -> Tensor:
     """Rotate, append to the cache, attend over the row so far: R × (heads · d).
 
@@ -136,10 +144,13 @@ def decode_attention(
         angles: tables of cosines and sines, T × d/2.
         qk_norms: query and key norm weights where the family has them.
         mask: (torch form only) R × 1 × 1 × T', true where a row may look.
+        parts: (on CUDA only) in how many parts long prompts are read, see `Cache.prompt_parts`.
     """
     k_cache, v_cache = layer_cache
     if device.uses_kernels(qkv):
-        return _triton().decode_attention(qkv, k_cache, v_cache, slots, angles, qk_norms, shape)
+        return _triton().decode_attention(
+            qkv, k_cache, v_cache, slots, angles, qk_norms, shape, parts
+        )
     n = len(qkv)
     q, k, v = split_heads(qkv, shape)
     if qk_norms is not None:

@@ -200,6 +200,7 @@ class GroupGenerator:
         decoder, shape = self.decoder, self.decoder.shape
         x = F.embedding(cache.slots.token[:rows], decoder.embed)
         delta: Tensor | None = None
+        parts = cache.prompt_parts(rows)
         for i, layer in enumerate(decoder.layers):
             normed = add_rms_norm(x, delta, layer.norm1, shape.eps)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias)
@@ -212,6 +213,7 @@ class GroupGenerator:
                 layer.qk_norms,
                 shape,
                 mask,
+                parts,
             )
             delta = F.linear(mixed, layer.o)
             normed = add_rms_norm(x, delta, layer.norm2, shape.eps)
@@ -222,7 +224,8 @@ class GroupGenerator:
     def steps(self, cache: Cache, rows: int, n: int, top_p: float, longest: int) -> None:
         """Decode n tokens; `longest` bounds the positions reached (exclusive)."""
         if self._graphs:
-            graph = cache.graphs.get((rows, top_p)) or self._capture(cache, rows, top_p)
+            key = (rows, top_p, cache.prompt_parts(rows))
+            graph = cache.graphs.get(key) or self._capture(cache, rows, top_p)
             for _ in range(n):
                 graph.replay()
             return
@@ -251,7 +254,7 @@ class GroupGenerator:
             self._step(cache, rows, top_p, None)
         self._graph_pool = graph.pool()
         cache.slots.alive.copy_(living)
-        cache.graphs[(rows, top_p)] = graph
+        cache.graphs[(rows, top_p, cache.prompt_parts(rows))] = graph
         return graph
 
 

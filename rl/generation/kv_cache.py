@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tfgrpo.rl.generation.decode_ops import Slots
+from tfgrpo.rl.generation.decode_ops import MEMBERS, Slots
 from tfgrpo.rl.model.decoder import Decoder
 
 LENGTH_STEP = 64
 """A cache's length is a multiple of this, so that a somewhat longer prompt needs no new graphs."""
+
+LONG_PROMPT = 256
+"""Tokens from which on a prompt is read once for its group."""
 
 
 @dataclass(slots=True)
@@ -28,12 +31,23 @@ class Cache:
     slots: Slots
     angles: tuple[Tensor, Tensor]
     capacity: int
-    graphs: dict[tuple[int, float], Any] = field(default_factory=dict)
+    graphs: dict[tuple[int, float, int], Any] = field(default_factory=dict)
+    longest_prompt: int = 0
+    """Of the prompts that rows read now."""
 
     @property
     def new(self) -> int:
         """Longest continuation."""
         return int(self.slots.uniform.shape[1])
+
+    def prompt_parts(self, rows: int) -> int:
+        """In how many parts a GPU reads each prompt for its group, so that some 500 programs do; 0
+        where prompts are so short that each row had better read for itself."""
+        if self.longest_prompt < LONG_PROMPT:
+            return 0
+        kv_heads = int(self.k[0].shape[1])
+        programs = max(1, rows * kv_heads // MEMBERS)
+        return min(16, max(2, 1 << (511 // programs).bit_length()))
 
     def holds(self, length: int, new: int) -> bool:
         """True when a sequence of these lengths fits in."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation.counter_rng import uniforms
+from tfgrpo.rl.generation.decode_ops import MEMBERS
 from tfgrpo.rl.generation.kv_cache import Cache
 from tfgrpo.rl.generation.requests import Counters, DecodeEngine, Feed, GroupRequest, OnDone
 from tfgrpo.rl.model.packing import Packed
@@ -206,18 +207,28 @@ class BatchScheduler:
         self._share_prompts(cache)
 
     def _share_prompts(self, cache: Cache) -> None:
-        """Have the rows of a group read one copy of the prompt, that of its first slot.
+        """Have the rows of a group read one copy of the prompt, eight at a time that of the first.
 
         To be done anew whenever a slot is filled or moved. A slot that merely ended keeps its copy.
         """
-        first: dict[int, int] = {}
+        slots = cache.slots
         shared = [0] * len(self.held)
+        members = torch.full_like(slots.members, -1, device="cpu")
+        latest: dict[int, list[int]] = {}
         for slot, held in enumerate(self.held):
-            if held is not None:
-                self.home[slot] = first.setdefault(id(held[0]), slot)
-                shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
-        cache.slots.home.copy_(torch.tensor(self.home))
-        cache.slots.shared.copy_(torch.tensor(shared))
+            if held is None:
+                continue
+            rows = latest.get(id(held[0]), [])
+            rows = [*rows, slot] if len(rows) < MEMBERS else [slot]
+            latest[id(held[0])] = rows
+            self.home[slot] = rows[0]
+            members[rows[0], len(rows) - 1] = slot
+            shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
+        slots.home.copy_(torch.tensor(self.home))
+        slots.shared.copy_(torch.tensor(shared))
+        slots.members.copy_(members)
+        # how prompts are read must not depend on the neighbours' with `fixed_rows`
+        cache.longest_prompt = 0 if self.owner.fixed_rows else max(shared)
 
     def _read_by_others(self, living: Sequence[int]) -> int:
         """Cached tokens of prompts that living rows look at and another row does, too."""

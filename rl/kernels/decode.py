@@ -81,11 +81,74 @@ def _normed(lo, hi, w_ptr, half, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _decode_attention(
-    qkv_ptr, k_ptr, v_ptr, pos_ptr, home_ptr, shared_ptr, cos_ptr, sin_ptr, qn_ptr, kn_ptr, out_ptr,
-    T, qkv_stride, scale, eps,
+def _prompt_attention(
+    qkv_ptr, k_ptr, v_ptr, pos_ptr, members_ptr, shared_ptr, cos_ptr, sin_ptr, qn_ptr,
+    top_ptr, total_ptr, acc_ptr, T, qkv_stride, scale, eps,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, REP: tl.constexpr,
-    PAD: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+    PAD: tl.constexpr, MEMBERS: tl.constexpr, M: tl.constexpr, PARTS: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    slot = tl.program_id(0).to(tl.int64)
+    kv = tl.program_id(1)
+    part = tl.program_id(2)
+    if tl.load(members_ptr + slot * MEMBERS) < 0:
+        return
+    H: tl.constexpr = D // 2
+    half = tl.arange(0, H)
+    full = tl.arange(0, D)
+    member = tl.arange(0, M) // PAD
+    rep = tl.arange(0, M) % PAD
+    row = tl.load(members_ptr + slot * MEMBERS + member, mask=member < MEMBERS, other=-1)
+    keep = (row >= 0) & (rep < REP)
+    row = tl.where(keep, row, 0).to(tl.int64)
+    pos = tl.load(pos_ptr + row)[:, None]
+    cos = tl.load(cos_ptr + pos * H + half[None, :])
+    sin = tl.load(sin_ptr + pos * H + half[None, :])
+    head = kv * REP + rep
+    q_at = qkv_ptr + row[:, None] * qkv_stride + head[:, None] * D + half[None, :]
+    q_lo = tl.load(q_at, mask=keep[:, None], other=0.0)
+    dtype = q_lo.dtype
+    q_lo = q_lo.to(tl.float32)
+    q_hi = tl.load(q_at + H, mask=keep[:, None], other=0.0).to(tl.float32)
+    if HAS_NORM:
+        q_lo, q_hi = _normed(q_lo, q_hi, qn_ptr, half, eps, D)
+        q_lo, q_hi = q_lo.to(dtype).to(tl.float32), q_hi.to(dtype).to(tl.float32)
+    rq_lo = (q_lo * cos - q_hi * sin).to(dtype)
+    rq_hi = (q_hi * cos + q_lo * sin).to(dtype)
+
+    shared = tl.load(shared_ptr + slot)
+    span = tl.cdiv(tl.cdiv(shared, PARTS), BLOCK) * BLOCK
+    base = (slot * KV + kv) * T * D
+    top = tl.full((M,), -float("inf"), tl.float32)
+    total = tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, D), tl.float32)
+    for start in range(part * span, tl.minimum((part + 1) * span, shared), BLOCK):
+        n = start + tl.arange(0, BLOCK)
+        seen = n < shared
+        kt_at = k_ptr + base + n[None, :] * D + half[:, None]
+        kt_lo = tl.load(kt_at, mask=seen[None, :], other=0.0)
+        kt_hi = tl.load(kt_at + H, mask=seen[None, :], other=0.0)
+        s = (tl.dot(rq_lo, kt_lo) + tl.dot(rq_hi, kt_hi)) * scale
+        s = tl.where(seen[None, :], s, -float("inf"))
+        new_top = tl.maximum(top, tl.max(s, axis=1))
+        shrink = tl.exp(top - new_top)
+        p = tl.exp(s - new_top[:, None])
+        v = tl.load(v_ptr + base + n[:, None] * D + full[None, :], mask=seen[:, None], other=0.0)
+        total = total * shrink + tl.sum(p, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(dtype), v)
+        top = new_top
+    at = (row * HEADS + head) * PARTS + part
+    tl.store(top_ptr + at, top, mask=keep)
+    tl.store(total_ptr + at, total, mask=keep)
+    tl.store(acc_ptr + at[:, None] * D + full[None, :], acc, mask=keep[:, None])
+
+
+@triton.jit
+def _decode_attention(
+    qkv_ptr, k_ptr, v_ptr, pos_ptr, home_ptr, shared_ptr, cos_ptr, sin_ptr, qn_ptr, kn_ptr,
+    top_ptr, total_ptr, acc_ptr, out_ptr, T, qkv_stride, scale, eps,
+    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, REP: tl.constexpr,
+    PAD: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1)
@@ -130,7 +193,22 @@ def _decode_attention(
     theirs = (tl.load(home_ptr + row).to(tl.int64) * KV + kv) * T * D
     total = tl.full((PAD,), 1.0, tl.float32)
     acc = tl.zeros((PAD, D), tl.float32) + v_new.to(tl.float32)[None, :]
-    for start in range(0, pos, BLOCK):
+    begin = 0
+    if PARTS > 0:
+        begin = shared
+        if shared > 0:  # else nobody has read a prompt for this row
+            for part in tl.static_range(PARTS):
+                at = (row * HEADS + kv * REP + rep) * PARTS + part
+                part_top = tl.load(top_ptr + at, mask=rep < REP, other=-float("inf"))
+                part_total = tl.load(total_ptr + at, mask=rep < REP, other=0.0)
+                part_acc = tl.load(acc_ptr + at[:, None] * D + full[None, :], mask=keep, other=0.0)
+                new_top = tl.maximum(top, part_top)
+                shrink = tl.exp(top - new_top)
+                share = tl.exp(part_top - new_top)
+                total = total * shrink + part_total * share
+                acc = acc * shrink[:, None] + part_acc * share[:, None]
+                top = new_top
+    for start in range(begin, pos, BLOCK):
         n = start + tl.arange(0, BLOCK)
         seen = n < pos
         place = tl.multiple_of(tl.where(n < shared, theirs, base) + n * D, D)
@@ -153,22 +231,39 @@ def _decode_attention(
 def decode_attention(
     qkv: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Any,
     angles: tuple[Tensor, Tensor], qk_norms: tuple[Tensor, Tensor] | None, shape: Any,
+    parts: int = 0,
 ) -> Tensor:  # fmt: skip
     """One program a row and KV head: rotate, append, attend; each key is read once.
 
-    Rows of one prompt read one copy of it, so that all but the first find it in the L2 cache.
+    Rows of one prompt read one copy of it, so that all but the first find it in the L2 cache. With
+    `parts` a kernel before reads each prompt once for up to eight rows, in that many parts at a
+    time; long prompts only, since it is one launch more.
     """
     rows = len(qkv)
     out = torch.empty(rows, shape.q_size, dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm = qk_norms if qk_norms is not None else (qkv, qkv)
     rep = shape.heads // shape.kv_heads
-    _decode_attention[(rows, shape.kv_heads)](
-        qkv, k_cache, v_cache, slots.position, slots.home, slots.shared,
-        angles[0], angles[1], q_norm, k_norm, out,
+    sizes = (
         k_cache.shape[2], qkv.stride(0), shape.head_dim**-0.5, shape.eps,
         shape.heads, shape.kv_heads, shape.head_dim, rep,
-        max(16, triton.next_power_of_2(rep)), 64, qk_norms is not None,
-        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    tops = totals = sums = qkv
+    members, pad = slots.members.shape[1], triton.next_power_of_2(rep)
+    if members * pad > 128:  # more queries than a program's registers hold
+        parts = 0
+    if parts:
+        size = (rows, shape.heads, parts)
+        tops, totals = torch.empty(2, *size, dtype=torch.float32, device=qkv.device)
+        sums = torch.empty(*size, shape.head_dim, dtype=torch.float32, device=qkv.device)
+        _prompt_attention[(rows, shape.kv_heads, parts)](
+            qkv, k_cache, v_cache, slots.position, slots.members, slots.shared, *angles, q_norm,
+            tops, totals, sums, *sizes, pad, members, max(16, members * pad), parts, 64,
+            qk_norms is not None, num_warps=4, num_stages=3,
+        )  # fmt: skip
+    _decode_attention[(rows, shape.kv_heads)](
+        qkv, k_cache, v_cache, slots.position, slots.home, slots.shared, *angles, q_norm, k_norm,
+        tops, totals, sums, out, *sizes, max(16, triton.next_power_of_2(rep)), parts, 64,
+        qk_norms is not None, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 

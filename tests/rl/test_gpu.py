@@ -56,11 +56,12 @@ def test_flash_form_equals_dense_form_in_value_and_gradient(heads, kv) -> None:
 @pytest.mark.parametrize(
     ("kind", "heads", "kv"), [("llama", 6, 2), ("qwen2", 14, 2), ("qwen3", 6, 2), ("llama", 12, 4)]
 )
-def test_sampled_logprobs_equal_a_packed_rescore(kind, heads, kv) -> None:
+@pytest.mark.parametrize("longest", [33, 380])
+def test_sampled_logprobs_equal_a_packed_rescore(kind, heads, kv, longest) -> None:
     model = big_hf(kind, num_attention_heads=heads, num_key_value_heads=kv)
     decoder = decoder_from_hf(model)
     generator = GroupGenerator(decoder, eos_ids=(2,), max_rows=64)
-    prompts = [tuple(range(10, 10 + n)) for n in (1, 5, 70, 33)]
+    prompts = [tuple(range(10, 10 + n)) for n in (1, 5, 70, longest)]
     seeds = [[100 * i + j for j in range(8)] for i in range(4)]
     made = generator.generate(prompts, 8, Sampling(max_tokens=90), seeds)
     from tfgrpo.rl.model.packing import Row
@@ -110,6 +111,7 @@ def test_a_fixed_row_count_makes_samples_independent_of_the_batch() -> None:
     prompts = [tuple(range(10, 10 + n)) for n in (4, 20, 31)]
     seeds = [[10 * i + j for j in range(16)] for i in range(3)]
     sampling = Sampling(max_tokens=60)
+    prompts[2] += tuple(range(50, 400))  # long enough to be read in another way elsewhere
     crowd = GroupGenerator(decoder, **options).generate(prompts, 16, sampling, seeds)
     alone = GroupGenerator(decoder, **options).generate([prompts[1]], 1, sampling, [[seeds[1][7]]])
     assert alone[0][0].token_ids == crowd[1][7].token_ids

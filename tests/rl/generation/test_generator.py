@@ -12,6 +12,7 @@ from tfgrpo.errors import ConfigError
 from tfgrpo.protocols import Sampling
 from tfgrpo.rl.generation.counter_rng import pick, uniforms
 from tfgrpo.rl.generation.generator import GroupGenerator, make_generator
+from tfgrpo.rl.generation.kv_cache import Cache
 from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.generation.scheduler import BatchScheduler
 from tfgrpo.rl.model.decoder import decoder_from_hf
@@ -239,6 +240,7 @@ def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_
         for slot in living:
             home, shared = int(slots.home[slot]), int(slots.shared[slot])
             assert shared <= int(slots.position[slot])
+            assert (slots.members[home] == slot).sum() == 1
             seen["shared"] += home != slot and shared > 0
             for layer in (*cache.k, *cache.v):
                 assert torch.allclose(layer[home, :, :shared], layer[slot, :, :shared], atol=1e-5)
@@ -257,6 +259,33 @@ def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_
     made = sampler.generate(prompts, 5, Sampling(temperature=1.0, max_tokens=40), seeds)
     assert len({len(row.token_ids) for group in made for row in group}) > 10
     assert seen["moves"] > 3 and seen["shared"] > 100
+
+
+def test_up_to_eight_rows_read_a_prompt_together(monkeypatch) -> None:
+    homes, steps = [], GroupGenerator.steps
+
+    def looked(self, cache, *rest) -> None:
+        homes.append((cache.slots.home.tolist(), cache.slots.shared.tolist(), cache.longest_prompt))
+        steps(self, cache, *rest)
+
+    monkeypatch.setattr(GroupGenerator, "steps", looked)
+    sampler = make(max_rows=16)
+    sampler.generate([(5, 6, 7), (8,)], 10, Sampling(max_tokens=1), [range(10), range(10, 20)])
+    ten, six = [0] * 8 + [8] * 2, [10] * 6
+    assert homes[0] == (ten + six, [2] * 10 + [0] * 6, 2)
+    assert homes[1][1:] == ([0] * 16, 0)  # the rest of the second group
+    sampler = make(max_rows=16, fixed_rows=True)
+    sampler.generate([(5, 6, 7)], 2, Sampling(max_tokens=1), [range(2)])
+    assert homes[2][2] == 0  # no neighbour's prompt may change how one is read
+
+
+def test_long_prompts_are_read_in_parts_by_some_five_hundred_programs() -> None:
+    cache = Cache.empty(tiny_decoder(), 1, 64, 1, 1)  # two KV heads
+    cache.longest_prompt = 255
+    assert [cache.prompt_parts(rows) for rows in (1, 512)] == [0, 0]
+    cache.longest_prompt = 256
+    found = [cache.prompt_parts(rows) for rows in (1, 64, 128, 256, 512, 1024)]
+    assert found == [16, 16, 16, 8, 4, 2]
 
 
 def test_first_tokens_follow_the_softmax() -> None:

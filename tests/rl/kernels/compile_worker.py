@@ -60,7 +60,8 @@ def decode(dtype: torch.dtype, shape: Shape) -> None:
     angles = tuple(empty(length, shape.head_dim // 2, kind=torch.float32) for _ in range(2))
     norms = (empty(shape.head_dim),) * 2 if shape.has_qk_norm else None
     qkv = empty(rows, shape.q_size + 2 * shape.kv_size)
-    triton_kernels.decode_attention(qkv, cache, cache, slots, angles, norms, shape)
+    for parts in (0, 4):
+        triton_kernels.decode_attention(qkv, cache, cache, slots, angles, norms, shape, parts)
     triton_kernels.pick_and_advance(empty(rows, shape.vocab), slots)
 
 

@@ -17,7 +17,7 @@ import torch
 from tests.rl.tiny import random_rows, tiny_parts
 from tfgrpo.protocols import Generated, Sampling
 from tfgrpo.rl.generation import decode_ops as kernels
-from tfgrpo.rl.generation import generator
+from tfgrpo.rl.generation import generator, kv_cache
 from tfgrpo.rl.generation.decode_ops import Slots
 from tfgrpo.rl.generation.requests import GroupRequest
 from tfgrpo.rl.kernels import block as triton_block
@@ -71,8 +71,8 @@ def silu(n: int) -> list[float]:
 def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
     """Output and what was appended to the cache; rows at starts, ends and edges of blocks.
 
-    The kernel also with prompts read elsewhere: rows 3 and 4 have the first 63 tokens of row 5's,
-    and their own copies are gone.
+    The kernels also with prompts read elsewhere: rows 3 and 4 have the first 63 tokens of row 5's,
+    and their own copies are gone; and with these read for all three at once, in one part and more.
     """
     draw = torch.Generator().manual_seed(heads)
     position = torch.tensor([0, 1, 63, 64, 65, 149], dtype=torch.int32)
@@ -96,9 +96,14 @@ def attention(heads: int, kv: int, size: int, has_norm: bool) -> list[float]:
     slots.home[3:5], slots.shared[3:5] = 5, 63
     for layer in apart:
         layer[3:5, :, :63] = float("nan")
-    elsewhere = triton_kernels.decode_attention(qkv, *apart, slots, angles, norms, shape)
+    slots.shared[5], slots.members[5, :3] = 63, torch.tensor([3, 5, 4])
+    slots.shared[:3] = 0
+    elsewhere = [
+        far(triton_kernels.decode_attention(qkv, *apart, slots, angles, norms, shape, parts), plain)
+        for parts in (0, 1, 2, 4)
+    ]
     gaps = (far(a, b) for a, b in zip(ours, wanted, strict=True))
-    return [far(out, plain), far(elsewhere, plain), *gaps]
+    return [far(out, plain), max(elsewhere), *gaps]
 
 
 def pick(vocab: int) -> dict[str, float]:
@@ -130,8 +135,9 @@ def pick(vocab: int) -> dict[str, float]:
     }
 
 
-def generated(through_kernels: bool) -> list[list[int]]:
-    """Tokens of groups whose rows join, end early and make room, decoded by either form.
+def generated(through_kernels: bool, long_prompt: int = 256) -> list[list[int]]:
+    """Tokens of groups whose rows join, end early and make room, decoded by either form; prompts
+    from a length on are read once for their group.
 
     A long prompt comes late, so that the cache has to grow, and all is done twice. The kernels keep
     the cache in memory that others have written to.
@@ -147,7 +153,10 @@ def generated(through_kernels: bool) -> list[list[int]]:
             return []
         return [GroupRequest(9, tuple(range(4, 60)) * 2, (91, 92), 9)]
 
-    with patch.object(device, "uses_kernels", lambda x: through_kernels):
+    with (
+        patch.object(device, "uses_kernels", lambda x: through_kernels),
+        patch.object(kv_cache, "LONG_PROMPT", long_prompt),
+    ):
         sampler = generator.GroupGenerator(decoder, eos_ids=(2,), max_rows=6, poll_steps=3)
         sampler.lend(memory)
         for _ in range(2):
@@ -331,7 +340,8 @@ def summed(kind: str, activations: str) -> dict[str, float]:
 
 def copied(slots: Slots) -> Slots:
     """The same slots over memory of their own."""
-    return Slots(*(t.clone() for t in [*slots.per_row(), slots.eos, slots.home, slots.shared]))
+    rest = (slots.eos, slots.home, slots.shared, slots.members)
+    return Slots(*(t.clone() for t in (*slots.per_row(), *rest)))
 
 
 def main(out: Path) -> None:
@@ -349,7 +359,7 @@ def main(out: Path) -> None:
                 (4, 4, 32, True),
             )
         },
-        "generated": [generated(False), generated(True)],
+        "generated": [generated(False), generated(True), generated(True, long_prompt=4)],
         "copies": {str(case): copies(*case) for case in ((3, 16, 40), (2, 80, 16), (14, 64, 1))},
         "gradient": {
             f"{vocab} {entropy}": gradient(vocab, entropy)

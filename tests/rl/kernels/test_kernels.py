@@ -125,7 +125,8 @@ def test_sums_of_gradients_equal_what_autograd_forms_without_them(differences) -
 
 
 def test_a_generator_draws_the_same_tokens_through_the_kernels(differences) -> None:
-    torch_form, kernel_form = differences["generated"]
+    torch_form, kernel_form, with_prompts_read_once = differences["generated"]
     assert kernel_form == torch_form
+    assert with_prompts_read_once == torch_form
     assert len({tuple(row) for row in torch_form}) == 14 and len(torch_form) == 28
     assert len({len(row) for row in torch_form}) > 2  # rows end at different times
