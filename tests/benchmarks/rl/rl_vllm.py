@@ -158,20 +158,24 @@ def run_all(out: Path, seconds: float, models: list[str]) -> None:
 
 
 def collect(paths: list[Path]) -> None:
-    """Turn rows into the recorded figures."""
+    """Turn rows into the recorded figures; of several calls the last one counts.
+
+    What stood on one GPU with another job (`shared_gpu` in its row) is told apart.
+    """
     rows = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
-    by = {(r["call"], r["model"], r["arm"]): r["shapes"] for r in rows if "shapes" in r}
-    ratios: dict[str, float] = {}
+    by = {(r["call"], r["model"], r["arm"]): r for r in rows if "shapes" in r}
+    figures: dict[str, Any] = {"ratio_vllm": {}, "ratio_vllm_on_a_shared_gpu": {}}
     shares: dict[str, float] = {}
-    for (call, model, arm), shapes in by.items():
+    for (call, model, arm), row in by.items():
         theirs = by.get((call, model, "vllm"), {})
-        for shape, mine in shapes.items() if arm == "ours" else ():
+        name = "ratio_vllm" + ("_on_a_shared_gpu" if theirs.get("shared_gpu") else "")
+        for shape, mine in row["shapes"].items() if arm == "ours" else ():
             shares[f"{model} {shape}"] = round(mine["floor_s"] / mine["seconds"], 3)
-            if shape in theirs:
-                ratios[f"{model} {shape}"] = round(theirs[shape]["seconds"] / mine["seconds"], 2)
+            if theirs:
+                ratio = theirs["shapes"][shape]["seconds"] / mine["seconds"]
+                figures[name][f"{model} {shape}"] = round(ratio, 2)
     cards = ", ".join(dict.fromkeys(r["card"] for r in rows))
-    figures = {"ratio_vllm": ratios, "roofline_share": shares, "rows": rows}
-    record("rl_vllm", figures, COMMAND, cards)
+    record("rl_vllm", {**figures, "roofline_share": shares, "rows": rows}, COMMAND, cards)
 
 
 def main() -> None:
