@@ -8,8 +8,9 @@ unpack). Each arm is a process of its own with one warm-up and three rounds, med
     python -m tests.benchmarks.rl.rl_cpu
 
 vLLM runs where `tests/vllm/install.sh` has put it, llama.cpp where `TFGRPO_XLLAMACPP` names a
-Python with `xllamacpp`; a missing arm is named, not guessed. `gemm_gflops` is what torch reaches in
-the largest product of a layer, `model_gflops` the products of a whole step over our time for it.
+Python with `xllamacpp`, an earlier version of ours where `TFGRPO_BEFORE` names its folder; a
+missing arm is named, not guessed. `gemm_gflops` is what torch reaches in the largest product of a
+layer, `model_gflops` the products of a whole step over our time for it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ QUESTIONS = [
 ]
 GROUP, NEW, ROUNDS = 8, 48, 3
 MARK = "tokens per second: "
-ARMS = ("ours", "ours_loaded", "generate", "vllm", "llama_cpp")
+ARMS = ("ours", "before", "ours_loaded", "generate", "vllm", "llama_cpp")
 LAYERS, WIDTH, QKV, GATE_UP, DOWN, VOCABULARY = 30, 576, 960, 3072, 1536, 49_152
 """Of SmolLM2-135M, for the floating-point operations of a step."""
 
@@ -64,13 +65,28 @@ def ours() -> list[float]:
     from tfgrpo.lm.local.free_cores import FreeCores
     from tfgrpo.lm.local.loading import load_model
     from tfgrpo.lm.local.local_lm import make_generator
-    from tfgrpo.protocols import Sampling
 
     loaded = load_model("smollm2-135m", device="cpu", dtype="float32")
     rows = GROUP * len(QUESTIONS)
     generator = make_generator(loaded, max_rows=rows, threads=FreeCores().count)
-    ids = [loaded.tokenizer(t, add_special_tokens=False)["input_ids"]
-           for t in prompts(loaded.tokenizer)]  # fmt: skip
+    return sampled(generator, loaded.tokenizer)
+
+
+def before() -> list[float]:
+    """The version in the folder that `TFGRPO_BEFORE` names: 086e5b57~1 or one not much older."""
+    from tfgrpo.lm.loading import load_model  # type: ignore[import-not-found,unused-ignore]
+    from tfgrpo.rl.generator import make_generator  # type: ignore[import-not-found,unused-ignore]
+
+    loaded = load_model("smollm2-135m", device="cpu", dtype="float32")
+    rows = GROUP * len(QUESTIONS)
+    return sampled(make_generator(loaded.model, loaded.tokenizer, max_rows=rows), loaded.tokenizer)
+
+
+def sampled(generator: Any, tokenizer: Any) -> list[float]:
+    """Rates of a generator of any version."""
+    from tfgrpo.protocols import Sampling
+
+    ids = [tokenizer(t, add_special_tokens=False)["input_ids"] for t in prompts(tokenizer)]
     sampling = Sampling(max_tokens=NEW, extra={"ignore_eos": True})
     seeds = [[100 * i + j for j in range(GROUP)] for i in range(len(ids))]
 
@@ -160,14 +176,14 @@ def llama_cpp() -> list[float]:
 
 
 def python_of(arm: str) -> str | None:
-    """Return the Python that has an arm's engine, or None where there is none."""
+    """Return the Python that runs an arm, or None where its engine or version is not there."""
     from tests.benchmarks.rl.vllm_cpu import BIN, is_installed
 
     if arm == "vllm":
         return str(BIN / "python") if is_installed() else None
     if arm == "llama_cpp":
         return os.environ.get("TFGRPO_XLLAMACPP")
-    return sys.executable
+    return None if arm == "before" and "TFGRPO_BEFORE" not in os.environ else sys.executable
 
 
 def measured(arm: str) -> list[float] | str:
@@ -177,11 +193,12 @@ def measured(arm: str) -> list[float] | str:
 
     python = python_of(arm)
     if python is None:
-        return "its engine is not installed"
+        return "not installed"
+    place = Path(os.environ["TFGRPO_BEFORE"]) if arm == "before" else ROOT
     done = subprocess.run(
         [python, str(Path(__file__)), arm],
-        cwd=ROOT,
-        env=environment() | {"TFGRPO_GGUF": str(find_gguf()), "PYTHONPATH": str(ROOT)},
+        cwd=place,
+        env=environment() | {"TFGRPO_GGUF": str(find_gguf()), "PYTHONPATH": str(place)},
         capture_output=True,
         text=True,
         check=False,
@@ -225,7 +242,7 @@ def main() -> None:
     layer = WIDTH * QKV + WIDTH * WIDTH + WIDTH * GATE_UP + DOWN * WIDTH
     operations = 2 * (LAYERS * layer + WIDTH * VOCABULARY)
     figures: dict[str, Any] = {f"{arm}_tok_s": round(rate, 1) for arm, rate in median.items()}
-    for arm in ("generate", "vllm", "llama_cpp"):
+    for arm in ("before", "generate", "vllm", "llama_cpp"):
         if arm in median:
             figures[f"ratio_{arm}"] = round(median["ours"] / median[arm], 3)
     figures |= {
