@@ -68,6 +68,8 @@ class BatchScheduler:
         """Tokens that it may make."""
         self.prompt: list[int] = []
         """Tokens of its prompt."""
+        self.rows = 0
+        """Slots that were run last."""
         self.home: list[int] = []
         """Slot whose copy of the prompt it reads."""
 
@@ -100,6 +102,9 @@ class BatchScheduler:
                 self._hand_over()
                 continue
             rows = self._choose_rows(cache, living)
+            if rows != self.rows:
+                self.rows = rows
+                self._share_prompts(cache)
             living = [s for s, held in enumerate(self.held) if held is not None]
             left = max(self.limit[s] - self.made[s] for s in living)
             n = min(owner.poll_steps, left)
@@ -209,7 +214,8 @@ class BatchScheduler:
     def _share_prompts(self, cache: Cache) -> None:
         """Have the rows of a group read one copy of the prompt, eight at a time that of the first.
 
-        To be done anew whenever a slot is filled or moved. A slot that merely ended keeps its copy.
+        To be done anew whenever a slot is filled or moved, and when fewer slots are run, since the
+        kernels look at all members. A slot that merely ended keeps its copy.
         """
         slots = cache.slots
         shared = [0] * len(self.held)

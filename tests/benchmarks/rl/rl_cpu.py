@@ -2,7 +2,8 @@
 
 16 prompts with groups of 8, so 128 rows, 48 forced new tokens, temperature 1 over the whole
 vocabulary, weights in float32; llama.cpp reads the packaged GGUF (4 bits, which its kernels
-unpack). Each arm is a process of its own with one warm-up and three rounds, medians.
+unpack). Arms take three turns, since machines are slower at some minutes than at others; in each
+an arm is a process of its own with one warm-up and one round. Medians.
 `ours_loaded` has one busy loop beside it: `loaded_ratio` is its rate over ours.
 
     python -m tests.benchmarks.rl.rl_cpu
@@ -15,7 +16,6 @@ layer, `model_gflops` the products of a whole step over our time for it.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -32,22 +32,19 @@ QUESTIONS = [
     f"What is {a} times {b}? Explain each step of the calculation."
     for a, b in zip(range(7, 39, 2), range(33, 1, -2), strict=True)
 ]
-GROUP, NEW, ROUNDS = 8, 48, 3
+GROUP, NEW, TURNS = 8, 48, 3
 MARK = "tokens per second: "
 ARMS = ("ours", "before", "ours_loaded", "generate", "vllm", "llama_cpp")
 LAYERS, WIDTH, QKV, GATE_UP, DOWN, VOCABULARY = 30, 576, 960, 3072, 1536, 49_152
 """Of SmolLM2-135M, for the floating-point operations of a step."""
 
 
-def timed(run: Callable[[], int]) -> list[float]:
-    """Return the tokens per second of each round after a warm-up."""
+def timed(run: Callable[[], int]) -> float:
+    """Return the tokens per second after a warm-up."""
     run()
-    rates = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        tokens = run()
-        rates.append(tokens / (time.perf_counter() - started))
-    return rates
+    started = time.perf_counter()
+    tokens = run()
+    return tokens / (time.perf_counter() - started)
 
 
 def prompts(tokenizer: Any) -> list[str]:
@@ -60,7 +57,7 @@ def prompts(tokenizer: Any) -> list[str]:
     ]
 
 
-def ours() -> list[float]:
+def ours() -> float:
     """The decoding loop behind `local:smollm2-135m`, with as many threads as cores are free."""
     from tfgrpo.lm.local.free_cores import FreeCores
     from tfgrpo.lm.local.loading import load_model
@@ -72,7 +69,7 @@ def ours() -> list[float]:
     return sampled(generator, loaded.tokenizer)
 
 
-def before() -> list[float]:
+def before() -> float:
     """The version in the folder that `TFGRPO_BEFORE` names: 086e5b57~1 or one not much older."""
     from tfgrpo.lm.loading import load_model  # type: ignore[import-not-found,unused-ignore]
     from tfgrpo.rl.generator import make_generator  # type: ignore[import-not-found,unused-ignore]
@@ -82,7 +79,7 @@ def before() -> list[float]:
     return sampled(make_generator(loaded.model, loaded.tokenizer, max_rows=rows), loaded.tokenizer)
 
 
-def sampled(generator: Any, tokenizer: Any) -> list[float]:
+def sampled(generator: Any, tokenizer: Any) -> float:
     """Rates of a generator of any version."""
     from tfgrpo.protocols import Sampling
 
@@ -97,7 +94,7 @@ def sampled(generator: Any, tokenizer: Any) -> list[float]:
     return timed(run)
 
 
-def ours_loaded() -> list[float]:
+def ours_loaded() -> float:
     """Ours with one busy loop beside it."""
     from tests.benchmarks.runs.bare import busy
 
@@ -105,7 +102,7 @@ def ours_loaded() -> list[float]:
         return ours()
 
 
-def generate() -> list[float]:
+def generate() -> float:
     """Hugging Face `generate`."""
     from tfgrpo.lm.local.loading import load_model
 
@@ -130,7 +127,7 @@ def generate() -> list[float]:
     return timed(run)
 
 
-def vllm() -> list[float]:
+def vllm() -> float:
     """vLLM in its own process."""
     from vllm import LLM, SamplingParams
 
@@ -147,7 +144,7 @@ def vllm() -> list[float]:
     return timed(run)
 
 
-def llama_cpp() -> list[float]:
+def llama_cpp() -> float:
     """llama.cpp's server in this process, a request for each row, 128 slots."""
     import xllamacpp
 
@@ -186,8 +183,8 @@ def python_of(arm: str) -> str | None:
     return None if arm == "before" and "TFGRPO_BEFORE" not in os.environ else sys.executable
 
 
-def measured(arm: str) -> list[float] | str:
-    """Run one arm in a process; tokens per second of its rounds, or why there are none."""
+def measured(arm: str) -> float | str:
+    """Run one arm in a process; its tokens per second, or why there are none."""
     from tests.benchmarks.rl.vllm_cpu import environment
     from tfgrpo.lm.local.embedded import find_gguf
 
@@ -206,8 +203,7 @@ def measured(arm: str) -> list[float] | str:
     if done.returncode:
         return f"failed: {(done.stderr or done.stdout).strip()[-200:]}"
     said = [line for line in done.stdout.splitlines() if line.startswith(MARK)]  # engines talk, too
-    rates: list[float] = json.loads(said[-1].removeprefix(MARK))
-    return rates
+    return float(said[-1].removeprefix(MARK))
 
 
 def gemm_gflops() -> float:
@@ -231,13 +227,13 @@ def main() -> None:
 
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
     missing: dict[str, str] = {}
-    for arm in ARMS:
-        found = measured(arm)
+    for arm in ARMS * TURNS:
+        found = missing[arm] if arm in missing else measured(arm)
         print(arm, found, file=sys.stderr, flush=True)
         if isinstance(found, str):
             missing[arm] = found
         else:
-            rates[arm] += found
+            rates[arm].append(found)
     median = {arm: statistics.median(r) for arm, r in rates.items() if r}
     layer = WIDTH * QKV + WIDTH * WIDTH + WIDTH * GATE_UP + DOWN * WIDTH
     operations = 2 * (LAYERS * layer + WIDTH * VOCABULARY)
@@ -260,6 +256,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        print(MARK + json.dumps(globals()[sys.argv[1]]()), flush=True)
+        print(f"{MARK}{globals()[sys.argv[1]]()}", flush=True)
     else:
         main()

@@ -241,6 +241,7 @@ def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_
             home, shared = int(slots.home[slot]), int(slots.shared[slot])
             assert shared <= int(slots.position[slot])
             assert (slots.members[home] == slot).sum() == 1
+        assert slots.members.max() < rows
             seen["shared"] += home != slot and shared > 0
             for layer in (*cache.k, *cache.v):
                 assert torch.allclose(layer[home, :, :shared], layer[slot, :, :shared], atol=1e-5)
