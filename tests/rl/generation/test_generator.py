@@ -261,7 +261,8 @@ def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_
     assert len({len(row.token_ids) for group in made for row in group}) > 10
     assert seen["moves"] > 3 and seen["shared"] > 100
     for i in range(8):  # one group: its last slots may end first, and then nothing moves
-        sampler.generate(prompts[:1], 8, Sampling(temperature=1.0, max_tokens=40), [range(8 * i, 8 * i + 8)])
+        its = range(8 * i, 8 * i + 8)
+        sampler.generate(prompts[:1], 8, Sampling(temperature=1.0, max_tokens=40), [its])
 
 
 def test_up_to_eight_rows_read_a_prompt_together(monkeypatch) -> None:
