@@ -18,8 +18,6 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _BUSY = (0, 1, 2, 5, 6, 7)
 """Fields of a CPU's line that are work: user, nice, system, interrupts twice, stolen."""
-_ROUNDING = 0.3
-"""A core of which others take less than this counts as free."""
 
 
 def usable_cores() -> frozenset[int]:
@@ -85,7 +83,21 @@ class FreeCores:
         others = busy - self._own()
         if self._last is not None:
             before, others_before = self._last
-            free = self._cores - (others - others_before) / (now - before)
-            self._count = min(self._cores, max(1, math.floor(free + _ROUNDING)))
+            taken = max(0.0, (others - others_before) / (now - before))
+            self._count = min(self._cores, max(1, worth_using(self._cores, taken)))
         self._last = (now, others)
         return self._count
+
+
+def worth_using(cores: int, taken: float) -> int:
+    """Return how many threads get most done where others take so many of the cores.
+
+    All threads wait for the slowest: n of them on n cores, of one of which others take the share
+    x, do the work of n (1 - x), and n - 1 threads beside it that of n - 1.
+
+    >>> worth_using(2, 0.45), worth_using(2, 0.55), worth_using(8, 2.5)
+    (2, 1, 5)
+    """
+    whole = math.floor(taken)
+    free = cores - whole
+    return free - 1 if (taken - whole) * free > 1 else free
