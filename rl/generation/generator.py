@@ -234,7 +234,9 @@ class GroupGenerator:
             mask = None
             if not on_cuda:
                 # masked columns too can change a sum's last bit
-                width = cache.capacity if self.fixed_rows else max(1, longest - n + i + 1)
+                width = cache.capacity
+                if not self.fixed_rows:  # the longest row may end before all n steps are made
+                    width = min(width, max(1, longest - n + i + 1))
                 reach = torch.arange(width)
                 mask = (reach <= cache.slots.position[:rows, None])[:, None, None]
             self._step(cache, rows, top_p, mask)

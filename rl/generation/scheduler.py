@@ -94,6 +94,7 @@ class BatchScheduler:
             if self.waiting:
                 if not cache.holds(*self.needs):
                     cache = owner.grow(*self.needs)
+                    self._share_prompts(cache)
                 self._admit(cache)
             living = [s for s, held in enumerate(self.held) if held is not None]
             if not living:
@@ -214,12 +215,12 @@ class BatchScheduler:
     def _share_prompts(self, cache: Cache) -> None:
         """Have the rows of a group read one copy of the prompt, eight at a time that of the first.
 
-        To be done anew whenever a slot is filled or moved, and when fewer slots are run, since the
-        kernels look at all members. A slot that merely ended keeps its copy.
+        To be done anew whenever a slot is filled or moved, in a new cache, and when fewer slots are
+        run, since the kernels look at all members. A slot that merely ended keeps its copy.
         """
         slots = cache.slots
         shared = [0] * len(self.held)
-        members = torch.full_like(slots.members, -1, device="cpu")
+        members = np.full(slots.members.shape, -1, dtype=np.int32)
         latest: dict[int, list[int]] = {}
         for slot, held in enumerate(self.held):
             if held is None:
@@ -232,7 +233,7 @@ class BatchScheduler:
             shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
         slots.home.copy_(torch.tensor(self.home))
         slots.shared.copy_(torch.tensor(shared))
-        slots.members.copy_(members)
+        slots.members.copy_(torch.from_numpy(members))
         # how prompts are read must not depend on the neighbours' with `fixed_rows`
         cache.longest_prompt = 0 if self.owner.fixed_rows else max(shared)
 

@@ -217,6 +217,16 @@ def test_rolling_ahead_starts_where_the_task_or_the_run_stands() -> None:
     assert [p.level for p in ahead.start(other, 4)] == [0]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_without_restart_a_level_that_succeeds_is_kept(ahead) -> None:
+    scheduler = Sage(restart=False, ahead=ahead)
+    several = [task(f"c{i}", hints=["x", "y", "z"]) for i in range(12)]
+    for needed in (1, 0, 1, 0):
+        for one in several:
+            visit(scheduler, one, solved_from(needed))
+    assert {scheduler.record.of(one.task_id).level for one in several} == {1}
+
+
 def test_rolling_ahead_moves_a_task_as_the_run_s_last_groups_have_moved() -> None:
     ahead = Sage(ahead=True)
     several = [task(f"c{i}", hints=["x", "y", "z"]) for i in range(10)]

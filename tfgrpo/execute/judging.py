@@ -45,7 +45,7 @@ def refuse_group_verifier(verifier: Verifier, where: str) -> None:
 
 def _is_group_verifier(verifier: Verifier) -> TypeGuard[GroupVerifier]:
     """As `isinstance` says, in a fiftieth of the time: it is asked for every rollout."""
-    return hasattr(verifier, "score_group")
+    return callable(getattr(verifier, "score_group", None))
 
 
 async def judge(

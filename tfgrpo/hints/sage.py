@@ -32,7 +32,8 @@ class Sage(RecordedScheduler):
     Args:
         plans_of: a task's plans, weakest first.
         max_level: strongest level tried, at least 1.
-        restart: each visit starts at the bare task; False starts at the last accepted level.
+        restart: each visit starts at the bare task; False starts at the last accepted level, with
+            `ahead` or without.
         ahead: roll the levels up to the one that is expected to be accepted at once: the task's
             last one, moved as the run's last groups have moved; for a new task their mean. The
             accepted group is the same as without, since each level's draws are its own; a visit
@@ -73,15 +74,15 @@ class Sage(RecordedScheduler):
     def start(self, task: Task, group_size: int) -> Sequence[HintPlan]:
         """Return the first level's plan, and with `ahead` those that are expected to be needed."""
         plans = [BARE, *(p for p in self._plans(task, ()) if p.level <= self._max_level)]
-        expected = self._expected(task)
-        if not self._restart:
-            return [p for p in plans if p.level == expected] or [BARE]
-        return plans[: expected + 1] if self._ahead else plans[:1]
+        if not self._restart:  # one round already, where the stored level still succeeds
+            stored = self.record.of(task.task_id).level
+            return [p for p in plans if p.level == stored] or [BARE]
+        return plans[: self._expected(task) + 1] if self._ahead else plans[:1]
 
     def _expected(self, task: Task) -> int:
-        """The level to start at, or with `ahead` to roll up to."""
+        """The level to roll up to with `ahead`."""
         state, recent = self.record.of(task.task_id), self.record.level_ema
-        if not self._ahead or recent is None:
+        if recent is None:
             return state.level
         if not state.visits:
             return round(recent)

@@ -265,6 +265,14 @@ def test_where_rows_read_their_prompt_it_stands_while_slots_are_left_filled_and_
         sampler.generate(prompts[:1], 8, Sampling(temperature=1.0, max_tokens=40), [its])
 
 
+def test_a_row_at_the_end_of_the_context_beside_one_with_more_left() -> None:
+    prompts = [tuple(range(1, 4)) * 41, tuple(range(5, 15))]  # 123 of 128 tokens
+    made = make(max_rows=4).generate(
+        prompts, 1, Sampling(max_tokens=40, extra={"ignore_eos": True}), [[1], [2]]
+    )
+    assert [len(group[0].token_ids) for group in made] == [5, 40]
+
+
 def test_up_to_eight_rows_read_a_prompt_together(monkeypatch) -> None:
     homes, steps = [], GroupGenerator.steps
 
