@@ -221,7 +221,7 @@ def test_rolling_ahead_starts_where_the_task_or_the_run_stands() -> None:
 def test_without_restart_a_level_that_succeeds_is_kept(ahead) -> None:
     scheduler = Sage(restart=False, ahead=ahead)
     several = [task(f"c{i}", hints=["x", "y", "z"]) for i in range(12)]
-    for needed in (1, 0, 1, 0):
+    for needed in (0, 1, 0, 0):
         for one in several:
             visit(scheduler, one, solved_from(needed))
     assert {scheduler.record.of(one.task_id).level for one in several} == {1}
