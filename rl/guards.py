@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from tfgrpo.errors import ConfigError
-from tfgrpo.protocols import Allocator, GroupVerifier, GrowingAllocator, HintScheduler, Verifier
+from tfgrpo.execute.judging import is_group_verifier
+from tfgrpo.protocols import Allocator, GrowingAllocator, HintScheduler, Verifier
 from tfgrpo.rl import distributed
 from tfgrpo.rl.config import TrainConfig
 from tfgrpo.rl.formulas.losses import LOSSES
@@ -113,7 +114,7 @@ def check_parts(
         "rollout.strategy 'spo_chain' compares rewards of several sets": strategy == "spo_chain",
     }
     for what, is_set in mixing.items():
-        if is_set and isinstance(verifier, GroupVerifier):
+        if is_set and is_group_verifier(verifier):
             raise ConfigError(
                 f"{what}, and the verifier scores the rollouts of a group against each other: "
                 "such scores change with it; use another of the two"

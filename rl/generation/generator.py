@@ -225,7 +225,9 @@ class GroupGenerator:
         """Decode n tokens; `longest` bounds the positions reached (exclusive)."""
         if self._graphs:
             key = (rows, top_p, cache.prompt_parts(rows))
-            graph = cache.graphs.get(key) or self._capture(cache, rows, top_p)
+            graph = cache.graphs.get(key)
+            if graph is None:
+                graph = cache.graphs[key] = self._capture(cache, rows, top_p)
             for _ in range(n):
                 graph.replay()
             return
@@ -256,7 +258,6 @@ class GroupGenerator:
             self._step(cache, rows, top_p, None)
         self._graph_pool = graph.pool()
         cache.slots.alive.copy_(living)
-        cache.graphs[(rows, top_p, cache.prompt_parts(rows))] = graph
         return graph
 
 

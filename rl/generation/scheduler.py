@@ -70,6 +70,8 @@ class BatchScheduler:
         """Tokens of its prompt."""
         self.rows = 0
         """Slots that were run last."""
+        self.has_changed = False
+        """Slots were filled or moved, or the cache is another, since prompts were shared."""
         self.home: list[int] = []
         """Slot whose copy of the prompt it reads."""
 
@@ -94,7 +96,7 @@ class BatchScheduler:
             if self.waiting:
                 if not cache.holds(*self.needs):
                     cache = owner.grow(*self.needs)
-                    self._share_prompts(cache)
+                    self.has_changed = True
                 self._admit(cache)
             living = [s for s, held in enumerate(self.held) if held is not None]
             if not living:
@@ -103,9 +105,9 @@ class BatchScheduler:
                 self._hand_over()
                 continue
             rows = self._choose_rows(cache, living)
-            if rows != self.rows:
-                self.rows = rows
+            if self.has_changed or rows != self.rows:
                 self._share_prompts(cache)
+                self.rows, self.has_changed = rows, False
             living = [s for s, held in enumerate(self.held) if held is not None]
             left = max(self.limit[s] - self.made[s] for s in living)
             n = min(owner.poll_steps, left)
@@ -210,7 +212,7 @@ class BatchScheduler:
         cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
         fill(cache.slots.count, [0] * len(opened))
         fill(cache.slots.alive, [1] * len(opened))
-        self._share_prompts(cache)
+        self.has_changed = True
 
     def _share_prompts(self, cache: Cache) -> None:
         """Have the rows of a group read one copy of the prompt, eight at a time that of the first.
@@ -329,7 +331,7 @@ class BatchScheduler:
             self.held[target], self.held[source] = self.held[source], None
             for of in (self.made, self.limit, self.prompt):
                 of[target] = of[source]
-        self._share_prompts(cache)
+        self.has_changed = True
 
     def _collect(self, cache: Cache, living: Sequence[int]) -> None:
         """Look at the rows, take the finished ones out and hand over complete groups."""

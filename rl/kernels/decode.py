@@ -81,6 +81,33 @@ def _normed(lo, hi, w_ptr, half, eps, D: tl.constexpr):
 
 
 @triton.jit
+def _attended(
+    q_lo, q_hi, k_ptr, v_ptr, place, seen, scale, top, total, acc, D: tl.constexpr
+):  # fmt: skip
+    """Online softmax's maximum, sum and weighted values after one more block of keys.
+
+    Queries are rotated, in halves; `place` tells where each key and value begins, `seen` which are
+    there.
+    """
+    H: tl.constexpr = D // 2
+    half = tl.arange(0, H)
+    full = tl.arange(0, D)
+    place = tl.multiple_of(place, D)
+    kt_at = k_ptr + place[None, :] + half[:, None]
+    kt_lo = tl.load(kt_at, mask=seen[None, :], other=0.0)
+    kt_hi = tl.load(kt_at + H, mask=seen[None, :], other=0.0)
+    s = (tl.dot(q_lo, kt_lo) + tl.dot(q_hi, kt_hi)) * scale
+    s = tl.where(seen[None, :], s, -float("inf"))
+    new_top = tl.maximum(top, tl.max(s, axis=1))
+    shrink = tl.exp(top - new_top)
+    p = tl.exp(s - new_top[:, None])
+    v = tl.load(v_ptr + place[:, None] + full[None, :], mask=seen[:, None], other=0.0)
+    total = total * shrink + tl.sum(p, axis=1)
+    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v)
+    return new_top, total, acc
+
+
+@triton.jit
 def _prompt_attention(
     qkv_ptr, k_ptr, v_ptr, pos_ptr, members_ptr, shared_ptr, cos_ptr, sin_ptr, qn_ptr,
     top_ptr, total_ptr, acc_ptr, T, qkv_stride, scale, eps,
@@ -124,19 +151,9 @@ def _prompt_attention(
     acc = tl.zeros((M, D), tl.float32)
     for start in range(part * span, tl.minimum((part + 1) * span, shared), BLOCK):
         n = start + tl.arange(0, BLOCK)
-        seen = n < shared
-        kt_at = k_ptr + base + n[None, :] * D + half[:, None]
-        kt_lo = tl.load(kt_at, mask=seen[None, :], other=0.0)
-        kt_hi = tl.load(kt_at + H, mask=seen[None, :], other=0.0)
-        s = (tl.dot(rq_lo, kt_lo) + tl.dot(rq_hi, kt_hi)) * scale
-        s = tl.where(seen[None, :], s, -float("inf"))
-        new_top = tl.maximum(top, tl.max(s, axis=1))
-        shrink = tl.exp(top - new_top)
-        p = tl.exp(s - new_top[:, None])
-        v = tl.load(v_ptr + base + n[:, None] * D + full[None, :], mask=seen[:, None], other=0.0)
-        total = total * shrink + tl.sum(p, axis=1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(dtype), v)
-        top = new_top
+        top, total, acc = _attended(
+            rq_lo, rq_hi, k_ptr, v_ptr, base + n * D, n < shared, scale, top, total, acc, D
+        )
     at = (row * HEADS + head) * PARTS + part
     tl.store(top_ptr + at, top, mask=keep)
     tl.store(total_ptr + at, total, mask=keep)
@@ -210,20 +227,10 @@ def _decode_attention(
                 top = new_top
     for start in range(begin, pos, BLOCK):
         n = start + tl.arange(0, BLOCK)
-        seen = n < pos
-        place = tl.multiple_of(tl.where(n < shared, theirs, base) + n * D, D)
-        kt_at = k_ptr + place[None, :] + half[:, None]
-        kt_lo = tl.load(kt_at, mask=seen[None, :], other=0.0)
-        kt_hi = tl.load(kt_at + H, mask=seen[None, :], other=0.0)
-        s = (tl.dot(rq_lo, kt_lo) + tl.dot(rq_hi, kt_hi)) * scale
-        s = tl.where(seen[None, :], s, -float("inf"))
-        new_top = tl.maximum(top, tl.max(s, axis=1))
-        shrink = tl.exp(top - new_top)
-        p = tl.exp(s - new_top[:, None])
-        v = tl.load(v_ptr + place[:, None] + full[None, :], mask=seen[:, None], other=0.0)
-        total = total * shrink + tl.sum(p, axis=1)
-        acc = acc * shrink[:, None] + tl.dot(p.to(dtype), v)
-        top = new_top
+        place = tl.where(n < shared, theirs, base) + n * D
+        top, total, acc = _attended(
+            rq_lo, rq_hi, k_ptr, v_ptr, place, n < pos, scale, top, total, acc, D
+        )
     out_at = out_ptr + row * HEADS * D + (kv * REP + rep)[:, None] * D + full[None, :]
     tl.store(out_at, (acc / total[:, None]).to(dtype), mask=keep)
 

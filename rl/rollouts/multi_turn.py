@@ -17,10 +17,11 @@ from typing import Any
 
 from tfgrpo.context import EMPTY_CONTEXT, Context
 from tfgrpo.errors import ConfigError, PolicyError, boundary
+from tfgrpo.execute.judging import is_group_verifier
 from tfgrpo.hint_plan import BARE, Ask, HintPlan, Write
 from tfgrpo.messages import Message
 from tfgrpo.policies.attempt import cause_of
-from tfgrpo.protocols import Generator, GroupVerifier, HintScheduler, Sampling, Verifier
+from tfgrpo.protocols import Generator, HintScheduler, Sampling, Verifier
 from tfgrpo.rl.hint_notes import note_of
 from tfgrpo.rl.rollouts.figures import RolloutFigures
 from tfgrpo.rl.rollouts.prompter import Prompter
@@ -247,7 +248,7 @@ class MultiTurnMaker:
     @property
     def judges_groups(self) -> bool:
         """True where a rollout's score depends on its siblings."""
-        return isinstance(self._judging.verifier, GroupVerifier)
+        return is_group_verifier(self._judging.verifier)
 
     async def judged(self, played: Sequence[Rollout], task: Task) -> list[Rollout]:
         started = time.monotonic()

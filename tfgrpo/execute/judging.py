@@ -22,7 +22,13 @@ from tfgrpo.protocols import GroupVerifier, Verifier
 from tfgrpo.rollout import Rollout, Score, Task
 from tfgrpo.runtime.call_scope import CallScope, call_scope
 
-__all__ = ["judge", "judge_group", "refuse_group_verifier"]
+__all__ = ["is_group_verifier", "judge", "judge_group", "refuse_group_verifier"]
+
+
+def is_group_verifier(verifier: Verifier) -> TypeGuard[GroupVerifier]:
+    """True where a rollout's score depends on its siblings: as `isinstance` says, in a fiftieth of
+    the time, since it is asked for every rollout."""
+    return callable(getattr(verifier, "score_group", None))
 
 
 def refuse_group_verifier(verifier: Verifier, where: str) -> None:
@@ -35,17 +41,12 @@ def refuse_group_verifier(verifier: Verifier, where: str) -> None:
     Raises:
         ConfigError: it scores the rollouts of a group against each other.
     """
-    if _is_group_verifier(verifier):
+    if is_group_verifier(verifier):
         raise ConfigError(
             f"verifier {verifier.verifier_id!r} scores the rollouts of a group against each other, "
             f"but {where} judges each reply alone: name a verifier of single replies, such as "
             "exact, judge or function; `tfgrpo train` takes this one"
         )
-
-
-def _is_group_verifier(verifier: Verifier) -> TypeGuard[GroupVerifier]:
-    """As `isinstance` says, in a fiftieth of the time: it is asked for every rollout."""
-    return callable(getattr(verifier, "score_group", None))
 
 
 async def judge(
@@ -111,7 +112,7 @@ async def judge_group(
             raises_fatal=raises_fatal,
         )
 
-    if not _is_group_verifier(verifier):
+    if not is_group_verifier(verifier):
         return list(await asyncio.gather(*map(one, rollouts)))
     cut = on_truncated == "exclude"
     open_ones = [r for r in rollouts if r.outcome == "ungraded" and not (cut and r.is_truncated)]

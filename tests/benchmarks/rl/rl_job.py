@@ -19,6 +19,8 @@ import numpy as np
 from tfgrpo.lm.local.embedded import embedded_folder
 
 PROMPTS, GROUP, NEW = 64, 8, 256
+VLLM_ENVIRONMENT = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
+"""What vLLM needs on a machine without a network."""
 TRL_PLAIN: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -67,7 +69,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def prepare_vllm() -> None:
     """Let vLLM be imported on a machine without a network and without all that it asks for."""
-    for key, value in {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}.items():
+    for key, value in VLLM_ENVIRONMENT.items():
         os.environ.setdefault(key, value)
     sys.modules.setdefault("pycountry", types.ModuleType("pycountry"))
 

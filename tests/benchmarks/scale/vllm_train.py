@@ -29,7 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.record import record
-from tests.benchmarks.rl.rl_job import GROUP, NEW, PROMPTS, CrcParity, model_folder, questions
+from tests.benchmarks.rl.rl_job import (
+    GROUP,
+    NEW,
+    PROMPTS,
+    VLLM_ENVIRONMENT,
+    CrcParity,
+    model_folder,
+    questions,
+)
 from tests.benchmarks.rl.vllm_cpu import wait_for
 from tests.benchmarks.runs.child import Child, tell, tell_step
 
@@ -56,7 +64,7 @@ def servers(folder: Path, count: int, logs: Path) -> Iterator[list[str]]:
                    "--max-model-len", "2048", "--dtype", "bfloat16", "--max-num-seqs", "512",
                    "--gpu-memory-utilization", str(0.8 / count)]  # fmt: skip
         env = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "CUDA_VISIBLE_DEVICES": place}
-        env |= {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1"}
+        env |= VLLM_ENVIRONMENT
         with (logs / f"server{i}.log").open("wb") as out:
             started.append(
                 subprocess.Popen([*command, str(folder), *options], env=env, stdout=out, stderr=out)

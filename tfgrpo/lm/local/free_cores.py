@@ -84,7 +84,7 @@ class FreeCores:
         if self._last is not None:
             before, others_before = self._last
             taken = max(0.0, (others - others_before) / (now - before))
-            self._count = min(self._cores, max(1, worth_using(self._cores, taken)))
+            self._count = max(1, worth_using(self._cores, taken))
         self._last = (now, others)
         return self._count
 
