@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from tfgrpo.rl.generation.counter_rng import uniforms
 from tfgrpo.rl.generation.decode_ops import MEMBERS
 from tfgrpo.rl.generation.kv_cache import Cache
 from tfgrpo.rl.generation.requests import Counters, DecodeEngine, Feed, GroupRequest, OnDone
-from tfgrpo.rl.model.packing import Packed
+from tfgrpo.rl.model.packing import Packed, to_device
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Row counts that the step is run with (one CUDA graph each, made on first use)."""
@@ -193,25 +193,25 @@ class BatchScheduler:
         self._prefill(cache, taken)
         rows = [self.held[s] for s in taken]
         opened = [(h[0].request, h[1]) for h in rows if h is not None]
-        device = cache.slots.token.device
-        index = torch.tensor(taken, device=device)
-
-        def fill(target: Tensor, values: Any) -> None:
-            target[index] = torch.as_tensor(values).to(device, target.dtype)
-
-        fill(cache.slots.token, [r.prompt_ids[-1] for r, _ in opened])
-        fill(cache.slots.position, [len(r.prompt_ids) - 1 for r, _ in opened])
-        fill(cache.slots.limit, [self._allowed(r) for r, _ in opened])
-        fill(cache.slots.inv_temperature, [self.inv_temperature] * len(opened))
         width = max(self._allowed(r) for r, _ in opened)
         drawn = np.empty((len(opened), width))
         for start in {r.start for r, _ in opened}:
             mine = [k for k, (r, _) in enumerate(opened) if r.start == start]
             seeds = [opened[k][0].seeds[opened[k][1]] for k in mine]
             drawn[mine] = uniforms(seeds, start, start + width)
-        cache.slots.uniform[index, :width] = torch.as_tensor(drawn).to(device)
-        fill(cache.slots.count, [0] * len(opened))
-        fill(cache.slots.alive, [1] * len(opened))
+        slots, device = cache.slots, cache.slots.token.device
+        index = to_device(np.array(taken), device)
+
+        def fill(target: Tensor, values: Sequence[float]) -> None:
+            target[index] = to_device(np.array(values), device).to(target.dtype)
+
+        fill(slots.token, [r.prompt_ids[-1] for r, _ in opened])
+        fill(slots.position, [len(r.prompt_ids) - 1 for r, _ in opened])
+        fill(slots.limit, [self._allowed(r) for r, _ in opened])
+        fill(slots.inv_temperature, [self.inv_temperature] * len(opened))
+        slots.uniform[index, :width] = to_device(drawn, device)
+        fill(slots.count, [0] * len(opened))
+        fill(slots.alive, [1] * len(opened))
         self.has_changed = True
 
     def _share_prompts(self, cache: Cache) -> None:
@@ -233,9 +233,10 @@ class BatchScheduler:
             self.home[slot] = rows[0]
             members[rows[0], len(rows) - 1] = slot
             shared[slot] = self.prompt[slot] - 1  # the last token is decoded by each row
-        slots.home.copy_(torch.tensor(self.home))
-        slots.shared.copy_(torch.tensor(shared))
-        slots.members.copy_(torch.from_numpy(members))
+        device = slots.home.device
+        slots.home.copy_(to_device(np.array(self.home), device))
+        slots.shared.copy_(to_device(np.array(shared), device))
+        slots.members.copy_(to_device(members, device))
         # how prompts are read must not depend on the neighbours' with `fixed_rows`
         cache.longest_prompt = 0 if self.owner.fixed_rows else max(shared)
 
@@ -278,9 +279,10 @@ class BatchScheduler:
     ) -> None:
         device = cache.slots.token.device
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        spans = [np.arange(len(ids)) for ids in prompts]
         packed = Packed(
-            ids_T=torch.tensor([t for ids in prompts for t in ids], device=device),
-            position_T=torch.cat([torch.arange(len(ids)) for ids in prompts]).to(device),
+            ids_T=to_device(np.concatenate([np.array(ids) for ids in prompts]), device),
+            position_T=to_device(np.concatenate(spans), device),
             prompt_lengths=tuple(len(ids) for ids in prompts),
             suffix_lengths=((),) * len(prompts),
             head_D=nothing,
@@ -291,14 +293,13 @@ class BatchScheduler:
         self.owner.counters.prefill_tokens += packed.n_tokens
         source, row, at = [], [], []
         start = 0
-        for ids in prompts:
-            span = torch.arange(len(ids))
-            for slot in slots_of[ids]:
-                source.append(span + start)
-                row.append(torch.full((len(ids),), slot))
-                at.append(span)
-            start += len(ids)
-        where = [torch.cat(x).to(device) for x in (source, row, at)]
+        for ids, span in zip(prompts, spans, strict=True):
+            slots = slots_of[ids]
+            source.append(np.tile(span + start, len(slots)))
+            row.append(np.repeat(slots, len(span)))
+            at.append(np.tile(span, len(slots)))
+            start += len(span)
+        where = [to_device(np.concatenate(x), device) for x in (source, row, at)]
         _, kept = self.owner.decoder(packed, keep_kv=True)
         for i, (k, v) in enumerate(kept):
             cache.k[i][where[1], :, where[2]] = k[where[0]]

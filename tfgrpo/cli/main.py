@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import traceback
 from importlib import import_module
@@ -36,6 +35,7 @@ from tfgrpo.errors import (
     VerifierError,
     boundary,
 )
+from tfgrpo.runtime.openmp import bound_waiting
 from tfgrpo.runtime.output import safe_output
 
 _LAZY = {
@@ -183,9 +183,7 @@ def _print_json_of(error: TfgrpoError) -> None:
 
 def run_program() -> None:
     """The command `tfgrpo`: the exit code holds even where a tool or verifier hangs in a thread."""
-    # Read when torch starts its threads: one that spins while it waits takes a core from others,
-    # and beside them a step can take ten times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    bound_waiting()
     try:
         main()
     except SystemExit as exc:

@@ -19,6 +19,7 @@ from tfgrpo.errors import ConfigError, MissingExtraError, ProviderError
 from tfgrpo.lm.local.embedded import NAME as EMBEDDED
 from tfgrpo.lm.local.embedded import embedded_folder
 from tfgrpo.runtime.canonical import digest
+from tfgrpo.runtime.openmp import bound_waiting
 from tfgrpo.runtime.redaction import redact
 
 
@@ -64,8 +65,7 @@ def load_model(
         MissingExtraError: torch or transformers is not installed.
         ProviderError: the hub has no such model, or cannot be reached (kind `not_found`).
     """
-    # As the command line does, for programs that load a model first thing.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    bound_waiting()  # as the command line does, for programs that load a model first thing
     try:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
