@@ -110,8 +110,8 @@ def long_product(x: Tensor, weight: Tensor) -> Tensor:
     Few outputs of long sums leave most of a GPU idle unless the sums are cut.
     """
     rows, length = x.shape
-    wide = length >= 4 * len(weight) and length % 2 == 0
-    if not (device.uses_kernels(x) and x.dtype == torch.bfloat16 and rows >= 256 and wide):
+    wide = length >= 2 * len(weight) and length % 2 == 0
+    if not (device.uses_kernels(x) and x.dtype == torch.bfloat16 and wide):
         return F.linear(x, weight)
     halves = (x.view(rows, 2, -1).transpose(0, 1), weight.view(len(weight), 2, -1).permute(1, 2, 0))
     return torch.bmm(*halves, out_dtype=torch.float32)
