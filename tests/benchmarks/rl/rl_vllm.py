@@ -158,24 +158,21 @@ def run_all(out: Path, seconds: float, models: list[str]) -> None:
 
 
 def collect(paths: list[Path]) -> None:
-    """Turn rows into the recorded figures; of several calls the last one counts.
-
-    What stood on one GPU with another job (`shared_gpu` in its row) is told apart.
-    """
+    """Turn rows into the recorded figures; of several calls the last one counts."""
     rows = [json.loads(line) for p in paths for line in p.read_text().splitlines()]
     by = {(r["call"], r["model"], r["arm"]): r for r in rows if "shapes" in r}
-    figures: dict[str, Any] = {"ratio_vllm": {}, "ratio_vllm_on_a_shared_gpu": {}}
+    ratios: dict[str, float] = {}
     shares: dict[str, float] = {}
     for (call, model, arm), row in by.items():
         theirs = by.get((call, model, "vllm"), {})
-        name = "ratio_vllm" + ("_on_a_shared_gpu" if theirs.get("shared_gpu") else "")
         for shape, mine in row["shapes"].items() if arm == "ours" else ():
             shares[f"{model} {shape}"] = round(mine["floor_s"] / mine["seconds"], 3)
             if theirs:
                 ratio = theirs["shapes"][shape]["seconds"] / mine["seconds"]
-                figures[name][f"{model} {shape}"] = round(ratio, 2)
+                ratios[f"{model} {shape}"] = round(ratio, 2)
     cards = ", ".join(dict.fromkeys(r["card"] for r in rows))
-    record("rl_vllm", {**figures, "roofline_share": shares, "rows": rows}, COMMAND, cards)
+    figures = {"ratio_vllm": ratios, "roofline_share": shares, "rows": rows}
+    record("rl_vllm", figures, COMMAND, cards)
 
 
 def main() -> None:
