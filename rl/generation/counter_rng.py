@@ -76,7 +76,8 @@ def pick(
     before = cumulated.gather(-1, block) - block_mass.gather(-1, block)
     inside = mass.view(n, n_blocks, BLOCK).gather(1, block[..., None].expand(-1, -1, BLOCK))
     inside = inside.squeeze(1).double()
-    at = (inside.cumsum(-1) <= threshold - before).sum(-1)
+    rest = (threshold - before).clamp_min(0)  # rounding must not lead to a token of no mass
+    at = (inside.cumsum(-1) <= rest).sum(-1)
     last_positive = BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1)
     token = block.squeeze(-1) * BLOCK + torch.minimum(at, last_positive)
     greedy = inv_temperature == 0

@@ -324,7 +324,8 @@ def _pick_row(
     last = tl.max(tl.where(mass > 0, part, 0), axis=0)
     chosen = tl.minimum(chosen, last)
     before = tl.sum(tl.where(part < chosen, mass, 0.0).to(tl.float64), axis=0)
-    residual = (threshold - before).to(tl.float32)
+    # rounding below 0 would lead to the part's first token, whatever its mass
+    residual = tl.maximum((threshold - before).to(tl.float32), 0.0)
     col = tl.arange(0, S)
     inside = chosen * S + col < vocab
     x = tl.load(logits_ptr + row * vocab + chosen * S + col, mask=inside, other=-float("inf"))

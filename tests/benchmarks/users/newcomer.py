@@ -88,7 +88,7 @@ def walk(outcome: str, folder: Path, *, fast: bool = False) -> Iterator[Step]:
         fast: a scripted model in place of the embedded one.
     """
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+    env["PYTHONPATH"] = str(ROOT)
     for command in commands():
         if command.startswith("python:"):
             argv = [sys.executable, "-c", command.removeprefix("python:")]
@@ -164,7 +164,7 @@ def first_steps(seeds: Sequence[int | None]) -> dict[str, dict[str, Any]]:
     """Learn on what `init` writes, as shipped (None) and with other seeds; returns CPU seconds and
     exit code of each."""
     env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
-    env |= {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
+    env["PYTHONPATH"] = str(ROOT)
     found: dict[str, dict[str, Any]] = {}
     for seed in seeds:
         with tempfile.TemporaryDirectory(prefix="tfgrpo-newcomer-") as place:

@@ -318,6 +318,18 @@ def test_first_tokens_follow_the_softmax() -> None:
     assert stats.chisquare(counts[big], scaled).pvalue > 1e-3
 
 
+def test_a_draw_at_the_edge_of_a_block_is_never_a_token_without_mass() -> None:
+    # the mass before the second block rounds to more than what the first block cumulates to
+    logits = torch.full((1, 1024), -torch.inf)
+    for token, value in ((1, -19.648530960083008), (300, 0.0), (301, 1.183720588684082)):
+        logits[0, token] = value
+    logits[0, 600] = -22.52713966369629
+    uniform = torch.tensor([6_183_987 * 2.0**-53], dtype=torch.float64)
+    token, logp = pick(logits, uniform, torch.ones(1))
+    assert int(token) == 300
+    assert torch.allclose(logp, logits[0].log_softmax(-1)[300])
+
+
 def test_picked_tokens_follow_temperature_and_nucleus() -> None:
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0]).expand(20_000, 4)
     uniform = torch.from_numpy(uniforms(range(20_000), 0, 1)[:, 0])
