@@ -22,6 +22,10 @@ from tfgrpo.runtime import redaction
 hypothesis.settings.register_profile("tfgrpo", hypothesis.settings.default, deadline=None)
 hypothesis.settings.load_profile("tfgrpo")
 
+# Tests run beside each other: torch's threads must not take the cores while they wait. Read as
+# torch is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests marked `long` their own limit."""
