@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -61,8 +62,9 @@ def pick(
     mass = wide.new_empty(n, n_blocks * BLOCK)
     mass[:, vocab:] = 0
     shifted = torch.sub(wide, peak, out=mass[:, :vocab])
-    raw_total = None if plain else shifted.exp().sum(-1)
+    raw_total: Tensor | None = None
     if not plain:
+        raw_total = shifted.exp().sum(-1).double()
         shifted *= inv_temperature[:, None]
     shifted.exp_()
     if top_p < 1:
@@ -73,17 +75,17 @@ def pick(
     total = cumulated[:, -1]
     threshold = (uniform * total)[:, None]
     block = (cumulated <= threshold).sum(-1, keepdim=True).clamp_max(n_blocks - 1)
-    before = cumulated.gather(-1, block) - block_mass.gather(-1, block)
+    # the very number that the threshold was found to reach: a difference could round above it
+    before = F.pad(cumulated, (1, 0)).gather(-1, block)
     inside = mass.view(n, n_blocks, BLOCK).gather(1, block[..., None].expand(-1, -1, BLOCK))
     inside = inside.squeeze(1).double()
-    rest = (threshold - before).clamp_min(0)  # rounding must not lead to a token of no mass
-    at = (inside.cumsum(-1) <= rest).sum(-1)
+    at = (inside.cumsum(-1) <= threshold - before).sum(-1)
     last_positive = BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1)
     token = block.squeeze(-1) * BLOCK + torch.minimum(at, last_positive)
     greedy = inv_temperature == 0
     if bool(greedy.any()):
         token = torch.where(greedy, wide.argmax(-1), token)
-    raw_total = total if raw_total is None else raw_total.double()
+    raw_total = total if raw_total is None else raw_total
     logp = (wide.gather(-1, token[:, None]) - peak).squeeze(-1).double() - raw_total.log()
     return token, logp.float()
 

@@ -36,7 +36,7 @@ def test_a_users_choice_stands(given: dict[str, str], set_: dict[str, str]) -> N
     assert given == set_
 
 
-def test_the_command_line_says_so_before_torch_is_loaded() -> None:
+def test_the_command_line_bounds_waiting_before_torch_is_loaded() -> None:
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
     done = subprocess.run(
         [sys.executable, "-c", ASK], capture_output=True, text=True, env=plain, check=True
